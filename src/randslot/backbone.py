@@ -1,0 +1,265 @@
+"""The only file that knows Qwen2.5-VL and Qwen3-VL by name: loading, building, reading content, running.
+
+The backbone is the plain transformers model, held as it is, so its checkpoint keys are those of the hub.
+
+Shapes: B batch, L content tokens, S slots, D hidden dimension.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig
+from safetensors import SafetensorError
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.utils import is_flash_attn_2_available
+
+from .errors import RandSlotError, UsageError
+from .hub import Source, first_line
+
+FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
+
+# Appendix A of the paper, character for character. Queries have no template at all.
+PAGE_PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+IMAGE_TOKEN = "<|image_pad|>"
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    IMAGE_TOKEN,
+    "<|video_pad|>",
+)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A vision-language model with its tokenizer and image processor."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: Qwen2VLImageProcessorPil
+    source: Source
+
+    @property
+    def family(self) -> str:
+        return FAMILIES[self.model.config.model_type]
+
+
+def load_backbone(
+    source: Source, *, dtype: torch.dtype | None = None, attn_implementation: str | None = None
+) -> Backbone:
+    """Load a backbone from the folder of a source, without running any code found there.
+
+    Errors: RandSlotError in one line if it is of another family, or lacks files or weights.
+    """
+    name, folder = source.name, source.folder
+    config = _read_config(source)
+    if config.get("model_type") not in FAMILIES:
+        raise RandSlotError(
+            f"{name} is a {config.get('model_type')!r} model; RandSlot runs on {' and '.join(FAMILIES)}"
+        )
+    try:
+        model, report = AutoModel.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=attn_implementation or _default_attention(),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise RandSlotError(f"cannot load backbone {name}: {first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
+        raise RandSlotError(
+            f"backbone {name} lacks {len(missing)} weights, such as {missing[0]}: it would run with random ones; "
+            "get it again"
+        )
+    return Backbone(_with_linear_patches(model), tokenizer, image_processor, source)
+
+
+def _read_config(source: Source) -> dict[str, Any]:
+    file = Path(str(source.folder), "config.json")
+    if not file.is_file():
+        raise RandSlotError(f"no model in {source.name}: it has no config.json")
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RandSlotError(f"{file} is not valid JSON: {first_line(error)}") from error
+    return config
+
+
+def build_backbone(
+    shape: str,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+) -> Backbone:
+    """Build a backbone with random weights, from the name of a shape in `backbones/` or the path of such a JSON."""
+    blueprint = _read_shape(shape)
+    tokenizer = byte_tokenizer()
+    options = dict(blueprint["config"])
+    token_ids = {
+        "image_token_id": tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    }
+    config = AutoConfig.for_model(options.pop("model_type"), **options, **token_ids)
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if device == "meta" else "cpu"):
+        torch.manual_seed(seed)
+        model = AutoModel.from_config(
+            config,
+            dtype=dtype or torch.float32,
+            attn_implementation=attn_implementation or _default_attention(),
+        )
+    image_processor = Qwen2VLImageProcessorPil(**blueprint["image_processor"])
+    return Backbone(_with_linear_patches(model), tokenizer, image_processor, Source())
+
+
+def _read_shape(shape: str) -> dict[str, Any]:
+    shapes = resources.files("randslot") / "backbones"
+    file = Path(shape) if shape.endswith(".json") else shapes / f"{shape}.json"
+    if not file.is_file():
+        known = ", ".join(sorted(f.name.removesuffix(".json") for f in shapes.iterdir() if f.name.endswith(".json")))
+        raise UsageError(f"unknown backbone shape {shape!r}; known ones: {known}, or the path of a .json file")
+    blueprint: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return blueprint
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """Make a tokenizer of 256 bytes and the special tokens that the prompts need: no file, no download."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIAL_TOKENS[0], eos_token="<|im_end|>", padding_side="left"
+    )
+
+
+def default_lora() -> LoraConfig:
+    """The paper's adapter: rank 16, alpha 32, dropout 0.05 on the language model's q, k, v and o projections."""
+    return LoraConfig(
+        r=16,
+        lora_alpha=32,
+        lora_dropout=0.05,
+        target_modules=r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)",
+    )
+
+
+def _default_attention() -> str:
+    return "flash_attention_2" if torch.cuda.is_available() and is_flash_attn_2_available() else "sdpa"
+
+
+class LinearPatches(nn.Module):
+    """The patch embedding of a backbone as a matrix product.
+
+    Its Conv3d has a stride equal to its kernel and gets patches already cut out, so it is a Linear. The convolution
+    stays below under its own name: weights are stored, loaded and saved as before.
+    """
+
+    def __init__(self, proj: nn.Conv3d) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, patches: Tensor) -> Tensor:
+        weight = self.proj.weight.flatten(1)
+        return F.linear(patches.to(weight.dtype), weight, self.proj.bias)
+
+
+def _with_linear_patches(model: PreTrainedModel) -> PreTrainedModel:
+    proj = model.visual.patch_embed.proj
+    if tuple(proj.stride) != tuple(proj.kernel_size) or any(proj.padding):
+        raise RandSlotError("this backbone's patch embedding overlaps, which no known Qwen-VL model does")
+    model.visual.patch_embed = LinearPatches(proj)
+    return model
+
+
+@dataclass(frozen=True)
+class Content:
+    """An input sequence before or after slots were appended: what the language model gets."""
+
+    embeds_BLD: Tensor
+    mask_BL: Tensor
+    positions_3BL: Tensor
+    visual: dict[str, Any] = field(default_factory=dict)  # where and what Qwen3-VL adds in its first layers
+
+    def append(self, slots_BSD: Tensor) -> Content:
+        """Return this content with slots behind it, at the positions that follow its last one."""
+        num = slots_BSD.shape[1]
+        steps = torch.arange(1, num + 1, device=self.mask_BL.device)
+        visual = dict(self.visual)
+        if visual:
+            visual["visual_pos_masks"] = F.pad(visual["visual_pos_masks"], (0, num), value=False)
+        return Content(
+            torch.cat([self.embeds_BLD, slots_BSD.to(self.embeds_BLD.dtype)], dim=1),
+            F.pad(self.mask_BL, (0, num), value=1),
+            torch.cat([self.positions_3BL, self.positions_3BL[:, :, -1:] + steps], dim=2),
+            visual,
+        )
+
+    def tail(self) -> Content:
+        """Return only the last position, for a step whose earlier ones are in the cache."""
+        return Content(self.embeds_BLD[:, -1:], self.mask_BL, self.positions_3BL[:, :, -1:])
+
+
+def read_content(model: PreTrainedModel, features: dict[str, Tensor]) -> Content:
+    """Embed the tokens and the page image of left-padded features, and place them.
+
+    Positions are computed here for every batch: given only embeddings, a Qwen model reuses those of its last image.
+    """
+    ids, mask = features["input_ids"], features["attention_mask"]
+    embeds = model.get_input_embeddings()(ids)
+    if "pixel_values" not in features:
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return Content(embeds, mask, positions.expand(3, *positions.shape))
+    grid = features["image_grid_thw"]
+    is_visual = ids == model.config.image_token_id
+    positions, _ = model.get_rope_index(
+        ids, mm_token_type_ids=is_visual.int(), image_grid_thw=grid, attention_mask=mask
+    )
+    seen = model.get_image_features(features["pixel_values"], grid, return_dict=True)
+    embeds = embeds.masked_scatter(is_visual[..., None], torch.cat(list(seen.pooler_output)).to(embeds.dtype))
+    visual: dict[str, Any] = {}
+    if deepstack := getattr(seen, "deepstack_features", None):
+        layers: Sequence[Tensor] = [torch.cat(list(layer)) for layer in deepstack]
+        visual = {"visual_pos_masks": is_visual, "deepstack_visual_embeds": layers}
+    return Content(embeds, mask, positions, visual)
+
+
+def run(model: PreTrainedModel, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
+    """Run the language model over a content and return its last hidden states (B, L, D) and its cache."""
+    output = model.language_model(
+        inputs_embeds=content.embeds_BLD,
+        attention_mask=content.mask_BL,
+        position_ids=content.positions_3BL,
+        past_key_values=cache,
+        use_cache=use_cache,
+        **content.visual,
+    )
+    return output.last_hidden_state, output.past_key_values

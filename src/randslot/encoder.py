@@ -1,0 +1,231 @@
+"""Content -> K vectors: the one module of a RandSlot model, as sentence-transformers wants it.
+
+Preprocessing (templates, padding, image size), the choice of slots, and the pass through the backbone.
+
+Shapes: B batch, K vectors, D dimension.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from sentence_transformers.base.modules import InputModule
+from torch import Tensor
+
+from .backbone import IMAGE_TOKEN, PAGE_PROMPT, Backbone, read_content
+from .card import RandSlotCard
+from .errors import RandSlotError, UsageError
+from .hub import find
+from .pages import limit_aspect, open_page
+from .readout import read_once, read_stepwise
+from .slots import STRATEGIES, Sequential, Side, Strategy, Table
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model makes its vectors.
+
+    slots: the strategy it is trained with. inference: what is appended when encoding; by default the same, but zeros
+    after random training, which gives a page the same vectors every time at almost no loss (the paper's RS-Z).
+    query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take.
+    """
+
+    slots: str = "random"
+    inference: str = ""
+    query_vectors: int = 4
+    page_vectors: int = 4
+    visual_tokens: int = 1536
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if not self.inference:
+            object.__setattr__(self, "inference", "zero" if self.slots == "random" else self.slots)
+        for name in ("slots", "inference"):
+            if getattr(self, name) not in STRATEGIES:
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(STRATEGIES)}")
+        if issubclass(STRATEGIES[self.inference], Table) and self.inference != self.slots:
+            raise UsageError(
+                f"inference={self.inference!r} needs stored slots, and a model with slots={self.slots!r} has none"
+            )
+        for name, least in (("query_vectors", 1), ("page_vectors", 1), ("visual_tokens", 4), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+    def vectors(self, side: Side) -> int:
+        """Return the budget of one side."""
+        return self.query_vectors if side == "query" else self.page_vectors
+
+
+class SlotEncoder(InputModule):
+    """A backbone and its slots: turns queries into (B, K, D) and pages into (B, K, D) unit vectors.
+
+    `rows` is how many slots are stored for each side, where it differs from what the budgets need: a model that
+    stores three slots a side can be asked for eight vectors.
+    """
+
+    config_keys: ClassVar[list[str]] = [field.name for field in fields(Settings)]
+
+    def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone.model
+        self.tokenizer = backbone.tokenizer
+        self.image_processor = backbone.image_processor
+        self.source = backbone.source
+        self.family = backbone.family
+        self.settings = settings
+        self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
+        self.slots = self._make_strategy(settings.slots)
+        same = settings.inference == settings.slots
+        self.inference_slots = self.slots if same else self._make_strategy(settings.inference)
+        self._limit_visual_tokens()
+
+    def _make_strategy(self, name: str) -> Strategy:
+        return STRATEGIES[name](self.get_embedding_dimension(), self.rows, self.settings.seed)
+
+    def _limit_visual_tokens(self) -> None:
+        token_area = (self.image_processor.patch_size * self.image_processor.merge_size) ** 2
+        most = self.settings.visual_tokens * token_area
+        # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
+        least = min(self.image_processor.size["shortest_edge"], most // 4)
+        self.image_processor.size = {"shortest_edge": least, "longest_edge": most}
+
+    @property
+    def modalities(self) -> list[Any]:
+        return ["text", "image"]
+
+    @property
+    def max_seq_length(self) -> int:
+        length: int = self.backbone.config.get_text_config().max_position_embeddings
+        return length
+
+    def get_embedding_dimension(self) -> int:
+        dim: int = self.backbone.config.get_text_config().hidden_size
+        return dim
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {key: getattr(self.settings, key) for key in self.config_keys}
+
+    # -- from inputs to features
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None
+    ) -> dict[str, Tensor]:
+        """Turn queries (text) or pages (images or their paths) into left-padded features.
+
+        The side is named by `task` ("query" or "document"); without one, text is a query and an image a page.
+        """
+        items = [_unwrap(item) for item in inputs]
+        if task is None:
+            task = "query" if all(isinstance(item, str) for item in items) else "document"
+        return self._preprocess_queries(items, prompt) if task == "query" else self._preprocess_pages(items, prompt)
+
+    def _preprocess_queries(self, queries: list[Any], prompt: str | None) -> dict[str, Tensor]:
+        for query in queries:
+            if not isinstance(query, str):
+                raise RandSlotError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
+            if not query.strip():
+                raise RandSlotError("empty query: a query needs at least one character that is not a space")
+        texts = [(prompt or "") + query for query in queries]
+        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return self._pad(ids) | {"keys": _keys([query.encode() for query in texts])}
+
+    def _preprocess_pages(self, pages: list[Any], prompt: str | None) -> dict[str, Tensor]:
+        if prompt:
+            raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
+        images = [self._open(page) for page in pages]
+        seen = self.image_processor(images, return_tensors="pt")
+        before, after = (
+            self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in PAGE_PROMPT.split(IMAGE_TOKEN)
+        )
+        counts = (seen["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
+        ids = [before + [self.backbone.config.image_token_id] * count + after for count in counts]
+        keys = _keys([f"{image.size}".encode() + image.tobytes() for image in images])
+        return self._pad(ids) | {
+            "pixel_values": seen["pixel_values"],
+            "image_grid_thw": seen["image_grid_thw"],
+            "keys": keys,
+        }
+
+    def _open(self, page: Any) -> Image.Image:
+        # Above 200:1 the image processor refuses; above 1:visual_tokens it would exceed the limit.
+        return limit_aspect(open_page(page), min(200, self.settings.visual_tokens))
+
+    def _pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
+        return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
+
+    # -- from features to vectors
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `token_embeddings` (B, K, D), unit vectors in float32, and an `attention_mask` (B, K) of ones."""
+        side: Side = "page" if "pixel_values" in features else "query"
+        num = self.settings.vectors(side) - 1
+        strategy = self.slots if self.training else self.inference_slots
+        content = read_content(self.backbone, features)
+        if isinstance(strategy, Sequential):
+            # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
+            cached = not (self.training and self.backbone.is_gradient_checkpointing)
+            vectors = read_stepwise(
+                self.backbone, content, num, lambda _, readout: strategy.step(readout), cached=cached
+            )
+        else:
+            vectors = read_once(self.backbone, content, strategy(side, num, features["keys"]))
+        mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
+        return {"token_embeddings": vectors, "attention_mask": mask}
+
+    # -- files
+
+    def on_model_ready(self, model: Any) -> None:
+        """Give the owning model a card of ours, however it was made."""
+        if not isinstance(model.model_card_data, RandSlotCard):
+            model.model_card_data = RandSlotCard(local_files_only=True)
+            model.model_card_data.register_model(model)
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Write the module into a folder; see `checkpoint.py`."""
+        from .checkpoint import save_encoder
+
+        save_encoder(self, output_path)
+
+    @classmethod
+    def load(
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        model_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> SlotEncoder:
+        """Load what `save` wrote, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
+        from .checkpoint import load_encoder
+
+        options = dict(model_kwargs or {})
+        return load_encoder(
+            find(model_name_or_path, revision),
+            dtype=options.get("dtype"),
+            attn_implementation=options.get("attn_implementation"),
+        )
+
+
+def _unwrap(item: Any) -> Any:
+    """Take {"image": x} and {"text": x}, as mteb sends them, and paths of any kind."""
+    if isinstance(item, Mapping):
+        if len(item) != 1 or not item.keys() <= {"image", "text"}:
+            raise RandSlotError(f"a query is text and a page is an image, but one input has {sorted(item)}")
+        (item,) = item.values()
+    return item if not isinstance(item, os.PathLike) else os.fspath(item)
+
+
+def _keys(contents: list[bytes]) -> Tensor:
+    """Hash each content into one number, the seed of its slots under inference="random"."""
+    digests = [blake2b(content, digest_size=8).digest() for content in contents]
+    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests])

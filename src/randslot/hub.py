@@ -1,0 +1,79 @@
+"""Where model files are: a folder, or a hub repository that is downloaded into the local cache once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from .errors import RandSlotError
+
+# What a model is made of. Python files and pickles in a repository are never even fetched.
+MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.md"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model came from: the name and revision to record, the folder to read. All empty: made in memory."""
+
+    name: str | None = None
+    revision: str | None = None
+    folder: Path | None = None
+
+
+def find(name: str | Path, revision: str | None = None) -> Source:
+    """Find a model by folder or hub id; a hub repository is downloaded unless it is in the cache.
+
+    Errors: RandSlotError in one line if there is no such folder or repository, or no network to get it.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return Source(str(folder.resolve()), None, folder.resolve())
+    if isinstance(name, Path) or not _is_hub_id(name):
+        raise RandSlotError(f"no model found at {name}: not a folder here, and not a hub id like owner/name")
+    commit, offline = _ask_hub(name, revision)
+    try:
+        snapshot = snapshot_download(
+            name,
+            revision=commit or revision,
+            allow_patterns=MODEL_FILES,
+            local_files_only=offline is not None,
+        )
+    except (OSError, HfHubHTTPError) as error:
+        reason = f"not in the local cache, and the hub gave no answer ({offline})" if offline else first_line(error)
+        raise RandSlotError(
+            f"cannot get model {name}: {reason}; check the name and the network, or pass a folder"
+        ) from error
+    return Source(name, Path(snapshot).name, Path(snapshot))
+
+
+def _is_hub_id(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and not name.startswith(".")
+
+
+def _ask_hub(name: str, revision: str | None) -> tuple[str | None, str | None]:
+    """Return the commit that a revision stands for, or why the hub cannot be asked."""
+    try:
+        return HfApi().model_info(name, revision=revision, timeout=10).sha, None
+    except GatedRepoError as error:
+        raise RandSlotError(
+            f"model {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
+        ) from (error)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
+        raise RandSlotError(f"no model {name} {where} on the hub, and no folder of that name here") from error
+    except Exception as error:  # no network, offline mode, a proxy: the cache may still have it
+        return None, first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its kind if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
