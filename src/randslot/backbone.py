@@ -96,6 +96,10 @@ def load_backbone(
             f"backbone {name} lacks {len(missing)} weights, such as {missing[0]}: it would run with random ones; "
             "get it again"
         )
+    # Loaded weights still lie in the mapped file, at odd addresses: another kernel, other last bits, and a model that
+    # is saved over its own folder would pull the ground from under itself.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return Backbone(_with_linear_patches(model), tokenizer, image_processor, source)
 
 
@@ -128,6 +132,7 @@ def build_backbone(
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
+    options["text_config"] = options["text_config"] | {"bos_token_id": None, "eos_token_id": None}
     config = AutoConfig.for_model(options.pop("model_type"), **options, **token_ids)
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device == "meta" else "cpu"):
         torch.manual_seed(seed)

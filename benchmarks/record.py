@@ -1,0 +1,80 @@
+"""Shared by the benchmarks: time several ways in one run, print one table, keep the rows with what made them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Time each way `repeats` times, in turns so that a busy moment hits all of them; return median seconds."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if repeat:  # the first round warms up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a Markdown table."""
+    heads = list(rows[0])
+    lines = [heads, ["---"] * len(heads), *[[_show(row[head]) for head in heads] for row in rows]]
+    for line in lines:
+        print("| " + " | ".join(line) + " |")
+
+
+def _show(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def keep(name: str, rows: list[dict[str, Any]]) -> None:
+    """Write rows to results/NAME.json with the command, commit and machine that made them."""
+    record = {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": _commit(),
+        "machine": machine(),
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"\nkept in results/{name}.json")
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine: processor, cores, GPU, versions."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _commit() -> str:
+    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    return answer.stdout.strip() or "unknown"

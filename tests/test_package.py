@@ -1,0 +1,88 @@
+"""The shape of the project: public names, import direction, documentation that runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import randslot
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "randslot"
+
+# Imports point to the left only.
+ORDER = ["errors", "slots", "pages", "hub", "backbone", "readout", "card", "encoder", "checkpoint", "model"]
+
+
+def test_public_names():
+    assert randslot.__all__ == [
+        "RandSlotError",
+        "Settings",
+        "SlotEncoder",
+        "UsageError",
+        "__version__",
+        "load",
+        "tiny",
+        "untrained",
+    ]
+    for name in randslot.__all__:
+        assert getattr(randslot, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = randslot.lode
+
+
+def imports_at_the_top(file: Path) -> set[str]:
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module}
+
+
+def test_every_file_has_its_place_and_imports_point_one_way():
+    files = {file.stem: file for file in SOURCE.glob("*.py") if file.stem != "__init__"}
+    assert set(files) == set(ORDER)
+    for name, file in files.items():
+        for imported in imports_at_the_top(file):
+            assert ORDER.index(imported) < ORDER.index(name), f"{name} imports {imported}"
+
+
+def test_only_one_file_knows_the_backbones_by_name():
+    for file in SOURCE.glob("*.py"):
+        if file.stem != "backbone":
+            code = ast.parse(file.read_text(encoding="utf-8"))
+            names = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+            assert not [name for name in names if "qwen" in name.lower()], file
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, randslot; print([m for m in ('torch', 'transformers', 'PIL') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def python_blocks(file: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/guide.md"])
+def test_the_examples_in_the_docs_run(file, tmp_path, monkeypatch):
+    """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
+    from conftest import noise
+
+    monkeypatch.chdir(tmp_path)
+    noise(100, 140).save("page.png")
+    names: dict[str, object] = {}
+    blocks = [block for block in python_blocks(ROOT / file) if not block.startswith("# needs the hub")]
+    assert blocks
+    for block in blocks:
+        exec(compile(block, file, "exec"), names)
+
+
+def test_the_first_example_runs():
+    answer = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "first_steps.py")], capture_output=True, text=True, check=True
+    )
+    assert "4 vectors" in answer.stdout
