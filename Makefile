@@ -18,6 +18,7 @@ check: $(READY)
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/encoding.py
+	$(BIN)/python benchmarks/training.py
 
 # torch first and pinned: a looser wish for it would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -41,6 +44,15 @@ def lively(model: MultiVectorEncoder) -> MultiVectorEncoder:
 
 def make(family: str, **options: object) -> MultiVectorEncoder:
     return lively(randslot.tiny(family, seed=0, **options))
+
+
+@contextmanager
+def safe_half_precision() -> Iterator[None]:
+    """Compute without oneDNN, whose half-precision kernels kill the process on some CPUs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

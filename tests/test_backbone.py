@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModel
 
 import randslot
-from conftest import make
+from conftest import make, safe_half_precision
 from randslot.backbone import byte_tokenizer
 
 REAL = {
@@ -65,4 +66,13 @@ def test_default_lora_is_the_papers(family):
 def test_adapters_train_in_float32_on_a_half_precision_backbone(family):
     model = make(family, lora=True, dtype="bfloat16")
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    assert model.encode_query("tax").dtype == torch.float32
+    with safe_half_precision():
+        assert model.encode_query("tax").dtype == torch.float32
+
+
+def test_an_adapter_on_the_patch_embedding_trains(family, pages):
+    model = make(family, lora=LoraConfig(r=4, target_modules=["patch_embed.proj"], init_lora_weights=False)).train()
+    model(model.preprocess(pages, task="document"))["token_embeddings"].sum().backward()
+    adapter = [p for name, p in model.named_parameters() if "patch_embed" in name and "lora_" in name]
+    assert len(adapter) == 2
+    assert all(p.grad.abs().sum() > 0 for p in adapter)

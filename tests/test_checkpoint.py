@@ -85,6 +85,72 @@ def test_the_revision_of_a_hub_backbone_is_recorded(tmp_path, family):
         assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
 
 
+def test_the_recorded_revision_is_what_gets_loaded(tmp_path, family, monkeypatch):
+    """The hub's main branch has moved on to other weights since the adapter was trained."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "cache" / "models--owner--backbone"
+    (repository / "refs").mkdir(parents=True)
+    for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
+        (repository / "refs" / "main").write_text(commit)
+        encoder = randslot.tiny(family, seed=seed)[0]
+        for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
+            part.save_pretrained(repository / "snapshots" / commit)
+        if seed == 0:
+            model = randslot.load("owner/backbone", lora=True)
+            model.save_pretrained(str(tmp_path / "model"))
+    assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
+    assert not torch.allclose(vectors(randslot.load("owner/backbone")), vectors(model), atol=1e-3)
+
+
+def test_tokenizer_and_image_settings_are_read_from_the_saved_model(backbone, tmp_path):
+    model = randslot.load(backbone, lora=True)
+    model[0].image_processor.image_mean = [0.1, 0.2, 0.3]
+    model.save_pretrained(str(tmp_path / "model"))
+    again = randslot.load(tmp_path / "model")
+    assert torch.equal(vectors(again), vectors(model))
+    assert not torch.allclose(vectors(again), vectors(randslot.load(backbone)), atol=1e-3)
+    (tmp_path / "model" / "preprocessor_config.json").unlink()
+    with pytest.raises(RandSlotError, match=r"lacks preprocessor_config\.json"):
+        randslot.load(tmp_path / "model")
+
+
+def test_a_small_visual_limit_can_be_raised_again(tmp_path):
+    shape = json.loads((Path(randslot.__file__).parent / "backbones" / "qwen3-vl-tiny.json").read_text())
+    shape["image_processor"]["size"]["shortest_edge"] = 65536  # as in the real 4B
+    (tmp_path / "shape.json").write_text(json.dumps(shape))
+    small = randslot.untrained(str(tmp_path / "shape.json"), visual_tokens=64)
+    small.save_pretrained(str(tmp_path / "model"))
+    raised = randslot.load(tmp_path / "model", visual_tokens=1536)
+    assert torch.equal(vectors(raised), vectors(randslot.untrained(str(tmp_path / "shape.json"))))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa"),
+        LoraConfig(target_modules=["q_proj"], modules_to_save=["merger"]),
+        LoraConfig(target_modules=["q_proj"], use_dora=True),
+        LoraConfig(target_modules=["embed_tokens", "q_proj"]),
+    ],
+    ids=["pissa", "modules_to_save", "dora", "embeddings"],
+)
+def test_other_adapters_on_a_backbone_built_in_memory(config, tmp_path):
+    model = stir(randslot.tiny("qwen3-vl", lora=config))
+    model.save_pretrained(str(tmp_path / "model"))
+    again = randslot.load(tmp_path / "model")
+    assert torch.allclose(vectors(again), vectors(model), atol=1e-6)
+    again.save_pretrained(str(tmp_path / "copy"))
+    assert torch.equal(vectors(randslot.load(tmp_path / "copy")), vectors(again))
+
+
+def test_an_adapter_under_another_name_is_saved_too(backbone, tmp_path):
+    model = randslot.load(backbone)
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]), adapter_name="mine")
+    stir(model).save_pretrained(str(tmp_path / "model"))
+    assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
+
+
 def test_a_hub_id_that_cannot_be_had_is_one_line():
     with pytest.raises(RandSlotError, match="cannot get model owner/nothing: not in the local cache") as caught:
         randslot.load("owner/nothing")
@@ -149,6 +215,7 @@ def test_an_adapter_can_be_added_to_a_saved_full_model(tmp_path):
 
 def test_an_adapter_keeps_training_after_loading(tmp_path):
     make("qwen3-vl", lora=True).save_pretrained(str(tmp_path / "model"))
+    edit(tmp_path / "model" / "adapter_config.json", lambda c: c.update(inference_mode=True))  # as PEFT saves it
     trainable = [name for name, p in randslot.load(tmp_path / "model").named_parameters() if p.requires_grad]
     assert len(trainable) == 2 * 4 * 2
     assert all("lora_" in name for name in trainable)
@@ -159,8 +226,10 @@ def test_saving_over_another_model_leaves_nothing_of_it(tmp_path):
     model = make("qwen3-vl", slots="zero")
     model.save_pretrained(str(tmp_path / "model"))
     names = {file.name for file in (tmp_path / "model").iterdir()}
-    assert not names & {"slots.safetensors", "adapter_model.safetensors", "adapter_config.json"}
+    assert not names & {"slots.safetensors", "adapter_model.safetensors", "adapter_config.json", "backbone"}
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
+    make("qwen3-vl", lora=True).save_pretrained(str(tmp_path / "model"))
+    assert not {file.name for file in (tmp_path / "model").iterdir()} & {"model.safetensors", "config.json"}
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -182,7 +251,7 @@ def test_a_moved_backbone_is_missed_by_name_and_can_be_named(backbone, tmp_path)
     model = stir(randslot.load(backbone, lora=True))
     model.save_pretrained(str(tmp_path / "model"))
     shutil.move(backbone, tmp_path / "elsewhere")
-    with pytest.raises(RandSlotError, match=f"needs its backbone: no model found at {backbone}"):
+    with pytest.raises(RandSlotError, match=f"needs its backbone: no model found at '{backbone}'"):
         randslot.load(tmp_path / "model")
     assert torch.equal(vectors(randslot.load(tmp_path / "model", backbone=tmp_path / "elsewhere")), vectors(model))
 
@@ -235,7 +304,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: edit_tensors(p / "adapter_model.safetensors", cut),
         r"adapter of .*: .* has shape \(1, .*but this backbone and budget need",
     ),
-    "table shape": (lambda p: edit_tensors(p / "slots.safetensors", cut), "slot tables of .*: page.weight has shape"),
+    "table shape": (lambda p: edit_tensors(p / "slots.safetensors", cut), "slot tables of .*: tables.weight has shape"),
     "table count": (
         lambda p: edit(p / "randslot.json", lambda c: c["stored"].update(page=5)),
         "slot tables of .*shape",
@@ -260,7 +329,37 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "format": (lambda p: edit(p / "randslot.json", lambda c: c.update(format=99)), "has format 99"),
     "not JSON": (lambda p: (p / "randslot.json").write_text("{"), "randslot.json is not valid JSON"),
-    "missing setting": (lambda p: edit(p / "randslot.json", lambda c: c.pop("seed")), "randslot.json lacks seed"),
+    "missing setting": (lambda p: edit(p / "randslot.json", lambda c: c.pop("seed")), "randslot.json of .* lacks seed"),
+    "config is a list": (lambda p: (p / "randslot.json").write_text("[]"), "randslot.json holds no JSON object"),
+    "no reference": (
+        lambda p: edit(p / "randslot.json", lambda c: c.update(backbone=None)),
+        "backbone must have family",
+    ),
+    "slots is a list": (lambda p: edit(p / "randslot.json", lambda c: c.update(slots=[])), "slots=.. is not one of"),
+    "stored is empty": (
+        lambda p: edit(p / "randslot.json", lambda c: c.update(stored={})),
+        "stored must count the slots",
+    ),
+    "stored is negative": (
+        lambda p: edit(p / "randslot.json", lambda c: c["stored"].update(page=-1)),
+        "stored must count the slots",
+    ),
+    "unknown setting": (lambda p: edit(p / "randslot.json", lambda c: c.update(extra=1)), "unknown setting 'extra'"),
+    "adapter config": (lambda p: (p / "adapter_config.json").write_text("{"), "has a broken adapter_config.json"),
+    "adapter type": (
+        lambda p: edit(p / "adapter_config.json", lambda c: c.update(peft_type="FOO")),
+        "has a broken adapter_config.json",
+    ),
+    "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "cannot load the tokenizer or image processor"),
+    "tokenizer settings": (lambda p: (p / "tokenizer_config.json").write_text("[]"), "holds no JSON object"),
+    "backbone shape": (
+        lambda p: edit_tensors(p / "backbone/model.safetensors", cut),
+        "cannot load backbone",
+    ),
+    "foreign backbone weight": (
+        lambda p: edit_tensors(p / "backbone/model.safetensors", lambda t: t.update(extra=torch.zeros(1))),
+        "has 1 weights that fit nothing here, such as extra",
+    ),
     "bad setting": (
         lambda p: edit(p / "randslot.json", lambda c: c.update(page_vectors=0)),
         "page_vectors must be a whole number of at least 1",
@@ -280,6 +379,12 @@ def test_what_does_not_fit_is_refused_in_one_line(case, tmp_path):
 
 def test_a_backbone_of_another_size_or_family_is_refused(tmp_path):
     make("qwen3-vl", lora=True).save_pretrained(str(tmp_path / "model"))
+    shape = json.loads((Path(randslot.__file__).parent / "backbones" / "qwen3-vl-tiny.json").read_text())
+    shape["config"]["text_config"]["num_hidden_layers"] = 3
+    (tmp_path / "deeper.json").write_text(json.dumps(shape))
+    randslot.untrained(str(tmp_path / "deeper.json")).save_pretrained(str(tmp_path / "deeper"))
+    with pytest.raises(RandSlotError, match=r"adapter of .*: 8 weights are missing, such as language_model.layers.2"):
+        randslot.load(tmp_path / "model", backbone=tmp_path / "deeper")
     lively(randslot.tiny("qwen2.5-vl")).save_pretrained(str(tmp_path / "other"))
     with pytest.raises(RandSlotError, match=r"was trained on a qwen3-vl backbone, but .*other is qwen2.5-vl"):
         randslot.load(tmp_path / "model", backbone=tmp_path / "other")
@@ -288,7 +393,8 @@ def test_a_backbone_of_another_size_or_family_is_refused(tmp_path):
 def test_wrong_uses_of_load_are_one_line(tmp_path):
     make("qwen3-vl").save_pretrained(str(tmp_path / "model"))
     for options, message in (
-        ({"slots": "learned"}, "was trained with slots='random'"),
+        ({"slots": "learned"}, "is trained with slots='random'"),
+        ({"revision": "main"}, "revision='main' goes with a hub id"),
         ({"backbone": "owner/backbone"}, "holds all its weights"),
         ({"inference": "fixed"}, "needs stored slots"),
     ):

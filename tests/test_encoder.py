@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder
+from tokenizers.processors import TemplateProcessing
 
 import randslot
-from conftest import lively, make
+from conftest import make, safe_half_precision
 from randslot.backbone import PAGE_PROMPT, read_content
 from randslot.errors import RandSlotError, UsageError
 
@@ -56,8 +57,7 @@ def test_visual_tokens_never_exceed_their_limit(family, limit):
     encoder = make(family, visual_tokens=limit)[0]
     sizes = [(1, 1), (3, 900), (900, 2), (1, 5000), (40, 4000), (700, 500), (2000, 1900), (57, 13)]
     for width, height in sizes:
-        image = encoder._open(Image.new("RGB", (width, height)))
-        grid = encoder.image_processor([image], return_tensors="pt")["image_grid_thw"][0]
+        grid = encoder.preprocess([Image.new("RGB", (width, height))], task="document")["image_grid_thw"]
         assert 1 <= grid.prod() // 4 <= limit, (width, height)
 
 
@@ -104,7 +104,7 @@ def test_a_large_budget_contains_every_smaller_one(family, strategy, pages, quer
     encoder = model[0]
 
     def encode(budget: int) -> list[torch.Tensor]:
-        encoder.settings = replace(encoder.settings, query_vectors=budget, page_vectors=budget)
+        encoder.use(query_vectors=budget, page_vectors=budget)
         return model.encode_document(pages) + model.encode_query(queries)
 
     eight = encode(8)
@@ -146,10 +146,36 @@ def test_random_inference_is_reproducible_whatever_the_batch(pages, queries):
     again = make("qwen3-vl", inference="random").encode_query(queries, batch_size=2)
     for a, b in zip(model.encode_query(queries), again, strict=True):
         assert close(a, b)
-    other_seed = lively(randslot.tiny("qwen3-vl", inference="random", seed=0))
-    other_seed[0].inference_slots.seed = 1
-    assert not close(other_seed.encode_query(queries)[0], again[0])
+    model[0].use(seed=1)
+    assert not close(model.encode_query(queries)[0], again[0])
     assert not close(make("qwen3-vl").encode_query(queries)[0], again[0])
+
+
+def test_settings_of_a_model_in_use_change_what_it_does(pages):
+    model = make("qwen3-vl", slots="random")
+    zero = model.encode_document(pages[1])
+    model[0].use(inference="random", page_vectors=6)
+    assert model.encode_document(pages[1]).shape == (6, 64)
+    assert not close(model.encode_document(pages[1])[:4], zero)
+    model[0].use(inference="zero", page_vectors=4, visual_tokens=4)
+    assert not close(model.encode_document(pages[1]), zero)
+    model[0].use(visual_tokens=1536)
+    assert close(model.encode_document(pages[1]), zero)
+    with pytest.raises(UsageError, match="this model is trained with slots='random'"):
+        model[0].use(slots="zero")
+    with pytest.raises(UsageError, match="unknown setting 'vectors'; known ones: inference, page_vectors"):
+        model[0].use(vectors=3)
+
+
+def test_queries_stay_raw_with_a_tokenizer_that_adds_tokens(queries):
+    encoder = make("qwen3-vl")[0]
+    expected = encoder.preprocess(queries, task="query")["input_ids"]
+    template = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 257), ("<|im_end|>", 258)]
+    )
+    encoder.tokenizer.backend_tokenizer.post_processor = template
+    assert len(encoder.tokenizer("x")["input_ids"]) == 3
+    assert torch.equal(encoder.preprocess(queries, task="query")["input_ids"], expected)
 
 
 def test_training_resamples_at_every_encoding(pages):
@@ -164,7 +190,8 @@ def test_training_resamples_at_every_encoding(pages):
 def test_vectors_are_unit_length_in_float32_whatever_the_compute_type(family, dtype, pages, queries):
     model = make(family, dtype=dtype)
     assert model.dtype == getattr(torch, dtype)
-    vectors = torch.stack(model.encode_query(queries) + model.encode_document(pages))
+    with safe_half_precision():
+        vectors = torch.stack(model.encode_query(queries) + model.encode_document(pages))
     assert vectors.dtype == torch.float32
     assert (vectors.norm(dim=-1) - 1).abs().max() < 1e-6
 
@@ -179,6 +206,11 @@ def test_similarity_is_maxsim(pages, queries):
         for j in range(3):
             expected = sum(max(float(a @ b) for b in p[j]) for a in q[i])
             assert scores[i, j].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_broken_characters_in_a_query_are_named():
+    with pytest.raises(RandSlotError, match="broken characters"):
+        make("qwen3-vl").encode_query("tax \ud83d")
 
 
 @pytest.mark.parametrize("query", ["", "   ", "\n"])
@@ -220,6 +252,10 @@ def test_inputs_as_dicts_paths_and_without_a_side(tmp_path, pages):
         ({"page_vectors": 2.5}, "page_vectors must be a whole number"),
         ({"visual_tokens": 3}, "visual_tokens must be a whole number of at least 4"),
         ({"dtype": "int8"}, "dtype='int8' is not a floating point type"),
+        ({"seed": 2**64}, "seed must be a whole number"),
+        ({"lora": "yes"}, "lora takes True, False or a PEFT config, not 'yes'"),
+        ({"lora": LoraConfig(target_modules=["q_porj"])}, "cannot add this adapter: Target modules"),
+        ({"attn_implementation": "nope"}, "cannot build qwen3-vl-tiny"),
     ],
 )
 def test_wrong_options_are_one_line(options, message):

@@ -9,6 +9,7 @@ from PIL import Image
 from conftest import make, noise
 from randslot.errors import RandSlotError
 from randslot.pages import limit_aspect, open_page
+from randslot_pdf import write_pdf
 
 
 def gradient(width: int = 40, height: int = 30) -> np.ndarray:
@@ -44,6 +45,11 @@ def test_modes_show_the_same_picture(mode):
 def test_sixteen_bit_gray_is_scaled_not_clipped(suffix, tmp_path):
     Image.fromarray(gradient().astype(np.uint16) * 257).save(tmp_path / f"page.{suffix}")
     assert_gray(open_page(tmp_path / f"page.{suffix}"))
+
+
+def test_twelve_bits_in_a_sixteen_bit_file(tmp_path):
+    Image.fromarray((gradient().astype(np.int32) * 4095 // 255).astype(np.uint16)).save(tmp_path / "scan.tiff")
+    assert_gray(open_page(tmp_path / "scan.tiff"))
 
 
 def test_float_gray_between_zero_and_one():
@@ -120,8 +126,58 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
         open_page(tmp_path / "bomb.png")
 
 
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("", "page image not found: ''"),
+        ("x" * 5000, "page image not found: 'xxx"),
+        ("line one\nline two", r"page image not found: 'line one\\nline two'"),
+        ("http://example.com/a.png", "page image not found: http://example.com/a.png"),
+        (Image.new("RGB", (0, 0)), "empty page image, 0x0 pixels"),
+    ],
+)
+def test_things_that_are_no_pages_are_one_line(page, message):
+    with pytest.raises(RandSlotError, match=message) as caught:
+        open_page(page)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_folder_and_a_number_are_no_pages(tmp_path):
     with pytest.raises(RandSlotError, match="page image not found"):
         open_page(tmp_path)
     with pytest.raises(RandSlotError, match="must be an image or the path of one, not int"):
         open_page(7)
+
+
+def test_a_page_of_a_pdf_is_rendered_at_the_size_asked_for(tmp_path):
+    write_pdf(tmp_path / "größer.pdf", 3, [])
+    page = open_page(f"{tmp_path / 'größer.pdf'}#page=2", pixels=56_000)
+    assert page.size == (200, 280)
+    assert page.mode == "RGB"
+    assert np.asarray(page).min() < 50 < 250 < np.asarray(page).max()
+    assert make("qwen3-vl").encode_document(f"{tmp_path / 'größer.pdf'}#page=3").shape == (4, 64)
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("ok.pdf#page=4", "has 3 pages, so there is no page 4"),
+        ("ok.pdf#page=0", "there is no page 0"),
+        ("ok.pdf", r"has pages: name one, as in ok\.pdf#page=1"),
+        ("gone.pdf#page=1", "PDF not found"),
+        ("torn.pdf#page=1", "cannot read page 1 of"),
+    ],
+)
+def test_wrong_pdf_pages_are_one_line(page, message, tmp_path):
+    write_pdf(tmp_path / "ok.pdf", 3, [])
+    (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 torn")
+    with pytest.raises(RandSlotError, match=message) as caught:
+        open_page(tmp_path / page)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_page_as_bytes(tmp_path):
+    noise(30, 20).save(tmp_path / "page.png")
+    assert open_page((tmp_path / "page.png").read_bytes()).tobytes() == noise(30, 20).tobytes()
+    with pytest.raises(RandSlotError, match="not an image that can be read: of 4 bytes"):
+        open_page(b"junk")

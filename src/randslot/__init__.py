@@ -9,16 +9,20 @@ if TYPE_CHECKING:
     from .encoder import Settings, SlotEncoder
     from .errors import RandSlotError, UsageError
     from .model import load, tiny, untrained
+    from .training.recipe import Recipe
+    from .training.run import train
 
 __version__ = "0.1.0"
 __all__ = [
     "RandSlotError",
+    "Recipe",
     "Settings",
     "SlotEncoder",
     "UsageError",
     "__version__",
     "load",
     "tiny",
+    "train",
     "untrained",
 ]
 
@@ -27,8 +31,10 @@ _HOMES = {
     "Settings": "encoder",
     "SlotEncoder": "encoder",
     "UsageError": "errors",
+    "Recipe": "training.recipe",
     "load": "model",
     "tiny": "model",
+    "train": "training.run",
     "untrained": "model",
 }
 

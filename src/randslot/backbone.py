@@ -7,7 +7,6 @@ Shapes: B batch, L content tokens, S slots, D hidden dimension.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig
-from safetensors import SafetensorError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
@@ -32,7 +30,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available
 
 from .errors import RandSlotError, UsageError
-from .hub import Source, first_line
+from .hub import Source, first_line, read_json
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 
@@ -58,6 +56,7 @@ class Backbone:
     tokenizer: PreTrainedTokenizerBase
     image_processor: Qwen2VLImageProcessorPil
     source: Source
+    bare: dict[str, Tensor] = field(default_factory=dict)  # weights below an adapter, where no folder has them
 
     @property
     def family(self) -> str:
@@ -69,17 +68,17 @@ def load_backbone(
 ) -> Backbone:
     """Load a backbone from the folder of a source, without running any code found there.
 
-    Errors: RandSlotError in one line if it is of another family, or lacks files or weights.
+    Errors: RandSlotError in one line if it is of another family, lacks weights or has foreign ones, or is broken.
     """
-    name, folder = source.name, source.folder
-    config = _read_config(source)
-    if config.get("model_type") not in FAMILIES:
-        raise RandSlotError(
-            f"{name} is a {config.get('model_type')!r} model; RandSlot runs on {' and '.join(FAMILIES)}"
-        )
+    name, file = source.name, Path(str(source.folder), "config.json")
+    if not file.is_file():
+        raise RandSlotError(f"no model in {name}: it has no {file.name}")
+    family = read_json(file).get("model_type")
+    if family not in FAMILIES:
+        raise RandSlotError(f"{name} is a {family!r} model; RandSlot runs on {' and '.join(FAMILIES)}")
     try:
         model, report = AutoModel.from_pretrained(
-            folder,
+            source.folder,
             dtype=dtype,
             attn_implementation=attn_implementation or _default_attention(),
             use_safetensors=True,
@@ -87,31 +86,40 @@ def load_backbone(
             local_files_only=True,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except Exception as error:  # transformers and safetensors fail on broken files in many ways
         raise RandSlotError(f"cannot load backbone {name}: {first_line(error)}") from error
-    if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
+    if missing := sorted(report["missing_keys"]):
         raise RandSlotError(
             f"backbone {name} lacks {len(missing)} weights, such as {missing[0]}: it would run with random ones; "
             "get it again"
         )
+    # A language model head is the one thing that a backbone has beyond what is needed here.
+    if foreign := sorted(key for key in report["unexpected_keys"] if not key.startswith("lm_head.")):
+        raise RandSlotError(f"backbone {name} has {len(foreign)} weights that fit nothing here, such as {foreign[0]}")
     # Loaded weights still lie in the mapped file, at odd addresses: another kernel, other last bits, and a model that
     # is saved over its own folder would pull the ground from under itself.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
-    return Backbone(_with_linear_patches(model), tokenizer, image_processor, source)
+    return Backbone(_with_linear_patches(model), *load_processors(source), source)
 
 
-def _read_config(source: Source) -> dict[str, Any]:
-    file = Path(str(source.folder), "config.json")
-    if not file.is_file():
-        raise RandSlotError(f"no model in {source.name}: it has no config.json")
+def load_processors(source: Source) -> tuple[PreTrainedTokenizerBase, Qwen2VLImageProcessorPil]:
+    """Load the tokenizer and the image processor from the folder of a source.
+
+    Errors: RandSlotError in one line if one is missing or broken.
+    """
+    for filename in ("tokenizer_config.json", "preprocessor_config.json"):
+        file = Path(str(source.folder), filename)
+        if not file.is_file():
+            raise RandSlotError(f"{source.name} lacks {filename}")
+        read_json(file)
     try:
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RandSlotError(f"{file} is not valid JSON: {first_line(error)}") from error
-    return config
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+        image_processor = Qwen2VLImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
+    except Exception as error:  # their files can be broken in many ways
+        message = first_line(error).rstrip(": ")
+        raise RandSlotError(f"cannot load the tokenizer or image processor of {source.name}: {message}") from error
+    return tokenizer, image_processor
 
 
 def build_backbone(
@@ -136,11 +144,11 @@ def build_backbone(
     config = AutoConfig.for_model(options.pop("model_type"), **options, **token_ids)
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device == "meta" else "cpu"):
         torch.manual_seed(seed)
-        model = AutoModel.from_config(
-            config,
-            dtype=dtype or torch.float32,
-            attn_implementation=attn_implementation or _default_attention(),
-        )
+        try:
+            attention = attn_implementation or _default_attention()
+            model = AutoModel.from_config(config, dtype=dtype or torch.float32, attn_implementation=attention)
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"cannot build {shape}: {first_line(error)}") from error
     image_processor = Qwen2VLImageProcessorPil(**blueprint["image_processor"])
     return Backbone(_with_linear_patches(model), tokenizer, image_processor, Source())
 
@@ -151,7 +159,9 @@ def _read_shape(shape: str) -> dict[str, Any]:
     if not file.is_file():
         known = ", ".join(sorted(f.name.removesuffix(".json") for f in shapes.iterdir() if f.name.endswith(".json")))
         raise UsageError(f"unknown backbone shape {shape!r}; known ones: {known}, or the path of a .json file")
-    blueprint: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    blueprint = read_json(Path(str(file)))
+    if {"config", "image_processor"} - blueprint.keys():
+        raise UsageError(f"{file} is no backbone shape: it needs config and image_processor")
     return blueprint
 
 
@@ -167,14 +177,10 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     )
 
 
-def default_lora() -> LoraConfig:
+def default_lora(rank: int = 16, alpha: int = 32, dropout: float = 0.05) -> LoraConfig:
     """The paper's adapter: rank 16, alpha 32, dropout 0.05 on the language model's q, k, v and o projections."""
-    return LoraConfig(
-        r=16,
-        lora_alpha=32,
-        lora_dropout=0.05,
-        target_modules=r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)",
-    )
+    targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)"
+    return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
 
 
 def _default_attention() -> str:
@@ -193,8 +199,12 @@ class LinearPatches(nn.Module):
         self.proj = proj
 
     def forward(self, patches: Tensor) -> Tensor:
-        weight = self.proj.weight.flatten(1)
-        return F.linear(patches.to(weight.dtype), weight, self.proj.bias)
+        weight = self.proj.weight
+        patches = patches.to(weight.dtype)
+        if type(self.proj) is nn.Conv3d:
+            return F.linear(patches, weight.flatten(1), self.proj.bias)
+        adapted: Tensor = self.proj(patches.view(-1, *weight.shape[1:]))  # an adapter sits on it
+        return adapted.flatten(1)
 
 
 def _with_linear_patches(model: PreTrainedModel) -> PreTrainedModel:

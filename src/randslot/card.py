@@ -25,6 +25,15 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
         """Run nothing: the card's example is fixed."""
         self.usage_examples: list[Any] = []
 
+    def set_widget_examples(self, dataset: Any) -> None:
+        """Take no examples: they would be decoded pages."""
+
+    def extract_dataset_metadata(
+        self, dataset: Any, dataset_metadata: list[dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> list[dict[str, Any]]:
+        """Note the number of pairs only: statistics would encode queries as pages."""
+        return [{"name": "Pairs of query and page", "size": len(dataset)}] if dataset else dataset_metadata
+
     def get_default_model_name(self) -> str:
         return "RandSlot model"
 
@@ -34,6 +43,11 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
         return metadata | {
             "settings": encoder.get_config_dict(),
             "family": encoder.family,
-            "backbone": encoder.source.name or "built in memory",
+            "backbone": _short(encoder.source.name),
             "revision": encoder.source.revision or "not recorded",
         }
+
+
+def _short(name: str | None) -> str:
+    """Return a backbone's name as a card shows it: no folders of this machine."""
+    return "built in memory" if name is None else Path(name).name if Path(name).is_absolute() else name

@@ -1,17 +1,18 @@
 """The files of a saved model: what `save_pretrained` writes and `load` reads, strictly.
 
-randslot.json               settings, stored slots, which backbone
+randslot.json               settings, how many slots are stored, which backbone
 slots.safetensors           the slot tables (fixed and learned strategies only)
-adapter_model.safetensors   with LoRA: the adapter alone, as PEFT writes it, and adapter_config.json
-model.safetensors           without LoRA: all weights, as transformers writes them, and config.json
-backbone/                   with LoRA on a backbone that was built in memory: its weights
-tokenizer and preprocessor files
+adapter_model.safetensors   with an adapter: it alone, as PEFT writes it, and adapter_config.json
+model.safetensors           without one: all weights, as transformers writes them, and config.json
+backbone/                   with an adapter on a backbone that was built in memory: its weights
+tokenizer and image processor files
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .backbone import Backbone, load_backbone
-from .encoder import Settings, SlotEncoder
+from .backbone import Backbone, load_backbone, load_processors
 from .errors import RandSlotError, UsageError
-from .hub import Source, find, first_line
-from .slots import Table
+from .hub import Source, find, first_line, read_json
+from .slots import SIDES, Side
 
 FORMAT = 1
 CONFIG = "randslot.json"
@@ -37,82 +37,116 @@ INNER_BACKBONE = "backbone"
 PEFT_PREFIX = "base_model.model."
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a model folder holds: a backbone with its adapter in place, settings, slot counts and tables."""
+
+    backbone: Backbone
+    settings: dict[str, Any]
+    rows: dict[Side, int]
+    tables: dict[str, Tensor]
+
+
 def has_adapter(model: PreTrainedModel) -> bool:
     """Whether a PEFT adapter sits in this backbone."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def add_adapter(model: PreTrainedModel, config: PeftConfig, seed: int) -> None:
-    """Put a fresh adapter into the backbone, the same for the same seed, trainable in float32."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.add_adapter(config)
-    for parameter in model.parameters():
+def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
+    """Put a fresh adapter into the backbone, the same for the same seed, trainable in float32.
+
+    Errors: UsageError if the adapter fits nothing in this backbone.
+    """
+    if not isinstance(config, PeftConfig):
+        raise UsageError(f"lora takes True, False or a PEFT config, not {config!r}")
+    if has_adapter(backbone.model):
+        raise RandSlotError("this model has an adapter already; leave lora out to go on with it")
+    bare = dict(backbone.model.state_dict()) if backbone.source.folder is None else {}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            backbone.model.add_adapter(config)
+    except Exception as error:  # whatever PEFT does not like about it
+        raise UsageError(f"cannot add this adapter: {first_line(error)}") from error
+    for parameter in backbone.model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
+    return replace(backbone, bare=bare)
 
 
-def save_encoder(encoder: SlotEncoder, folder: str) -> None:
-    """Write an encoder's files into a folder that exists; what an earlier model left there is replaced."""
-    path = Path(folder)
-    adapter = has_adapter(encoder.backbone)
-    home = encoder.source
+def save_files(
+    path: Path, backbone: Backbone, settings: dict[str, Any], rows: dict[Side, int], tables: dict[str, Tensor]
+) -> None:
+    """Write a model's files into a folder that exists; what an earlier model left there is replaced."""
+    adapter = has_adapter(backbone.model)
+    home = backbone.source
     if adapter and home.folder == path.resolve():
-        raise RandSlotError(f"{folder} holds the backbone of this adapter: save the model into another folder")
-    for stale in (SLOTS, ADAPTER, ADAPTER_CONFIG):
-        (path / stale).unlink(missing_ok=True)
+        raise RandSlotError(f"{path} holds the backbone of this adapter: save the model into another folder")
+    named = adapter and not _is_inner(home)
+    _clear(path, keep=home.folder)
     if adapter:
-        _save_adapter(encoder, path)
+        _save_adapter(backbone, path, home.name if named else None)
     else:
-        encoder.backbone.save_pretrained(path)
-    encoder.tokenizer.save_pretrained(path)
-    encoder.image_processor.save_pretrained(path)
-    if isinstance(encoder.slots, Table):
-        tables = {name: tensor.contiguous() for name, tensor in encoder.slots.state_dict().items()}
-        save_file(tables, path / SLOTS)
+        backbone.model.save_pretrained(path)
+    backbone.tokenizer.save_pretrained(path)
+    backbone.image_processor.save_pretrained(path)
+    if tables:
+        save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path / SLOTS)
     reference = {
-        "family": encoder.family,
-        "name": home.name if adapter else None,
-        "revision": home.revision if adapter else None,
+        "family": backbone.family,
+        "name": home.name if named else None,
+        "revision": home.revision if named else None,
     }
-    config = {
-        "format": FORMAT,
-        **asdict(encoder.settings),
-        "stored": encoder.rows,
-        "adapter": adapter,
-        "backbone": reference,
-    }
+    config = {"format": FORMAT, **settings, "stored": rows, "adapter": adapter, "backbone": reference}
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _save_adapter(encoder: SlotEncoder, path: Path) -> None:
-    """Save the adapter as PEFT does, and below it a backbone that was built in memory and is nowhere else."""
-    config = encoder.backbone.peft_config["default"]
-    config.base_model_name_or_path = encoder.source.name or INNER_BACKBONE
+def _clear(path: Path, keep: Path | None) -> None:
+    """Take away the weights of an earlier model, but not those that this one still needs."""
+    for pattern in (CONFIG, SLOTS, ADAPTER, ADAPTER_CONFIG, "config.json", "model*.safetensors", "*.index.json"):
+        for file in path.glob(pattern):
+            file.unlink()
+    if (path / INNER_BACKBONE / "config.json").is_file() and keep != (path / INNER_BACKBONE).resolve():
+        shutil.rmtree(path / INNER_BACKBONE)
+
+
+def _is_inner(source: Source) -> bool:
+    """Whether a backbone has no home of its own: built in memory, or kept inside a saved model."""
+    return source.folder is None or (source.folder.name == INNER_BACKBONE and (source.folder.parent / CONFIG).is_file())
+
+
+def _save_adapter(backbone: Backbone, path: Path, base: str | None) -> None:
+    """Save the adapter as PEFT does, and below it a backbone that has no home of its own (no `base` name)."""
+    (name,) = backbone.model.peft_config
+    config = backbone.model.peft_config[name]
+    config.base_model_name_or_path = base or INNER_BACKBONE
     config.save_pretrained(path)
-    weights = {PEFT_PREFIX + key: tensor.contiguous() for key, tensor in _adapter_weights(encoder.backbone).items()}
+    weights = {PEFT_PREFIX + key: value.contiguous() for key, value in _adapter_weights(backbone.model).items()}
     save_file(weights, path / ADAPTER, metadata={"format": "pt"})
-    if encoder.source.name is None:
-        _save_bare_backbone(encoder, path / INNER_BACKBONE)
+    if base is None:
+        _save_inner_backbone(backbone, path / INNER_BACKBONE)
 
 
-def _save_bare_backbone(encoder: SlotEncoder, path: Path) -> None:
-    """Save the backbone without its adapter, under the keys that it has without one."""
-    path.mkdir(exist_ok=True)
-    adapted = _adapter_weights(encoder.backbone)
-    weights = {
-        key.replace(".base_layer.", "."): tensor.contiguous()
-        for key, tensor in encoder.backbone.state_dict().items()
-        if key.replace(".default.", ".") not in adapted
-    }
+def _save_inner_backbone(backbone: Backbone, path: Path) -> None:
+    folder = backbone.source.folder
+    if folder == path.resolve():
+        return
+    if folder is not None:
+        shutil.copytree(folder, path)
+        return
+    if not backbone.bare:
+        raise RandSlotError("the weights below this adapter are nowhere on disk: add it with lora=, not add_adapter")
+    path.mkdir()
+    weights = {key: value.contiguous() for key, value in backbone.bare.items()}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    for part in (encoder.backbone.config, encoder.tokenizer, encoder.image_processor):
+    for part in (backbone.model.config, backbone.tokenizer, backbone.image_processor):
         part.save_pretrained(path)
 
 
 def _adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     # Left to itself, PEFT asks the hub whether the vocabulary was changed.
-    weights: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    (name,) = model.peft_config
+    weights: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     return weights
 
 
@@ -121,29 +155,30 @@ def is_saved_model(source: Source) -> bool:
     return _file(source, CONFIG).is_file()
 
 
-def load_encoder(
+def read_files(
     source: Source,
     *,
-    changes: dict[str, Any] | None = None,
     backbone: str | Path | None = None,
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
-) -> SlotEncoder:
-    """Load a saved encoder; `changes` override its saved settings, `backbone` where its backbone is.
+) -> Saved:
+    """Read a saved model; `backbone` says where its backbone is, if it has moved.
 
     Errors: RandSlotError in one line if a file is missing or broken, or does not fit the backbone.
     """
     config = _read_config(source)
-    found = _find_backbone(source, config, backbone)
-    parts = load_backbone(found, dtype=dtype, attn_implementation=attn_implementation)
+    place = _find_backbone(source, config, backbone)
+    parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
     family = config["backbone"]["family"]
     if parts.family != family:
-        raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {found.name} is {parts.family}")
+        raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {place.name} is {parts.family}")
     if config["adapter"]:
-        _load_adapter(parts.model, source)
-        if found.folder == _file(source, INNER_BACKBONE):
-            parts = replace(parts, source=Source())  # it has no home of its own: saving takes it along
-    return _assemble(parts, config, changes or {}, source)
+        tokenizer, image_processor = load_processors(source)
+        parts = replace(parts, tokenizer=tokenizer, image_processor=image_processor)
+        _load_adapter(parts, source)
+    settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone"}}
+    tables = _read_tensors(source, SLOTS) if _file(source, SLOTS).is_file() else {}
+    return Saved(parts, settings, config["stored"], tables)
 
 
 def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path | None) -> Source:
@@ -157,51 +192,41 @@ def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path 
     if reference["name"] is None:
         return Source(source.name, source.revision, _file(source, INNER_BACKBONE))
     try:
-        return find(reference["name"], reference["revision"])
+        return find(reference["name"], reference["revision"] if reference["revision"] else None)
     except RandSlotError as error:
         raise RandSlotError(f"{source.name} needs its backbone: {error} (backbone= names another place)") from error
-
-
-def _assemble(parts: Backbone, config: dict[str, Any], changes: dict[str, Any], source: Source) -> SlotEncoder:
-    saved = {key: config[key] for key in SlotEncoder.config_keys}
-    if changes.get("slots", saved["slots"]) != saved["slots"]:
-        raise UsageError(
-            f"{source.name} was trained with slots={saved['slots']!r}; another strategy starts from the backbone, "
-            "and inference= sets what is appended when encoding"
-        )
-    encoder = SlotEncoder(parts, Settings(**saved | changes), rows=config["stored"])
-    if isinstance(encoder.slots, Table):
-        tables = _read_tensors(source, SLOTS)
-        _check_fit(f"slot tables of {source.name}", tables, encoder.slots.state_dict())
-        encoder.slots.load_state_dict(tables)
-    return encoder
 
 
 def _read_config(source: Source) -> dict[str, Any]:
     path = _file(source, CONFIG)
     if not path.is_file():
         raise RandSlotError(f"{source.name} is not a saved RandSlot model: it has no {CONFIG}")
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RandSlotError(f"{path} is not valid JSON: {first_line(error)}") from error
+    config = read_json(path)
     if config.get("format") != FORMAT:
         raise RandSlotError(f"{path} has format {config.get('format')!r}, but this version of randslot reads {FORMAT}")
-    wanted = {*SlotEncoder.config_keys, "stored", "adapter", "backbone"}
-    if missing := sorted(wanted - config.keys()):
+    if missing := sorted({"stored", "adapter", "backbone"} - config.keys()):
         raise RandSlotError(f"{path} lacks {', '.join(missing)}")
+    stored, reference = config["stored"], config["backbone"]
+    counts = [stored.get(side) for side in SIDES] if isinstance(stored, dict) else []
+    if not counts or any(type(count) is not int or count < 0 for count in counts):
+        raise RandSlotError(f"{path}: stored must count the slots of query and page, not {stored!r}")
+    if not isinstance(reference, dict) or not {"family", "name", "revision"} <= reference.keys():
+        raise RandSlotError(f"{path}: backbone must have family, name and revision, not {reference!r}")
     return config
 
 
-def _load_adapter(model: PreTrainedModel, source: Source) -> None:
+def _load_adapter(backbone: Backbone, source: Source) -> None:
     if not _file(source, ADAPTER_CONFIG).is_file():
         raise RandSlotError(f"{source.name} lacks {ADAPTER_CONFIG}")
-    config = PeftConfig.from_pretrained(str(source.folder))
+    try:
+        config = PeftConfig.from_pretrained(str(source.folder))
+    except Exception as error:  # PEFT reads this file with many kinds of error
+        raise RandSlotError(f"{source.name} has a broken {ADAPTER_CONFIG}: {first_line(error)}") from error
     config.inference_mode = False
     weights = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in _read_tensors(source, ADAPTER).items()}
-    add_adapter(model, config, seed=0)
-    _check_fit(f"adapter of {source.name}", weights, _adapter_weights(model))
-    set_peft_model_state_dict(model, weights)
+    add_adapter(backbone, config, seed=0)
+    check_fit(f"adapter of {source.name}", weights, _adapter_weights(backbone.model))
+    set_peft_model_state_dict(backbone.model, weights)
 
 
 def _read_tensors(source: Source, filename: str) -> dict[str, Tensor]:
@@ -210,7 +235,7 @@ def _read_tensors(source: Source, filename: str) -> dict[str, Tensor]:
         raise RandSlotError(f"{source.name} lacks {filename}")
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise RandSlotError(f"{path} is not a valid safetensors file: {first_line(error)}") from error
 
 
@@ -218,7 +243,7 @@ def _file(source: Source, filename: str) -> Path:
     return Path(str(source.folder), filename)
 
 
-def _check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Fail unless both have the same keys and shapes: a key that is passed over would leave random weights."""
     if missing := sorted(expected.keys() - found.keys()):
         raise RandSlotError(f"{what}: {len(missing)} weights are missing, such as {missing[0]}")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from .backbone import IMAGE_TOKEN, PAGE_PROMPT, Backbone, read_content
 from .card import RandSlotCard
+from .checkpoint import SLOTS, check_fit, read_files, save_files
 from .errors import RandSlotError, UsageError
-from .hub import find
+from .hub import Source, find
 from .pages import limit_aspect, open_page
 from .readout import read_once, read_stepwise
 from .slots import STRATEGIES, Sequential, Side, Strategy, Table
@@ -47,7 +49,7 @@ class Settings:
         if not self.inference:
             object.__setattr__(self, "inference", "zero" if self.slots == "random" else self.slots)
         for name in ("slots", "inference"):
-            if getattr(self, name) not in STRATEGIES:
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in STRATEGIES:
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(STRATEGIES)}")
         if issubclass(STRATEGIES[self.inference], Table) and self.inference != self.slots:
             raise UsageError(
@@ -55,7 +57,7 @@ class Settings:
             )
         for name, least in (("query_vectors", 1), ("page_vectors", 1), ("visual_tokens", 4), ("seed", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
                 raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
     def vectors(self, side: Side) -> int:
@@ -74,27 +76,48 @@ class SlotEncoder(InputModule):
 
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
+        self.parts = backbone
         self.backbone = backbone.model
         self.tokenizer = backbone.tokenizer
         self.image_processor = backbone.image_processor
-        self.source = backbone.source
-        self.family = backbone.family
-        self.settings = settings
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
+        self.settings = settings
         self.slots = self._make_strategy(settings.slots)
+        self.use(inference=settings.inference)
+
+    def use(self, **changes: Any) -> None:
+        """Change settings of a model in use: inference, query_vectors, page_vectors, visual_tokens, seed.
+
+        Errors: UsageError for a wrong value, or for another `slots`, which is what a model is trained with.
+        """
+        settings = make_settings(self.settings, changes)
+        if settings.slots != self.settings.slots:
+            raise UsageError(
+                f"this model is trained with slots={self.settings.slots!r}; another strategy starts from the backbone, "
+                "and inference= sets what is appended when encoding"
+            )
+        self.settings = settings
+        self.slots.seed = settings.seed
         same = settings.inference == settings.slots
         self.inference_slots = self.slots if same else self._make_strategy(settings.inference)
-        self._limit_visual_tokens()
 
     def _make_strategy(self, name: str) -> Strategy:
         return STRATEGIES[name](self.get_embedding_dimension(), self.rows, self.settings.seed)
 
-    def _limit_visual_tokens(self) -> None:
-        token_area = (self.image_processor.patch_size * self.image_processor.merge_size) ** 2
-        most = self.settings.visual_tokens * token_area
+    @property
+    def family(self) -> str:
+        return self.parts.family
+
+    @property
+    def source(self) -> Source:
+        return self.parts.source
+
+    def _image_size(self) -> dict[str, int]:
+        """Return the least and most pixels of a page, as the image processor calls them."""
+        most = self.settings.visual_tokens * (self.image_processor.patch_size * self.image_processor.merge_size) ** 2
         # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
         least = min(self.image_processor.size["shortest_edge"], most // 4)
-        self.image_processor.size = {"shortest_edge": least, "longest_edge": most}
+        return {"shortest_edge": least, "longest_edge": most}
 
     @property
     def modalities(self) -> list[Any]:
@@ -132,15 +155,17 @@ class SlotEncoder(InputModule):
                 raise RandSlotError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
             if not query.strip():
                 raise RandSlotError("empty query: a query needs at least one character that is not a space")
+            if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
+                raise RandSlotError(f"a query has broken characters (half of a pair): {ascii(query)[:80]}")
         texts = [(prompt or "") + query for query in queries]
         ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return self._pad(ids) | {"keys": _keys([query.encode() for query in texts])}
+        return self._pad(ids) | {"keys": _keys([text.encode() for text in texts])}
 
     def _preprocess_pages(self, pages: list[Any], prompt: str | None) -> dict[str, Tensor]:
         if prompt:
             raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
         images = [self._open(page) for page in pages]
-        seen = self.image_processor(images, return_tensors="pt")
+        seen = self.image_processor(images, size=self._image_size(), return_tensors="pt")
         before, after = (
             self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in PAGE_PROMPT.split(IMAGE_TOKEN)
         )
@@ -155,7 +180,8 @@ class SlotEncoder(InputModule):
 
     def _open(self, page: Any) -> Image.Image:
         # Above 200:1 the image processor refuses; above 1:visual_tokens it would exceed the limit.
-        return limit_aspect(open_page(page), min(200, self.settings.visual_tokens))
+        pixels = self._image_size()["longest_edge"]
+        return limit_aspect(open_page(page, pixels), min(200, self.settings.visual_tokens))
 
     def _pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
         return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
@@ -189,9 +215,9 @@ class SlotEncoder(InputModule):
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the module into a folder; see `checkpoint.py`."""
-        from .checkpoint import save_encoder
-
-        save_encoder(self, output_path)
+        tables = self.slots.state_dict() if isinstance(self.slots, Table) else {}
+        parts = replace(self.parts, tokenizer=self.tokenizer, image_processor=self.image_processor)
+        save_files(Path(output_path), parts, self.get_config_dict(), self.rows, tables)
 
     @classmethod
     def load(
@@ -206,14 +232,56 @@ class SlotEncoder(InputModule):
         **kwargs: Any,
     ) -> SlotEncoder:
         """Load what `save` wrote, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
-        from .checkpoint import load_encoder
-
-        options = dict(model_kwargs or {})
-        return load_encoder(
-            find(model_name_or_path, revision),
-            dtype=options.get("dtype"),
-            attn_implementation=options.get("attn_implementation"),
+        options = {"dtype" if key == "torch_dtype" else key: value for key, value in (model_kwargs or {}).items()}
+        if unknown := sorted(options.keys() - {"dtype", "attn_implementation"}):
+            raise UsageError(f"model_kwargs takes dtype and attn_implementation, not {', '.join(unknown)}")
+        folder = Path(model_name_or_path).is_dir()
+        source = find(
+            model_name_or_path,
+            None if folder else revision,
+            cache_folder=cache_folder,
+            token=token,
+            local_files_only=local_files_only,
         )
+        return load_encoder(source, **options)
+
+
+def load_encoder(
+    source: Source,
+    *,
+    changes: dict[str, Any] | None = None,
+    backbone: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+) -> SlotEncoder:
+    """Load a saved encoder; `changes` override its saved settings, `backbone` where its backbone is.
+
+    Errors: RandSlotError in one line if a file is missing or broken, or does not fit the backbone.
+    """
+    saved = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
+    encoder = SlotEncoder(saved.backbone, make_settings(None, saved.settings, source.name), saved.rows)
+    if isinstance(encoder.slots, Table):
+        if not saved.tables:
+            raise RandSlotError(f"{source.name} lacks {SLOTS}")
+        check_fit(f"slot tables of {source.name}", saved.tables, encoder.slots.state_dict())
+        encoder.slots.load_state_dict(saved.tables)
+    encoder.use(**changes or {})
+    return encoder
+
+
+def make_settings(base: Settings | None, values: dict[str, Any], name: str | None = None) -> Settings:
+    """Make settings from a base with some values changed, or from a saved model's values, which must be complete.
+
+    Errors: RandSlotError for unknown or missing ones.
+    """
+    known = {field.name for field in fields(Settings)}
+    if unknown := sorted(values.keys() - known):
+        raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
+    if base is not None:
+        return replace(base, **values)
+    if missing := sorted(known - values.keys()):
+        raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
+    return Settings(**values)
 
 
 def _unwrap(item: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
@@ -14,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from .errors import RandSlotError
+from .errors import RandSlotError, UsageError
 
 # What a model is made of. Python files and pickles in a repository are never even fetched.
 MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.md"]
@@ -29,21 +31,32 @@ class Source:
     folder: Path | None = None
 
 
-def find(name: str | Path, revision: str | None = None) -> Source:
+def find(
+    name: str | Path,
+    revision: str | None = None,
+    *,
+    cache_folder: str | None = None,
+    token: bool | str | None = None,
+    local_files_only: bool = False,
+) -> Source:
     """Find a model by folder or hub id; a hub repository is downloaded unless it is in the cache.
 
     Errors: RandSlotError in one line if there is no such folder or repository, or no network to get it.
     """
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if str(name) and folder.is_dir():
+        if revision is not None:
+            raise UsageError(f"revision={revision!r} goes with a hub id, and {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
     if isinstance(name, Path) or not _is_hub_id(name):
-        raise RandSlotError(f"no model found at {name}: not a folder here, and not a hub id like owner/name")
-    commit, offline = _ask_hub(name, revision)
+        raise RandSlotError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
+    commit, offline = (None, "only local files") if local_files_only else _ask_hub(name, revision, token)
     try:
         snapshot = snapshot_download(
             name,
             revision=commit or revision,
+            cache_dir=cache_folder,
+            token=token,
             allow_patterns=MODEL_FILES,
             local_files_only=offline is not None,
         )
@@ -59,10 +72,10 @@ def _is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and not name.startswith(".")
 
 
-def _ask_hub(name: str, revision: str | None) -> tuple[str | None, str | None]:
+def _ask_hub(name: str, revision: str | None, token: bool | str | None) -> tuple[str | None, str | None]:
     """Return the commit that a revision stands for, or why the hub cannot be asked."""
     try:
-        return HfApi().model_info(name, revision=revision, timeout=10).sha, None
+        return HfApi(token=token).model_info(name, revision=revision, timeout=10).sha, None
     except GatedRepoError as error:
         raise RandSlotError(
             f"model {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
@@ -77,3 +90,17 @@ def _ask_hub(name: str, revision: str | None) -> tuple[str | None, str | None]:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its kind if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Errors: RandSlotError in one line if it does not.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RandSlotError(f"{path} is not valid JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise RandSlotError(f"{path} holds no JSON object")
+    return content

@@ -11,9 +11,9 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.util import get_device_name
 
 from .backbone import FAMILIES, build_backbone, default_lora, load_backbone
-from .checkpoint import add_adapter, has_adapter, is_saved_model, load_encoder
-from .encoder import Settings, SlotEncoder
-from .errors import RandSlotError, UsageError
+from .checkpoint import add_adapter, is_saved_model
+from .encoder import Settings, SlotEncoder, load_encoder
+from .errors import UsageError
 from .hub import find
 
 
@@ -27,7 +27,7 @@ def load(
     visual_tokens: int | None = None,
     lora: bool | PeftConfig = False,
     seed: int | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
     revision: str | None = None,
@@ -49,7 +49,7 @@ def load(
         visual_tokens=visual_tokens,
         seed=seed,
     )
-    device = device or get_device_name()
+    device = str(device or get_device_name())
     kind = _dtype(dtype, device)
     source = find(name, revision)
     if is_saved_model(source):
@@ -74,7 +74,7 @@ def untrained(
     visual_tokens: int = 1536,
     lora: bool | PeftConfig = False,
     seed: int = 42,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> MultiVectorEncoder:
@@ -84,7 +84,7 @@ def untrained(
     a JSON like those in `randslot/backbones`. `device="meta"` makes the shape without memory. Other options as `load`.
     """
     settings = Settings(slots, inference, query_vectors, page_vectors, visual_tokens, seed)
-    device = device or get_device_name()
+    device = str(device or get_device_name())
     backbone = build_backbone(
         shape, seed=seed, device=device, dtype=_dtype(dtype, device), attn_implementation=attn_implementation
     )
@@ -101,7 +101,7 @@ def tiny(
     visual_tokens: int = 1536,
     lora: bool | PeftConfig = False,
     seed: int = 42,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> MultiVectorEncoder:
@@ -124,10 +124,8 @@ def tiny(
 
 
 def _finish(encoder: SlotEncoder, lora: bool | PeftConfig, device: str) -> MultiVectorEncoder:
-    if lora:
-        if has_adapter(encoder.backbone):
-            raise RandSlotError("this model has an adapter already; leave lora out to go on with it")
-        add_adapter(encoder.backbone, default_lora() if lora is True else lora, encoder.settings.seed)
+    if lora is not False:
+        encoder.parts = add_adapter(encoder.parts, default_lora() if lora is True else lora, encoder.settings.seed)
     return MultiVectorEncoder(modules=[encoder], device=device)
 
 

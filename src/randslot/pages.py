@@ -1,43 +1,100 @@
-"""From what people have (files, images) to what a model reads: an upright RGB image on white paper."""
+"""From what people have (PDFs, image files, images) to what a model reads: an upright RGB image on white paper."""
 
 from __future__ import annotations
 
 import os
+import re
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pypdfium2 as pdfium
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .errors import RandSlotError
 
-PageInput = str | os.PathLike[str] | Image.Image
+PageInput = str | os.PathLike[str] | bytes | Image.Image
 WHITE = (255, 255, 255)
+PIXELS = 1536 * 32 * 32  # what a page of 1,536 visual tokens has with the larger of both patch sizes
+PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 
 
-def open_page(page: PageInput) -> Image.Image:
+def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
     """Open one page as an upright RGB image.
+
+    A page is an image, the path of an image file, the bytes of one, or "report.pdf#page=3", which is rendered at about
+    `pixels` pixels.
 
     Errors: RandSlotError in one line that names the file, for a missing, corrupt, too large or foreign input.
     """
     if isinstance(page, Image.Image):
         return _read(page, getattr(page, "filename", "") or f"a {page.width}x{page.height} image")
+    if isinstance(page, bytes):
+        return _open_image(BytesIO(page), f"of {len(page)} bytes")
     if not isinstance(page, (str, os.PathLike)):
         raise RandSlotError(f"a page must be an image or the path of one, not {type(page).__name__}")
-    path = Path(page)
-    if not path.is_file():
-        raise RandSlotError(f"page image not found: {path}")
+    path = Path(page).expanduser()
+    if not _is_file(path):
+        if found := PDF_PAGE.fullmatch(str(path)):
+            return render_pdf_page(Path(found["file"]), int(found["number"]), pixels)
+        raise RandSlotError(f"page image not found: {_short(str(page))}")
+    if path.suffix.lower() == ".pdf":
+        raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
+    return _open_image(path, str(path))
+
+
+def _is_file(path: Path) -> bool:
     try:
-        with Image.open(path) as image:
-            return _read(image, str(path))
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _short(name: str) -> str:
+    """Return a name for one line of an error: what was given, if it is an ordinary one."""
+    return name if name.isprintable() and 0 < len(name) <= 300 else ascii(name[:80])
+
+
+def page_file(page: str) -> Path:
+    """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
+    found = None if _is_file(Path(page)) else PDF_PAGE.fullmatch(page)
+    return Path(found["file"] if found else page)
+
+
+def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
+    """Render one page of a PDF, counted from 1, with about `pixels` pixels.
+
+    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
+    """
+    if not _is_file(file):
+        raise RandSlotError(f"PDF not found: {file}")
+    try:
+        with pdfium.PdfDocument(file) as pdf:
+            if not 1 <= number <= len(pdf):
+                raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
+            page = pdf[number - 1]
+            width, height = page.get_size()
+            image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
+            return image.convert("RGB")
+    except pdfium.PdfiumError as error:
+        raise RandSlotError(f"cannot read page {number} of {file}: {error}") from error
+
+
+def _open_image(source: Path | BytesIO, name: str) -> Image.Image:
+    try:
+        with Image.open(source) as image:
+            return _read(image, name)
     except UnidentifiedImageError as error:
-        raise RandSlotError(f"not an image that can be read: {path}") from error
+        raise RandSlotError(f"not an image that can be read: {name}") from error
     except Image.DecompressionBombError as error:
-        raise RandSlotError(f"image too large to open safely: {path} ({error})") from error
+        raise RandSlotError(f"image too large to open safely: {name} ({error})") from error
     except OSError as error:
-        raise RandSlotError(f"cannot read page image {path}: {error}") from error
+        raise RandSlotError(f"cannot read page image {name}: {error}") from error
 
 
 def _read(image: Image.Image, name: str) -> Image.Image:
+    if not image.width or not image.height:
+        raise RandSlotError(f"empty page image, {image.width}x{image.height} pixels: {name}")
     try:
         image.load()
         return _to_rgb(ImageOps.exif_transpose(image))
@@ -57,11 +114,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
-    # Pillow's own conversion of 16-bit gray clips every value above 255 to white.
+    # Pillow's own conversion clips every value above 255 to white. White is the largest value of as many bits as the
+    # image uses: scanners store 12 bits in 16.
     values = np.asarray(image, dtype=np.float64)
-    top = 65535.0 if image.mode != "F" else max(float(values.max(initial=0.0)), 1.0)
-    if image.mode == "I" and values.max(initial=0.0) <= 255:
-        top = 255.0
+    brightest = float(values.max(initial=0.0))
+    top = max(brightest, 1.0) if image.mode == "F" else 2.0 ** max(int(brightest).bit_length(), 8) - 1
     return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).round().astype(np.uint8))
 
 

@@ -22,7 +22,7 @@ from .backbone import Content, run
 def read_once(model: PreTrainedModel, content: Content, slots_BSD: Tensor) -> Tensor:
     """Return the K readouts (B, K, D) of content followed by slots, in one pass."""
     num = slots_BSD.shape[1]
-    hidden, _ = run(model, content.append(slots_BSD) if num else content)
+    hidden, _ = run(model, content.append(slots_BSD))
     return _normalise(hidden[:, -num - 1 :])
 
 

@@ -41,7 +41,7 @@ class Zero(Strategy):
     """Zero-Feedback (Z): every slot is the zero vector."""
 
     def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
-        return torch.zeros(len(keys), num, self.dim, device=keys.device)
+        return torch.zeros(len(keys), num, self.dim, device=keys.device, dtype=torch.float32)
 
 
 class Random(Strategy):
@@ -54,7 +54,7 @@ class Random(Strategy):
 
     def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
         if self.training:
-            z = torch.randn(len(keys), num, self.dim, device=keys.device)
+            z = torch.randn(len(keys), num, self.dim, device=keys.device, dtype=torch.float32)
         else:
             z = torch.stack([self._draw(side, num, key) for key in keys.tolist()]).to(keys.device)
         return F.normalize(z, dim=-1)
@@ -98,18 +98,23 @@ class Fixed(Table):
 
 
 class Learned(Table):
-    """Learned-Feedback (L): trainable vectors, normalised before use."""
+    """Learned-Feedback (L): trainable vectors, normalised before use.
+
+    Both sides' tables are rows of one parameter, the query's first. So every pass touches it: distributed training with
+    a gradient cache averages gradients in its last pass only, and a parameter that this pass leaves out would keep
+    its whole bucket from being averaged.
+    """
 
     def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
         super().__init__(dim, rows, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.query = nn.Embedding(rows["query"], dim)
-            self.page = nn.Embedding(rows["page"], dim)
+            self.tables = nn.Embedding(rows["query"] + rows["page"], dim)
+        self.tables.weight.requires_grad_(len(self.tables.weight) > 0)
 
     def table(self, side: Side) -> Tensor:
-        embedding: nn.Embedding = getattr(self, side)
-        return F.normalize(embedding.weight.float(), dim=-1)
+        query, page = self.tables.weight.split([self.rows["query"], self.rows["page"]])
+        return F.normalize((query if side == "query" else page).float(), dim=-1)
 
 
 class Sequential(Strategy, ABC):

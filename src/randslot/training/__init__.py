@@ -1,0 +1,1 @@
+"""Training: a recipe, pairs of query and page, a loss, a run."""

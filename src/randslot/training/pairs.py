@@ -1,0 +1,194 @@
+"""Pairs of query and page from where people have them: the hub, parquet, a `datasets` folder, or JSONL with paths.
+
+Pages stay encoded until a worker needs them, so that 100,000 rows never sit in memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
+
+from ..errors import RandSlotError, UsageError
+from ..hub import first_line
+from ..pages import open_page, page_file
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs as a dataset with the columns "query", "page" (a path or an encoded image) and "row" (from 1).
+
+    `name` is what the user calls them; paths count from `base`.
+    """
+
+    dataset: Dataset
+    name: str
+    base: Path
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def locate(self, page: Any) -> str | bytes:
+        """Return a page of the dataset as `open_page` takes it."""
+        if isinstance(page, dict):
+            page = page["bytes"] or page["path"]
+        return page if isinstance(page, bytes) else str(self.base / page)
+
+
+def load_pairs(data: str, split: str, query_column: str, page_column: str) -> Pairs:
+    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file.
+
+    Errors: UsageError for a place or column that is not there; RandSlotError for a file that cannot be read.
+    """
+    dataset = _read_jsonl(Path(data)) if data.endswith(".jsonl") else _read_dataset(data, split)
+    for column in (query_column, page_column):
+        if column not in dataset.column_names:
+            raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
+    dataset = dataset.select_columns([query_column, page_column])
+    dataset = dataset.rename_columns({query_column: "query", page_column: "page"})
+    if isinstance(dataset.features["page"], Image):
+        dataset = dataset.cast_column("page", Image(decode=False))
+    path = Path(data)
+    base = path.parent if path.is_file() else path if path.is_dir() else Path()
+    return Pairs(dataset.add_column("row", list(range(1, len(dataset) + 1))), data, base)
+
+
+def _read_jsonl(file: Path) -> Dataset:
+    if not file.is_file():
+        raise UsageError(f"no such file: {file}")
+    rows: list[dict[str, Any]] = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise RandSlotError(f"{file}: row {number} is not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise RandSlotError(f"{file}: row {number} is not an object with columns")
+            rows.append(row)
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return Dataset.from_dict({column: [_text(row.get(column)) for row in rows] for column in columns})
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _read_dataset(data: str, split: str) -> Dataset:
+    path = Path(data)
+    try:
+        if path.is_file() and path.suffix == ".parquet":
+            return load_dataset("parquet", data_files=data, split="train")
+        if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
+            found = load_from_disk(data)
+            return _pick(found, split, data) if isinstance(found, DatasetDict) else found
+        if path.is_dir() or (data.count("/") == 1 and not path.suffix):
+            return load_dataset(data, split=split)
+    except UsageError:
+        raise
+    except Exception as error:  # the many ways of datasets and the hub to fail
+        raise RandSlotError(f"cannot load pairs from {data} (split {split}): {first_line(error)}") from error
+    raise UsageError(f"no pairs at {data}: not a .jsonl or .parquet file, a folder, or a hub id like owner/name")
+
+
+def _pick(found: DatasetDict, split: str, data: str) -> Dataset:
+    if split not in found:
+        raise UsageError(f"{data} has no split {split!r}; it has {', '.join(found)}")
+    return found[split]
+
+
+def find_bad_rows(pairs: Pairs) -> Iterator[tuple[int, str]]:
+    """Yield the index and reason of every row that can be seen to be bad without decoding its image."""
+    table = pairs.dataset.with_format("arrow")[:]
+    known: dict[Path, bool] = {}
+    for index, (query, path) in enumerate(zip(table["query"].to_pylist(), _paths(table["page"]), strict=True)):
+        if not isinstance(query, str) or not query.strip():
+            yield index, "empty query"
+        elif path is None:
+            yield index, "no image"
+        elif path:
+            file = page_file(str(pairs.base / path))
+            if file not in known:
+                known[file] = file.is_file()
+            if not known[file]:
+                yield index, f"page image not found: {file}"
+
+
+def _paths(pages: pa.ChunkedArray) -> list[str | None]:
+    """Return the path of each page, an empty one for an image inside the data, None for nothing at all."""
+    missing = pc.is_null(pages)
+    if pa.types.is_struct(pages.type):
+        fields = [pc.is_null(pc.struct_field(pages, name)) for name in ("bytes", "path")]
+        missing = pc.or_(missing, pc.and_(*fields))
+    elif pa.types.is_string(pages.type) or pa.types.is_large_string(pages.type):
+        paths: list[str | None] = pages.to_pylist()
+        return paths
+    return [None if nothing else "" for nothing in missing.to_pylist()]
+
+
+def drop_bad_rows(pairs: Pairs, on_bad_row: str) -> tuple[Pairs, list[str]]:
+    """Return the good pairs and a line for each bad row; with "stop", fail at the first bad one."""
+    bad = dict(find_bad_rows(pairs))
+    rows = pairs.dataset["row"] if bad else []
+    lines = [f"row {rows[index]}: {reason}" for index, reason in bad.items()]
+    if bad and on_bad_row == "stop":
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        raise RandSlotError(f'{pairs.name}: {lines[0]}{more}; mend it, or pass over such rows with on_bad_row = "skip"')
+    if bad:
+        good = pairs.dataset.select([index for index in range(len(pairs)) if index not in bad])
+        pairs = replace(pairs, dataset=good)
+    return pairs, lines
+
+
+@dataclass
+class Opener:
+    """Opens the pages of a batch, in a worker.
+
+    An image that turns out broken stops the run, or is passed over: the next row stands in, so that batches keep their
+    size, and a line goes into the log.
+    """
+
+    pairs: Pairs
+    on_bad_row: str
+    log: Path
+    rows: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = list(self.pairs.dataset["row"])
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        opened = [self._open(*pair) for pair in zip(batch["query"], batch["page"], batch["row"], strict=True)]
+        return {"query": [query for query, _ in opened], "page": [page for _, page in opened]}
+
+    def _open(self, query: str, page: Any, row: int) -> tuple[str, Any]:
+        for _ in range(len(self.rows)):
+            try:
+                return query, open_page(self.pairs.locate(page))
+            except RandSlotError as error:
+                if self.on_bad_row == "stop":
+                    raise RandSlotError(f"{self.pairs.name}: row {row}: {error}") from error
+                with self.log.open("a", encoding="utf-8") as log:
+                    log.write(f"row {row}: {error}\n")
+            after = bisect.bisect_right(self.rows, row) % len(self.rows)
+            following = self.pairs.dataset[after]
+            query, page, row = following["query"], following["page"], following["row"]
+        raise RandSlotError(f"{self.pairs.name}: no page in it can be read")
+
+
+def held_out(pairs: Pairs) -> tuple[dict[str, str], dict[str, str | bytes], dict[str, set[str]]]:
+    """Return queries, pages and which page answers which query; each page once, however many queries it has."""
+    ids: dict[str | bytes, str] = {}
+    queries: dict[str, str] = {}
+    relevant: dict[str, set[str]] = {}
+    for row in pairs.dataset:
+        page_id = ids.setdefault(pairs.locate(row["page"]), f"page {len(ids)}")
+        queries[f"query {row['row']}"] = row["query"]
+        relevant[f"query {row['row']}"] = {page_id}
+    return queries, {page_id: page for page, page_id in ids.items()}, relevant

@@ -1,0 +1,190 @@
+"""A recipe: everything that decides a training run, in a frozen dataclass whose defaults are the paper's settings.
+
+A recipe file is TOML and holds only differences from them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from ..encoder import Settings
+from ..errors import UsageError
+
+CHOICES = {
+    "on_bad_row": ("stop", "skip"),
+    "repeated_pages": ("mask", "negatives"),
+    "optimizer": ("paged_adamw_8bit", "adamw"),
+    "precision": ("bf16", "fp32"),
+}
+LEAST = {
+    "epochs": 1,
+    "steps": 0,
+    "batch": 1,
+    "micro_batch": 0,
+    "lora_rank": 1,
+    "workers": 0,
+    "save_every": 0,
+    "validate_every": 0,
+    "validation_rows": 1,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train a model. One of `backbone` and `untrained` must be given; all else has the paper's value."""
+
+    # The model.
+    backbone: str = ""  # a hub id or folder
+    untrained: str = ""  # or the shape of a backbone to build with random weights
+    slots: str = "random"
+    query_vectors: int = 4
+    page_vectors: int = 4
+    visual_tokens: int = 1536
+    lora: bool = True
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    seed: int = 42
+
+    # The pairs.
+    data: str = "vidore/colpali_train_set"  # a hub id, a folder, or a .jsonl or .parquet file
+    split: str = "train"
+    query_column: str = "query"
+    page_column: str = "image"
+    on_bad_row: str = "stop"
+
+    # The objective. `batch` is global: all processes together. Pages that are equal to a query's own page are masked
+    # out of its negatives; "negatives" keeps them, as the paper's plain InfoNCE does.
+    batch: int = 128
+    temperature: float = 0.07
+    repeated_pages: str = "mask"
+
+    # The optimisation. The cosine's period is twice the run, so the rate ends at half.
+    epochs: int = 1
+    steps: int = 0  # end early after this many; 0: whole epochs
+    optimizer: str = "paged_adamw_8bit"
+    learning_rate: float = 2e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+    # The execution: what is computed does not depend on it.
+    micro_batch: int = 1  # pairs that a device holds at once; 0: its whole share of the batch
+    gradient_checkpointing: bool = True
+    precision: str = "bf16"  # on a GPU; a CPU computes in float32
+    workers: int = 4  # processes that open page images, on each device
+
+    # The output.
+    output: str = ""  # by default runs/RECIPE-SLOTS-SEED
+    save_every: int = 100  # steps between checkpoints; 0: only the final model
+
+    # Held-out pairs that are searched during training.
+    validation: str = ""
+    validation_split: str = "train"
+    validation_rows: int = 500
+    validate_every: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name), type(field.default))
+        if bool(self.backbone) == bool(self.untrained):
+            raise UsageError("a recipe needs either backbone (a hub id or folder) or untrained (a shape)")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("temperature", "learning_rate", "clip"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.validate_every and not self.validation:
+            raise UsageError("validate_every needs validation: the held-out pairs to search")
+        self.settings()
+
+    def settings(self) -> Settings:
+        """Return the part that says how the model makes its vectors."""
+        return Settings(
+            slots=self.slots,
+            query_vectors=self.query_vectors,
+            page_vectors=self.page_vectors,
+            visual_tokens=self.visual_tokens,
+            seed=self.seed,
+        )
+
+
+def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
+    """Read a recipe file, or one that ships with the package by its name, and apply `key=value` changes.
+
+    Errors: UsageError in one line for a missing file, broken TOML, an unknown key or a wrong value.
+    """
+    file = _find(str(name))
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from error
+    values |= dict(_read_change(change) for change in changes or [])
+    try:
+        recipe = make_recipe(values)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    stem = Path(file.name).stem
+    return recipe if recipe.output else replace(recipe, output=f"runs/{stem}-{recipe.slots}-{recipe.seed}")
+
+
+def make_recipe(values: dict[str, Any]) -> Recipe:
+    """Make a recipe from a dictionary.
+
+    Errors: UsageError that names the nearest known key for an unknown one.
+    """
+    known = {field.name: field for field in fields(Recipe)}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    floats = {name for name, field in known.items() if isinstance(field.default, float)}
+    # 1 is a fine way to write 1.0
+    typed: dict[str, Any] = {k: float(v) if k in floats and type(v) is int else v for k, v in values.items()}
+    return Recipe(**typed)
+
+
+def write_recipe(recipe: Recipe, file: Path) -> None:
+    """Write a recipe with every value spelled out, as TOML."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(recipe).items()]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _find(name: str) -> Path | Traversable:
+    if Path(name).is_file():
+        return Path(name)
+    shipped = resources.files("randslot") / "recipes"
+    if (shipped / f"{name}.toml").is_file():
+        return shipped / f"{name}.toml"
+    names = ", ".join(sorted(Path(file.name).stem for file in shipped.iterdir() if file.name.endswith(".toml")))
+    raise UsageError(f"no recipe {name}: not a file here, and not one that ships with randslot ({names})")
+
+
+def _read_change(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set takes key=value, not {change!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # words need no quotes
+    return key.strip(), value
+
+
+def _check_type(name: str, value: Any, expected: type) -> None:
+    if type(value) is not expected:
+        names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        raise UsageError(f"{name} must be {names[expected]}, not {value!r}")

@@ -1,0 +1,260 @@
+"""A training run: from a recipe to a folder with the model and all that made it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
+from torch.utils.tensorboard import SummaryWriter
+from transformers import PrinterCallback, ProgressCallback
+from transformers.integrations import TensorBoardCallback
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from ..backbone import default_lora
+from ..errors import RandSlotError, UsageError
+from ..figures import draw_losses
+from ..model import load, untrained
+from .loss import make_loss
+from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
+from .recipe import Recipe, make_recipe, read_recipe, write_recipe
+from .watch import Bar, Losses, OwnSlots, read_losses
+
+RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
+
+
+def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False) -> MultiVectorEncoder:
+    """Train a model and leave it in the recipe's output folder with recipe, versions, losses and model card.
+
+    `recipe` is a Recipe, a dictionary of its values, a recipe file, or the name of one that ships with the package.
+    `resume` goes on from the last checkpoint of the same recipe. Under torchrun every process calls this.
+    """
+    if isinstance(recipe, dict):
+        recipe = make_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = read_recipe(recipe)
+    recipe = recipe if recipe.output else replace(recipe, output=f"runs/{recipe.slots}-{recipe.seed}")
+    return Run(recipe, resume).go()
+
+
+class Run:
+    """One run of one recipe in one process of possibly many."""
+
+    def __init__(self, recipe: Recipe, resume: bool) -> None:
+        self.recipe = recipe
+        self.folder = Path(recipe.output)
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False)
+        disable_progress_bar()  # ours says what is needed
+        set_verbosity_error()
+        self.batch = _share(recipe.batch, self.world)
+        self.checkpoint = _last_checkpoint(self.folder) if resume else None
+        if self.rank == 0:  # the others may look when the first one has begun to write
+            _check_folder(self.folder, recipe, resume)
+
+    def go(self) -> MultiVectorEncoder:
+        """Train, and save the result."""
+        started = time.perf_counter()
+        pairs = self.load_pairs()
+        model = self.make_model()
+        if self.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_recipe(self.recipe, self.folder / RECIPE)
+        trainer = self.make_trainer(model, pairs)
+        if self.checkpoint:
+            self.console.print(f"going on from {self.checkpoint}")
+        try:
+            trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        except RandSlotError as error:
+            # A worker's error arrives with its traceback as its message; its last line is ours.
+            raise RandSlotError(str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]) from error
+        if trainer.is_world_process_zero():
+            self.finish(model, trainer, time.perf_counter() - started)
+        return model
+
+    def load_pairs(self) -> Pairs:
+        """Load the training pairs and look for bad rows."""
+        recipe = self.recipe
+        pairs = load_pairs(recipe.data, recipe.split, recipe.query_column, recipe.page_column)
+        pairs, bad = drop_bad_rows(pairs, recipe.on_bad_row)
+        if bad:
+            self.console.print(
+                f"passed over {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}" + ", ..." * (len(bad) > 1)
+            )
+        if len(pairs) < recipe.batch:
+            raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
+        return pairs
+
+    def make_model(self) -> MultiVectorEncoder:
+        """Make the model as it is before training: the same for every strategy under one seed."""
+        recipe = self.recipe
+        on_gpu = torch.cuda.is_available()
+        half = on_gpu and recipe.precision == "bf16" and recipe.lora  # all weights train in float32, under autocast
+        options: dict[str, Any] = {
+            "lora": default_lora(recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout) if recipe.lora else False,
+            "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu",
+            "dtype": torch.bfloat16 if half else torch.float32,
+        }
+        settings = asdict(recipe.settings()) | options
+        return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
+
+    def make_trainer(self, model: MultiVectorEncoder, pairs: Pairs) -> MultiVectorEncoderTrainer:
+        """Put model, pairs, loss and settings into sentence-transformers' trainer."""
+        recipe = self.recipe
+        args = make_arguments(recipe, self.folder, self.world, self.console)
+        losses = Losses(self.folder / LOSSES, recipe.batch)
+        trainer = MultiVectorEncoderTrainer(
+            model=model,
+            args=args,
+            train_dataset=pairs.dataset.with_transform(Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED)),
+            loss=make_loss(
+                model,
+                temperature=recipe.temperature,
+                batch=self.batch,
+                micro_batch=recipe.micro_batch,
+                mask_repeats=recipe.repeated_pages == "mask",
+            ),
+            evaluator=self.make_evaluator(),
+            callbacks=[OwnSlots(recipe.seed), losses],
+        )
+        if self.rank == 0:
+            trainer.add_callback(Bar(self.console, losses))
+            trainer.add_callback(TensorBoardCallback(SummaryWriter(str(self.folder / "tensorboard"))))
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        return trainer
+
+    def make_evaluator(self) -> MultiVectorInformationRetrievalEvaluator | None:
+        """Make the search over held-out pairs, if the recipe asks for one."""
+        recipe = self.recipe
+        if not recipe.validate_every:
+            return None
+        pairs = load_pairs(recipe.validation, recipe.validation_split, recipe.query_column, recipe.page_column)
+        pairs, _ = drop_bad_rows(pairs, recipe.on_bad_row)
+        pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
+        return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
+
+    def finish(self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, seconds: float) -> None:
+        """Save the model, the curve and the record of the run."""
+        model.save_pretrained(str(self.folder))
+        rows = read_losses(self.folder / LOSSES)
+        losses, rates = ([float(row[name]) for row in rows] for name in ("loss", "learning_rate"))
+        draw_losses([int(row["step"]) for row in rows], losses, rates, self.folder / CURVE)
+        skipped = self.folder / SKIPPED
+        num_skipped = len(set(skipped.read_text(encoding="utf-8").splitlines())) if skipped.is_file() else 0
+        record = {
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "steps": trainer.state.global_step,
+            "seconds_of_this_process": round(seconds, 1),
+            "processes": self.world,
+            "seed": self.recipe.seed,
+            "commit": _commit(),
+            "optimizer": trainer.args.optim,
+            "broken_images_passed_over": num_skipped,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+            "versions": _versions(),
+        }
+        (self.folder / RUN).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if num_skipped:
+            self.console.print(f"passed over {num_skipped} broken images: see {skipped}")
+        self.console.print(f"trained {trainer.state.global_step} steps in {seconds:.0f} s: {self.folder}")
+
+
+def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -> MultiVectorEncoderTrainingArguments:
+    """Turn a recipe into the trainer's arguments, saying what this machine lacks in one line each."""
+    on_gpu = torch.cuda.is_available()
+    paged = recipe.optimizer == "paged_adamw_8bit"
+    if paged and not (on_gpu and importlib.util.find_spec("bitsandbytes")):
+        console.print("no GPU with bitsandbytes here: AdamW in float32 instead of PagedAdamW8bit")
+        paged = False
+    if recipe.precision == "bf16" and not on_gpu:
+        console.print("no GPU here: float32 instead of bfloat16")
+    return MultiVectorEncoderTrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        num_train_epochs=recipe.epochs,
+        max_steps=recipe.steps or -1,
+        per_device_train_batch_size=_share(recipe.batch, world),
+        gradient_accumulation_steps=1,
+        dataloader_drop_last=True,
+        dataloader_num_workers=recipe.workers,
+        dataloader_persistent_workers=recipe.workers > 0,
+        optim="paged_adamw_8bit" if paged else "adamw_torch",
+        learning_rate=recipe.learning_rate,
+        adam_beta1=recipe.beta1,
+        adam_beta2=recipe.beta2,
+        adam_epsilon=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        lr_scheduler_type="cosine",
+        lr_scheduler_kwargs={"num_cycles": 0.25},  # a quarter period: what T_max = twice the steps is in PyTorch
+        warmup_steps=0,
+        bf16=recipe.precision == "bf16" and on_gpu,
+        use_cpu=not on_gpu,
+        ddp_backend="gloo" if "RANK" in os.environ and not on_gpu else None,
+        ddp_find_unused_parameters=False,
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        seed=recipe.seed,
+        save_strategy="steps" if recipe.save_every else "no",
+        save_steps=recipe.save_every or 500,
+        save_total_limit=2,
+        eval_strategy="steps" if recipe.validate_every else "no",
+        eval_steps=recipe.validate_every or None,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        report_to=[],  # TensorBoard comes as a callback, with a folder of its own
+        disable_tqdm=True,
+    )
+
+
+def _share(batch: int, world: int) -> int:
+    if batch % world:
+        raise UsageError(f"batch = {batch} cannot be shared evenly by {world} processes")
+    return batch // world
+
+
+def _check_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
+    """Refuse to write over another run, and to go on with another recipe."""
+    file = folder / RECIPE
+    if not file.is_file():
+        return
+    if not resume:
+        raise UsageError(f"{folder} holds a run already: go on with it by --resume, or choose another output")
+    before = read_recipe(file)
+    changed = [field.name for field in fields(recipe) if getattr(before, field.name) != getattr(recipe, field.name)]
+    if changed:
+        raise UsageError(
+            f"{folder} holds a run with another {changed[0]} "
+            f"({getattr(before, changed[0])!r}, not {getattr(recipe, changed[0])!r}): choose another output"
+        )
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that was written to its end: its state file comes last."""
+    found = [path for path in (folder / "checkpoints").glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _commit() -> str | None:
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None
+
+
+def _versions() -> dict[str, str]:
+    names = ("randslot", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -1,0 +1,131 @@
+"""The loss is the paper's: over all processes as over one, with a cache as without, repeated pages masked or not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+from peft import LoraConfig
+from torch.nn.parallel import DistributedDataParallel
+
+from conftest import STRATEGIES, make, noise, safe_half_precision
+from randslot.training.loss import Scores, find_repeats, make_loss
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+QUERIES = [f"query number {i * 7}" for i in range(8)]
+
+
+def pages() -> list:
+    return [noise(64 + 32 * (i % 3), 64, i) for i in range(8)]
+
+
+def model_and_loss(family: str, strategy: str, batch: int, micro_batch: int):
+    """A model whose random slots depend on the content alone, so that processes and batches draw the same."""
+    model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
+    model[0].slots.eval()
+    return model, make_loss(model, temperature=0.5, batch=batch, micro_batch=micro_batch, mask_repeats=True)
+
+
+def gradients(model, loss, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
+    features = [model.preprocess(QUERIES[rows], task="query"), model.preprocess(pages()[rows], task="document")]
+    value = loss(features)
+    value.backward()
+    return value.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+CASES = [("qwen3-vl", s) for s in STRATEGIES] + [("qwen2.5-vl", "random")]
+
+
+def in_one_of_two_processes(rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for family, strategy in CASES:
+        for micro_batch in (0, 2):
+            model, loss = model_and_loss(family, strategy, 4, micro_batch)
+            loss.model = DistributedDataParallel(model)
+            result = gradients(model, loss, slice(4 * rank, 4 * rank + 4))
+            torch.save(result, Path(folder, f"{family}-{strategy}-{micro_batch}-{rank}.pt"))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def from_two_processes(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(in_one_of_two_processes, (port, str(folder)), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
+@pytest.mark.parametrize(("family", "strategy"), CASES)
+def test_two_processes_with_batch_4_equal_one_with_batch_8(family, strategy, micro_batch, from_two_processes):
+    """Pages of both are candidates, gradients flow back through the gather and are averaged."""
+    model, loss = model_and_loss(family, strategy, 8, 0)
+    value, expected = gradients(model, loss, slice(0, 8))
+    ranks = [torch.load(from_two_processes / f"{family}-{strategy}-{micro_batch}-{rank}.pt") for rank in (0, 1)]
+    assert (ranks[0][0] + ranks[1][0]) / 2 == pytest.approx(value, abs=1e-5)
+    for _, found in ranks:
+        assert found.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+    assert max(grad.abs().max() for grad in expected.values()) > 1e-3
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_the_cache_changes_no_gradient(family, strategy, micro_batch):
+    """With slots from the global generator, as in a real run, and a micro-batch that does not divide the batch."""
+    results = []
+    for size in (0, micro_batch):
+        model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
+        loss = make_loss(model, temperature=0.5, batch=8, micro_batch=size, mask_repeats=True)
+        torch.manual_seed(4)
+        results.append(gradients(model, loss, slice(0, 8)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
+    for name, expected in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_repeats_are_found_but_for_the_own_page():
+    keys = torch.tensor([5, 6, 5])
+    everyone = torch.tensor([9, 5, 6, 5, 7, 6])
+    expected = torch.zeros(3, 6, dtype=torch.bool)
+    expected[0, 3] = expected[1, 5] = expected[2, 1] = True
+    assert torch.equal(find_repeats(keys, everyone, first=1), expected)
+
+
+def by_hand(model, features, masked: bool) -> float:
+    """InfoNCE over MaxSim in plain loops, leaving equal pages out of the sum if masked."""
+    queries, vectors = (model(part)["token_embeddings"].detach() for part in features)
+    keys, total = features[1]["keys"].tolist(), 0.0
+    for i, query in enumerate(queries):
+        scores = [sum(max(float(a @ b) for b in page) for a in query) / 0.5 for page in vectors]
+        kept = [j for j in range(len(scores)) if j == i or not masked or keys[j] != keys[i]]
+        total += float(torch.logsumexp(torch.tensor([scores[j] for j in kept]), 0)) - scores[i]
+    return total / len(queries)
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1], ids=["plain", "cached"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_loss_by_hand_with_a_repeated_page(masked, micro_batch):
+    model = make("qwen3-vl", slots="zero", visual_tokens=16).train()
+    images = [noise(64, 64, seed) for seed in (1, 2, 1)]  # the first and the last query share their page
+    features = [model.preprocess(QUERIES[:3], task="query"), model.preprocess(images, task="document")]
+    loss = make_loss(model, temperature=0.5, batch=3, micro_batch=micro_batch, mask_repeats=masked)
+    assert loss(features).item() == pytest.approx(by_hand(model, features, masked), abs=1e-4)
+    assert abs(by_hand(model, features, True) - by_hand(model, features, False)) > 0.1
+
+
+def test_scores_stay_in_float32_under_autocast():
+    queries, pages = (torch.nn.functional.normalize(torch.randn(3, *shape), dim=-1) for shape in ((4, 64), (1, 4, 64)))
+    expected = Scores(None)(queries, pages)
+    with safe_half_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = Scores(None)(queries, pages)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, expected)

@@ -1,0 +1,265 @@
+"""Whole runs through the real trainer: they learn, resume after a kill, and differ only in what is appended."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from rich.console import Console
+from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from sentence_transformers.multi_vector_encoder.losses import (
+    CachedMultiVectorMultipleNegativesRankingLoss,
+    MultiVectorMultipleNegativesRankingLoss,
+)
+
+import randslot
+from conftest import STRATEGIES, make
+from randslot.errors import RandSlotError, UsageError
+from randslot.training.recipe import make_recipe, read_recipe, write_recipe
+from randslot.training.run import Run
+from randslot.training.watch import read_losses
+from training.conftest import small, write_pairs
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def losses(folder: Path) -> list[float]:
+    return [float(row["loss"]) for row in read_losses(folder / "losses.csv")]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "randslot", *words]
+
+
+def test_learning_is_real_for_every_strategy(strategy, tmp_path):
+    """Four pairs, trained until each query ranks its own page first."""
+    data = write_pairs(tmp_path / "few", 4)
+    model = randslot.train(small(data, tmp_path / "run", slots=strategy, steps=150, learning_rate=5e-4, seed=1))
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    scores = model.similarity(
+        model.encode_query([row["query"] for row in rows]),
+        model.encode_document([str(data.parent / row["image"]) for row in rows]),
+    )
+    assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3]
+    values = losses(tmp_path / "run")
+    assert values[-1] < 0.1 < 1.0 < values[0]
+
+
+def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
+    model = randslot.train(small(data, tmp_path / "run", slots="fixed", lora=True, save_every=2))
+    folder = tmp_path / "run"
+    assert torch.equal(randslot.load(folder).encode_query("tax"), model.encode_query("tax"))
+    assert read_recipe(folder / "recipe.toml") == make_recipe(
+        small(data, folder, slots="fixed", lora=True, save_every=2)
+    )
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["steps"], record["seed"], record["processes"]) == (3, 42, 1)
+    assert {"torch", "transformers", "randslot"} <= record["versions"].keys()
+    with (folder / "losses.csv").open() as rows:
+        table = list(csv.DictReader(rows))
+    assert [row["step"] for row in table] == ["1", "2", "3"]
+    assert float(table[0]["learning_rate"]) == 1e-3
+    assert (folder / "losses.png").stat().st_size > 5000
+    assert list((folder / "tensorboard").iterdir())
+    assert (folder / "checkpoints" / "checkpoint-2").is_dir()
+    card = (folder / "README.md").read_text()
+    assert "Pairs of query and page: 8 pairs." in card
+
+
+def test_118195_rows_make_923_steps(tmp_path):
+    """The last partial batch is dropped."""
+    data = write_pairs(tmp_path / "data", 1)
+    data.write_text(data.read_text() * 118_195)
+    run = Run(make_recipe(small(data, tmp_path / "run", batch=128, steps=0, epochs=1)), resume=False)
+    trainer = run.make_trainer(run.make_model(), run.load_pairs())
+    assert len(trainer.get_train_dataloader()) == 923
+
+
+def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    run = Run(make_recipe(recipe), resume=False)
+    model = run.make_model()
+    batches = list(run.make_trainer(model, run.load_pairs()).get_train_dataloader())[:2]
+    return batches, {name: tensor.clone() for name, tensor in model[0].backbone.state_dict().items()}
+
+
+def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
+    """Same initial weights and adapters, same batches under one seed; another seed changes both."""
+    batches, weights = first_batches(small(data, tmp_path / "a", lora=True, slots="random"))
+    for number, strategy in enumerate(STRATEGIES[1:]):
+        others, other_weights = first_batches(small(data, tmp_path / str(number), lora=True, slots=strategy))
+        for a, b in zip(batches, others, strict=True):
+            assert a.keys() == b.keys()
+            assert all(torch.equal(a[key], b[key]) for key in a if isinstance(a[key], torch.Tensor))
+        assert weights.keys() == other_weights.keys()
+        assert all(torch.equal(weights[key], other_weights[key]) for key in weights)
+    shuffled, fresh = first_batches(small(data, tmp_path / "b", lora=True, slots="random", seed=123))
+    assert not torch.equal(batches[0]["query_keys"], shuffled[0]["query_keys"])
+    assert any(not torch.equal(weights[key], fresh[key]) for key in weights)
+
+
+@pytest.mark.parametrize("slots", ["random", "learned"])
+def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, data, tmp_path):
+    recipe = make_recipe(small(data, tmp_path / "whole", slots=slots, lora=True, steps=40, save_every=4))
+    whole = tmp_path / "whole"
+    randslot.train(recipe)
+    killed = tmp_path / "killed"
+    write_recipe(replace(recipe, output=str(killed)), tmp_path / "killed.toml")
+    process = subprocess.Popen(
+        command("train", str(tmp_path / "killed.toml")), env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    while len(read_losses(killed / "losses.csv")) < 10:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "run.json").exists()
+    (killed / "checkpoints" / "checkpoint-9999").mkdir()  # a checkpoint that was never finished is passed over
+    subprocess.run(
+        command("train", str(tmp_path / "killed.toml"), "--resume"), env=ENVIRONMENT, check=True, capture_output=True
+    )
+    assert losses(killed) == pytest.approx(losses(whole), abs=1e-6)
+    assert [row["step"] for row in read_losses(killed / "losses.csv")] == [str(step + 1) for step in range(40)]
+    a, b = (randslot.load(folder).encode_query("tax") for folder in (whole, killed))
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
+    recipe = small(data, tmp_path / "run")
+    randslot.train(recipe)
+    with pytest.raises(UsageError, match="holds a run already: go on with it by --resume"):
+        randslot.train(recipe)
+    with pytest.raises(UsageError, match="holds a run with another slots"):
+        randslot.train(recipe | {"slots": "zero"}, resume=True)
+
+
+def test_validation_searches_held_out_pairs_during_training(data, tmp_path, capsys):
+    held_out = write_pairs(tmp_path / "held", 4)
+    randslot.train(small(data, tmp_path / "run", steps=4, validation=str(held_out), validate_every=2))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validation nDCG@5" in line]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"]
+
+
+def test_gradient_checkpointing_and_workers_change_no_loss(data, tmp_path):
+    randslot.train(small(data, tmp_path / "a", steps=2))
+    randslot.train(small(data, tmp_path / "b", steps=2, gradient_checkpointing=True, workers=1, micro_batch=2))
+    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), abs=1e-5)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_stops_the_run_in_one_line(workers, data, tmp_path):
+    (data.parent / "staff.png").write_bytes(b"not an image")
+    with pytest.raises(RandSlotError, match=r"^\S*pairs\.jsonl: row 3: not an image that can be read: \S+$") as caught:
+        randslot.train(small(data, tmp_path / "run", batch=8, workers=workers))
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
+    (data.parent / "staff.png").write_bytes(b"not an image")
+    randslot.train(small(data, tmp_path / "run", batch=8, on_bad_row="skip"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["broken_images_passed_over"] == 1
+    assert "row 3" in (tmp_path / "run" / "skipped_rows.txt").read_text()
+
+
+def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
+    with pytest.raises(RandSlotError, match=r"the loss is nan at step .*; try a lower learning_rate"):
+        randslot.train(small(data, tmp_path / "run", steps=20, learning_rate=1e30, clip=1e30))
+
+
+def test_too_few_pairs_are_said(data, tmp_path):
+    with pytest.raises(UsageError, match="has 8 good pairs, fewer than one batch of 16"):
+        randslot.train(small(data, tmp_path / "run", batch=16))
+
+
+def test_a_batch_that_processes_cannot_share_is_said(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UsageError, match="batch = 4 cannot be shared evenly by 8 processes"):
+        randslot.train(small(data, tmp_path / "run"))
+
+
+WATCHED = """
+import os, sys, torch, randslot
+from randslot.slots import Random
+from randslot.training.recipe import read_recipe
+from randslot.training.run import Run
+
+drawn, rank, draw = [], os.environ["RANK"], Random.forward
+Random.forward = lambda self, *ask: drawn.append(draw(self, *ask)) or drawn[-1]
+run = Run(read_recipe(sys.argv[1]), resume=False)
+make_model = run.make_model
+def remember():
+    model = make_model()
+    run.start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    return model
+run.make_model = remember
+model = run.go()
+end = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+torch.save({"drawn": [d.detach() for d in drawn], "start": run.start, "end": end}, f"{sys.argv[2]}/rank{rank}.pt")
+"""
+
+
+def torchrun(*words: str) -> None:
+    base = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    answer = subprocess.run([*base, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+
+
+def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data, tmp_path):
+    write_recipe(make_recipe(small(data, tmp_path / "run", lora=True, steps=2)), tmp_path / "recipe.toml")
+    (tmp_path / "watched.py").write_text(WATCHED)
+    torchrun(str(tmp_path / "watched.py"), str(tmp_path / "recipe.toml"), str(tmp_path))
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert len(first["drawn"]) == 4  # two steps, a query and a page side each
+    for a, b in zip(first["drawn"], second["drawn"], strict=True):
+        assert not torch.isclose(a, b).all(dim=-1).any()
+    for part in ("start", "end"):
+        assert first[part].keys() == second[part].keys()
+        assert all(torch.equal(first[part][name], second[part][name]) for name in first[part])
+    assert any(not torch.equal(first["start"][name], first["end"][name]) for name in first["start"])
+
+
+def test_torchrun_with_the_real_command_gives_the_losses_of_one_process(data, tmp_path):
+    """Zero slots and no dropout leave nothing random: two processes and one must agree step by step."""
+    recipe = small(data, tmp_path / "one", lora=True, lora_dropout=0.0, slots="zero", steps=4, micro_batch=1)
+    randslot.train(recipe)
+    write_recipe(make_recipe(recipe | {"output": str(tmp_path / "two")}), tmp_path / "two.toml")
+    torchrun("-m", "randslot", "train", str(tmp_path / "two.toml"))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+
+
+def test_the_bar_shows_loss_rate_speed_and_time(data, tmp_path, monkeypatch):
+    screen = Console(force_terminal=True, width=140, file=(tmp_path / "screen").open("w"))
+    monkeypatch.setattr("randslot.training.run.Console", lambda **_: screen)
+    randslot.train(small(data, tmp_path / "run"))
+    screen.file.close()
+    shown = (tmp_path / "screen").read_text()
+    for part in ("training", "3/3", "loss", "rate", "pages/s"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_sentence_transformers_own_trainer_works_as_it_is(cached, data, tmp_path):
+    """No recipe, no run of ours: a model, an ordinary dataset, a loss."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    dataset = Dataset.from_dict(
+        {"query": [row["query"] for row in rows], "page": [str(data.parent / row["image"]) for row in rows]}
+    )
+    model = make("qwen3-vl", lora=True, visual_tokens=16)
+    kind = CachedMultiVectorMultipleNegativesRankingLoss if cached else MultiVectorMultipleNegativesRankingLoss
+    args = MultiVectorEncoderTrainingArguments(
+        str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, save_steps=2, report_to=[], use_cpu=True
+    )
+    trainer = MultiVectorEncoderTrainer(model=model, args=args, train_dataset=dataset, loss=kind(model, scale=10.0))
+    trainer.train()
+    again = randslot.load(tmp_path / "out" / "checkpoint-2")
+    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
