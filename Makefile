@@ -19,6 +19,7 @@ check: $(READY)
 benchmark: $(READY)
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/tables.py
 
 # torch first and pinned: a looser wish for it would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt

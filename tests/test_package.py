@@ -98,7 +98,7 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/guide.md", "docs/training.md"])
 def test_the_examples_in_the_docs_run(file, tmp_path, monkeypatch):
     """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
     from conftest import noise
@@ -117,3 +117,7 @@ def test_the_first_example_runs():
         [sys.executable, str(ROOT / "examples" / "first_steps.py")], capture_output=True, text=True, check=True
     )
     assert "4 vectors" in answer.stdout
+
+
+def test_tables_in_the_docs_are_what_the_results_say():
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], check=True)

@@ -28,8 +28,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def start(
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Compact visual document retrieval: four vectors a page."""
     if debug:
@@ -41,7 +43,9 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the model and its run.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
+    ] = False,
 ) -> None:
     """Train a model on pairs of query and page.
 

@@ -15,7 +15,8 @@ from .errors import RandSlotError
 
 PageInput = str | os.PathLike[str] | bytes | Image.Image
 WHITE = (255, 255, 255)
-PIXELS = 1536 * 32 * 32  # what a page of 1,536 visual tokens has with the larger of both patch sizes
+TOKEN_PIXELS = 32 * 32  # of a page image in one visual token, with the larger of the backbones' patch sizes
+PIXELS = 1536 * TOKEN_PIXELS
 PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 
 

@@ -142,6 +142,27 @@ def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
         randslot.train(recipe | {"slots": "zero"}, resume=True)
 
 
+def test_a_finished_run_is_not_trained_again(data, tmp_path, capsys):
+    recipe = small(data, tmp_path / "run")
+    model = randslot.train(recipe)
+    record = (tmp_path / "run" / "run.json").read_text()
+    again = randslot.train(recipe, resume=True)
+    assert "is finished already" in capsys.readouterr().err
+    assert (tmp_path / "run" / "run.json").read_text() == record
+    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
+
+
+def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_path):
+    recipe = make_recipe(small(data, tmp_path / "run", slots="learned", lora=True, learning_rate=2e-4))
+    run = Run(recipe, resume=False)
+    model = run.make_model()
+    optimizer = run.make_trainer(model, run.load_pairs()).create_optimizer()
+    (group,) = [group for group in optimizer.param_groups if group["params"]]
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters() if p.requires_grad}
+    assert id(model[0].slots.tables.weight) in {id(p) for p in group["params"]}
+    assert (group["lr"], group["weight_decay"], group["betas"], group["eps"]) == (2e-4, 0.01, (0.9, 0.999), 1e-8)
+
+
 def test_validation_searches_held_out_pairs_during_training(data, tmp_path, capsys):
     held_out = write_pairs(tmp_path / "held", 4)
     randslot.train(small(data, tmp_path / "run", steps=4, validation=str(held_out), validate_every=2))

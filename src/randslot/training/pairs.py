@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 
 from ..errors import RandSlotError, UsageError
 from ..hub import first_line
-from ..pages import open_page, page_file
+from ..pages import PIXELS, open_page, page_file
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class Opener:
     pairs: Pairs
     on_bad_row: str
     log: Path
+    pixels: int = PIXELS  # how large to render a page of a PDF
     rows: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +171,7 @@ class Opener:
     def _open(self, query: str, page: Any, row: int) -> tuple[str, Any]:
         for _ in range(len(self.rows)):
             try:
-                return query, open_page(self.pairs.locate(page))
+                return query, open_page(self.pairs.locate(page), self.pixels)
             except RandSlotError as error:
                 if self.on_bad_row == "stop":
                     raise RandSlotError(f"{self.pairs.name}: row {row}: {error}") from error

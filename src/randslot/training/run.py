@@ -28,6 +28,7 @@ from ..backbone import default_lora
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
 from ..model import load, untrained
+from ..pages import TOKEN_PIXELS
 from .loss import make_loss
 from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
 from .recipe import Recipe, make_recipe, read_recipe, write_recipe
@@ -47,7 +48,11 @@ def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False)
     elif not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     recipe = recipe if recipe.output else replace(recipe, output=f"runs/{recipe.slots}-{recipe.seed}")
-    return Run(recipe, resume).go()
+    run = Run(recipe, resume)
+    if resume and (run.folder / RUN).is_file():
+        run.console.print(f"{run.folder} is finished already")
+        return load(run.folder)
+    return run.go()
 
 
 class Run:
@@ -58,9 +63,10 @@ class Run:
         self.folder = Path(recipe.output)
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False)
+        self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False, soft_wrap=True)
         disable_progress_bar()  # ours says what is needed
         set_verbosity_error()
+        self.bar = Bar(self.console)
         self.batch = _share(recipe.batch, self.world)
         self.checkpoint = _last_checkpoint(self.folder) if resume else None
         if self.rank == 0:  # the others may look when the first one has begun to write
@@ -82,6 +88,11 @@ class Run:
         except RandSlotError as error:
             # A worker's error arrives with its traceback as its message; its last line is ours.
             raise RandSlotError(str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]) from error
+        except KeyboardInterrupt:
+            self.console.print("stopped: --resume goes on from the last checkpoint")
+            raise
+        finally:
+            self.bar.stop()
         if trainer.is_world_process_zero():
             self.finish(model, trainer, time.perf_counter() - started)
         return model
@@ -117,10 +128,12 @@ class Run:
         recipe = self.recipe
         args = make_arguments(recipe, self.folder, self.world, self.console)
         losses = Losses(self.folder / LOSSES, recipe.batch)
+        pixels = recipe.visual_tokens * TOKEN_PIXELS
+        opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, pixels)
         trainer = MultiVectorEncoderTrainer(
             model=model,
             args=args,
-            train_dataset=pairs.dataset.with_transform(Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED)),
+            train_dataset=pairs.dataset.with_transform(opener),
             loss=make_loss(
                 model,
                 temperature=recipe.temperature,
@@ -132,7 +145,8 @@ class Run:
             callbacks=[OwnSlots(recipe.seed), losses],
         )
         if self.rank == 0:
-            trainer.add_callback(Bar(self.console, losses))
+            self.bar.losses = losses
+            trainer.add_callback(self.bar)
             trainer.add_callback(TensorBoardCallback(SummaryWriter(str(self.folder / "tensorboard"))))
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
@@ -184,7 +198,7 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         paged = False
     if recipe.precision == "bf16" and not on_gpu:
         console.print("no GPU here: float32 instead of bfloat16")
-    return MultiVectorEncoderTrainingArguments(
+    args = MultiVectorEncoderTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=recipe.epochs,
         max_steps=recipe.steps or -1,
@@ -220,6 +234,8 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         report_to=[],  # TensorBoard comes as a callback, with a folder of its own
         disable_tqdm=True,
     )
+    args._n_gpu = min(args.n_gpu, 1)  # one process, one GPU: more of them go through torchrun, not DataParallel
+    return args
 
 
 def _share(batch: int, world: int) -> int:

@@ -90,9 +90,10 @@ def read_losses(file: Path) -> list[dict[str, str]]:
 class Bar(TrainerCallback):
     """Show a progress bar with loss, rate, pages a second and time left; plain lines where there is no terminal."""
 
-    def __init__(self, console: Console, losses: Losses) -> None:
+    losses: Losses
+
+    def __init__(self, console: Console) -> None:
         self.console = console
-        self.losses = losses
         self.task = TaskID(0)
         self.progress = Progress(
             TextColumn("training"),
@@ -127,7 +128,6 @@ class Bar(TrainerCallback):
             left = (state.max_steps - state.global_step) * self.losses.batch / max(speed, 1e-9)
             self.console.print(f"step {state.global_step}/{state.max_steps}  {status}  {left:.0f} s left")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def stop(self) -> None:
+        """Give the terminal back, however the run ended."""
         self.progress.stop()

@@ -1,0 +1,59 @@
+"""Put the rows of results/ into the tables of the docs, between `<!-- table: NAME -->` and `<!-- end -->`.
+
+python benchmarks/tables.py              # rewrite them
+python benchmarks/tables.py --check      # fail if one is not what the results say
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PLACES = ["README.md", "docs/log.md", "docs/training.md"]
+MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def make_table(name: str) -> str:
+    """Return the Markdown of one table: its rows by kind, then what made them."""
+    record = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        kinds.setdefault(tuple(row), []).append(row)
+    tables = [
+        "".join(f"| {' | '.join(line)} |\n" for line in _lines(list(heads), rows)) for heads, rows in kinds.items()
+    ]
+    machine = record["machine"]
+    made = f"`{record['command']}` at commit {record['commit']}, {record['date']}: {machine['processor']}, "
+    return "\n".join([*tables, f"{made}{machine['threads']} thread, torch {machine['torch']}.\n"])
+
+
+def _lines(heads: list[str], rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [heads, ["---"] * len(heads), *[[_show(row[head]) for head in heads] for row in rows]]
+
+
+def _show(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def main() -> None:
+    stale = []
+    for place in PLACES:
+        file = ROOT / place
+        before = file.read_text(encoding="utf-8")
+        after = MARKED.sub(lambda found: f"{found[1]}{make_table(found['name'])}{found[3]}", before)
+        if after != before and "--check" in sys.argv:
+            stale.append(place)
+        elif after != before:
+            file.write_text(after, encoding="utf-8")
+    if stale:
+        sys.exit(f"tables in {', '.join(stale)} are not what results/ says: run python benchmarks/tables.py")
+
+
+if __name__ == "__main__":
+    main()

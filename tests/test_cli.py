@@ -1,0 +1,116 @@
+"""The command line: exit codes, one-line errors, and the whole way from PDFs to a trained model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import randslot
+from randslot.cli import main
+from randslot_pdf import write_pdf
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["randslot", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def manual(tmp_path: Path) -> Path:
+    folder = tmp_path / "manuals"
+    folder.mkdir()
+    titles = [("Setting the clock", 0), ("Ordering parts", 1), ("Drum and belt", 2), ("Steam tables", 3)]
+    write_pdf(folder / "washer.pdf", 4, titles)
+    return folder
+
+
+def test_from_a_folder_of_pdfs_to_a_model(manual, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "pairs", str(manual), "-o", "pairs.jsonl") == 0
+    assert "4 pairs in pairs.jsonl" in capsys.readouterr().out
+    words = ["train", "tiny", "--set", "data=pairs.jsonl", "--set", "steps=2", "--set", "batch=4", "-o", "runs/first"]
+    assert run(monkeypatch, *words) == 0
+    assert "trained 2 steps" in capsys.readouterr().err
+    assert randslot.load("runs/first").encode_document(f"{manual}/washer.pdf#page=1").shape == (4, 64)
+    assert run(monkeypatch, *words) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["train", "nowhere.toml"], 2, "randslot: no recipe nowhere.toml"),
+        (["train", "tiny", "--set", "slot=zero"], 2, "unknown key 'slot'; did you mean 'slots'?"),
+        (["train", "tiny", "--set", "batch=many"], 2, "batch must be a whole number, not 'many'"),
+        (["train", "tiny", "--set", "query_vectors=0"], 2, "query_vectors must be a whole number of at least 1"),
+        (["train", "tiny", "--set", "data=gone.jsonl"], 2, "no such file: gone.jsonl"),
+        (["train", "tiny", "--set", "data=torn.jsonl"], 1, "torn.jsonl: row 1 is not valid JSON"),
+        (["pairs", "nowhere", "-o", "x.jsonl"], 2, "no such folder: nowhere"),
+        (["pairs", "empty", "-o", "x.jsonl"], 1, "no PDF below empty has an outline with useful titles"),
+    ],
+)
+def test_errors_are_one_line_with_the_right_code(words, code, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torn.jsonl").write_text("{")
+    (tmp_path / "empty").mkdir()
+    assert run(monkeypatch, *words) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_fewer_pairs_a_batch_than_processes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert run(monkeypatch, "train", "tiny") == 2
+    assert "batch = 8 cannot be shared evenly by 16 processes" in capsys.readouterr().err
+
+
+def test_only_the_first_process_speaks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert run(monkeypatch, "train", "nowhere.toml") == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["randslot", "--debug", "train", "nowhere.toml"])
+    monkeypatch.setenv("RANDSLOT_DEBUG", "")
+    with pytest.raises(randslot.UsageError):
+        main()
+
+
+def test_a_pdf_that_cannot_be_read_is_named_and_the_rest_is_done(manual, tmp_path, monkeypatch, capsys):
+    (manual / "torn.pdf").write_bytes(b"%PDF-1.4 torn")
+    assert run(monkeypatch, "pairs", str(manual), "-o", str(tmp_path / "pairs.jsonl")) == 1
+    assert "could not read" in capsys.readouterr().err
+    assert len((tmp_path / "pairs.jsonl").read_text().splitlines()) == 4
+
+
+def test_help_is_instant_and_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['randslot', '--help']\n"
+        "from randslot.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'PIL', 'numpy', 'datasets', 'matplotlib'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "train" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_the_packages(monkeypatch, capsys):
+    from importlib.metadata import version
+
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.strip() == randslot.__version__ == version("randslot")
+
+
+def test_shipped_recipes_are_in_the_package():
+    folder = Path(randslot.__file__).parent / "recipes"
+    assert {file.stem for file in folder.glob("*.toml")} == {"qwen2.5-vl-3b", "qwen3-vl-4b", "tiny"}
