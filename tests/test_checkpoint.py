@@ -115,6 +115,14 @@ def test_tokenizer_and_image_settings_are_read_from_the_saved_model(backbone, tm
         randslot.load(tmp_path / "model")
 
 
+def test_image_settings_inside_a_whole_processor_are_read(backbone):
+    settings = json.loads((backbone / "preprocessor_config.json").read_text())
+    expected = vectors(randslot.load(backbone))
+    (backbone / "preprocessor_config.json").unlink()
+    (backbone / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    assert torch.equal(vectors(randslot.load(backbone)), expected)
+
+
 def test_a_small_visual_limit_can_be_raised_again(tmp_path):
     shape = json.loads((Path(randslot.__file__).parent / "backbones" / "qwen3-vl-tiny.json").read_text())
     shape["image_processor"]["size"]["shortest_edge"] = 65536  # as in the real 4B

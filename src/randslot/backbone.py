@@ -80,7 +80,7 @@ def load_backbone(
         model, report = AutoModel.from_pretrained(
             source.folder,
             dtype=dtype,
-            attn_implementation=attn_implementation or _default_attention(),
+            attn_implementation=attn_implementation or _default_attention(dtype),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -108,11 +108,12 @@ def load_processors(source: Source) -> tuple[PreTrainedTokenizerBase, Qwen2VLIma
 
     Errors: RandSlotError in one line if one is missing or broken.
     """
-    for filename in ("tokenizer_config.json", "preprocessor_config.json"):
-        file = Path(str(source.folder), filename)
-        if not file.is_file():
-            raise RandSlotError(f"{source.name} lacks {filename}")
-        read_json(file)
+    # A processor that was saved as a whole keeps its image settings in processor_config.json.
+    for choices in (("tokenizer_config.json",), ("preprocessor_config.json", "processor_config.json")):
+        files = [file for filename in choices if (file := Path(str(source.folder), filename)).is_file()]
+        if not files:
+            raise RandSlotError(f"{source.name} lacks {choices[0]}")
+        read_json(files[0])
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
         image_processor = Qwen2VLImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
@@ -145,7 +146,7 @@ def build_backbone(
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device == "meta" else "cpu"):
         torch.manual_seed(seed)
         try:
-            attention = attn_implementation or _default_attention()
+            attention = attn_implementation or _default_attention(dtype)
             model = AutoModel.from_config(config, dtype=dtype or torch.float32, attn_implementation=attention)
         except (ValueError, ImportError) as error:
             raise UsageError(f"cannot build {shape}: {first_line(error)}") from error
@@ -183,8 +184,10 @@ def default_lora(rank: int = 16, alpha: int = 32, dropout: float = 0.05) -> Lora
     return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
 
 
-def _default_attention() -> str:
-    return "flash_attention_2" if torch.cuda.is_available() and is_flash_attn_2_available() else "sdpa"
+def _default_attention(dtype: torch.dtype | None) -> str:
+    """Choose flash attention 2 where it is installed and can run: on a GPU, in half precision."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return "flash_attention_2" if half and torch.cuda.is_available() and is_flash_attn_2_available() else "sdpa"
 
 
 class LinearPatches(nn.Module):

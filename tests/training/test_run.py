@@ -123,7 +123,9 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, dat
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "run.json").exists()
-    (killed / "checkpoints" / "checkpoint-9999").mkdir()  # a checkpoint that was never finished is passed over
+    torn = killed / "checkpoints" / "checkpoint-9999"  # a checkpoint that was never finished is passed over
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"epoch": ')
     subprocess.run(
         command("train", str(tmp_path / "killed.toml"), "--resume"), env=ENVIRONMENT, check=True, capture_output=True
     )

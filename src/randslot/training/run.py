@@ -68,7 +68,7 @@ class Run:
         set_verbosity_error()
         self.bar = Bar(self.console)
         self.batch = _share(recipe.batch, self.world)
-        self.checkpoint = _last_checkpoint(self.folder) if resume else None
+        self.checkpoint = _last_checkpoint(self.folder, self.world) if resume else None
         if self.rank == 0:  # the others may look when the first one has begun to write
             _check_folder(self.folder, recipe, resume)
 
@@ -260,10 +260,21 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
         )
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that was written to its end: its state file comes last."""
-    found = [path for path in (folder / "checkpoints").glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+def _last_checkpoint(folder: Path, world: int) -> Path | None:
+    """Return the newest checkpoint that was written to its end."""
+    found = [path for path in (folder / "checkpoints").glob("checkpoint-*") if _is_whole(path, world)]
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(checkpoint: Path, world: int) -> bool:
+    """Whether the first process wrote its state, which comes last, and every process its random state."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    states = {file.name for file in checkpoint.glob("rng_state*.pth")}
+    of_all = {f"rng_state_{rank}.pth" for rank in range(world)} if world > 1 else set()
+    return bool(states) and (of_all <= states or "rng_state.pth" in states)
 
 
 def _commit() -> str | None:
