@@ -91,13 +91,10 @@ def measure_time(repeats: int) -> list[dict[str, Any]]:
 def measure_memory() -> list[dict[str, Any]]:
     """Run one step in a process of its own for several batches and micro-batches."""
     rows = []
-    for micro_batch in (2, 0):
-        for batch in (4, 8, 16):
-            command = [sys.executable, __file__, "--peak", str(batch), str(micro_batch)]
-            answer = subprocess.run(command, capture_output=True, text=True, check=True)
-            rows.append(
-                {"batch": batch, "micro-batch": micro_batch or "whole", "MiB": float(answer.stdout.split()[-1])}
-            )
+    for batch, micro_batch in ((4, 2), (8, 2), (16, 2), (16, 4), (16, 8), (4, 0), (8, 0), (16, 0)):
+        command = [sys.executable, __file__, "--peak", str(batch), str(micro_batch)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows.append({"batch": batch, "micro-batch": micro_batch or "whole", "MiB": float(answer.stdout.split()[-1])})
     return rows
 
 
@@ -113,7 +110,7 @@ def peak_of_one_step(batch: int, micro_batch: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peak", type=int, nargs=2, metavar=("BATCH", "MICRO"), help=argparse.SUPPRESS)
     options = parser.parse_args()

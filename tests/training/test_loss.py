@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def in_one_of_two_processes(rank: int, port: int, folder: str) -> None:
             loss.model = DistributedDataParallel(model)
             result = gradients(model, loss, slice(4 * rank, 4 * rank + 4))
             torch.save(result, Path(folder, f"{family}-{strategy}-{micro_batch}-{rank}.pt"))
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's own way down can wait for ever for a process that has gone already
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,13 @@ def from_two_processes(tmp_path_factory) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(in_one_of_two_processes, (port, str(folder)), nprocs=2)
+    processes = torch.multiprocessing.spawn(in_one_of_two_processes, (port, str(folder)), nprocs=2, join=False)
+    deadline = time.monotonic() + 240
+    while not processes.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in processes.processes:
+                process.kill()
+            pytest.fail("two processes did not finish within four minutes")
     return folder
 
 

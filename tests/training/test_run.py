@@ -127,7 +127,11 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, dat
     torn.mkdir()
     (torn / "trainer_state.json").write_text('{"epoch": ')
     subprocess.run(
-        command("train", str(tmp_path / "killed.toml"), "--resume"), env=ENVIRONMENT, check=True, capture_output=True
+        command("train", str(tmp_path / "killed.toml"), "--resume"),
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
+        timeout=240,
     )
     assert losses(killed) == pytest.approx(losses(whole), abs=1e-6)
     assert [row["step"] for row in read_losses(killed / "losses.csv")] == [str(step + 1) for step in range(40)]
@@ -232,7 +236,7 @@ torch.save({"drawn": [d.detach() for d in drawn], "start": run.start, "end": end
 
 def torchrun(*words: str) -> None:
     base = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    answer = subprocess.run([*base, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    answer = subprocess.run([*base, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 

@@ -95,6 +95,7 @@ class Run:
             self.bar.stop()
         if trainer.is_world_process_zero():
             self.finish(model, trainer, time.perf_counter() - started)
+        trainer.accelerator.wait_for_everyone()  # no process leaves while the first one is still writing
         return model
 
     def load_pairs(self) -> Pairs:
