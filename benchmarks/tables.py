@@ -19,7 +19,10 @@ MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re
 
 def make_table(name: str) -> str:
     """Return the Markdown of one table: its rows by kind, then what made them."""
-    record = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    file = ROOT / "results" / f"{name}.json"
+    if not file.is_file():
+        sys.exit(f"no {file}: run python benchmarks/{name}.py")
+    record = json.loads(file.read_text(encoding="utf-8"))
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in record["rows"]:
         kinds.setdefault(tuple(row), []).append(row)

@@ -91,6 +91,11 @@ def test_a_pdf_that_cannot_be_read_is_named_and_the_rest_is_done(manual, tmp_pat
     assert len((tmp_path / "pairs.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_place_that_cannot_be_written_is_one_line(manual, tmp_path, monkeypatch, capsys):
+    assert run(monkeypatch, "pairs", str(manual), "-o", str(tmp_path)) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_help_is_instant_and_loads_nothing_heavy():
     code = (
         "import sys; sys.argv = ['randslot', '--help']\n"

@@ -19,11 +19,15 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
     """
 
     tags: list[str] = field(default_factory=lambda: list(TAGS))
+    trained_on: str = ""  # what a run of ours says of itself
     template_path: Path = field(default=Path(__file__).with_name("model_card.md"), init=False, repr=False)
 
     def run_usage_snippet(self) -> None:
         """Run nothing: the card's example is fixed."""
         self.usage_examples: list[Any] = []
+
+    def set_losses(self, losses: list[Any]) -> None:
+        """Name no loss by its class."""
 
     def set_widget_examples(self, dataset: Any) -> None:
         """Take no examples: they would be decoded pages."""
@@ -42,6 +46,7 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
         metadata: dict[str, Any] = super().get_model_specific_metadata()
         return metadata | {
             "settings": encoder.get_config_dict(),
+            "trained_on": self.trained_on,
             "family": encoder.family,
             "backbone": _short(encoder.source.name),
             "revision": encoder.source.revision or "not recorded",

@@ -78,7 +78,10 @@ def pairs(
         print(f"could not read {line}", file=sys.stderr)
     if not found.pairs:
         raise RandSlotError(f"no PDF below {folder} has an outline with useful titles")
-    write_pairs(found, folder, output)
+    try:
+        write_pairs(found, folder, output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
     print(f"{len(found.pairs)} pairs in {output}")
     print(f"dropped: {found.generic} generic titles, {found.repeated} that name several pages", file=sys.stderr)
     if found.without_outline:

@@ -48,7 +48,7 @@ def find(
         if revision is not None:
             raise UsageError(f"revision={revision!r} goes with a hub id, and {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
-    if isinstance(name, Path) or not _is_hub_id(name):
+    if isinstance(name, Path) or not is_hub_id(name):
         raise RandSlotError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
     commit, offline = (None, "only local files") if local_files_only else _ask_hub(name, revision, token)
     try:
@@ -68,7 +68,8 @@ def find(
     return Source(name, Path(snapshot).name, Path(snapshot))
 
 
-def _is_hub_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form owner/name."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and not name.startswith(".")
 
 

@@ -35,30 +35,31 @@ def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
     if not isinstance(page, (str, os.PathLike)):
         raise RandSlotError(f"a page must be an image or the path of one, not {type(page).__name__}")
     path = Path(page).expanduser()
-    if not _is_file(path):
+    if not is_file(path):
         if found := PDF_PAGE.fullmatch(str(path)):
             return render_pdf_page(Path(found["file"]), int(found["number"]), pixels)
-        raise RandSlotError(f"page image not found: {_short(str(page))}")
+        raise RandSlotError(f"page image not found: {short(str(page))}")
     if path.suffix.lower() == ".pdf":
         raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
     return _open_image(path, str(path))
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):
         return False
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
     """Return a name for one line of an error: what was given, if it is an ordinary one."""
     return name if name.isprintable() and 0 < len(name) <= 300 else ascii(name[:80])
 
 
 def page_file(page: str) -> Path:
     """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
-    found = None if _is_file(Path(page)) else PDF_PAGE.fullmatch(page)
+    found = None if is_file(Path(page)) else PDF_PAGE.fullmatch(page)
     return Path(found["file"] if found else page)
 
 
@@ -67,7 +68,7 @@ def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Imag
 
     Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
     """
-    if not _is_file(file):
+    if not is_file(file):
         raise RandSlotError(f"PDF not found: {file}")
     try:
         with pdfium.PdfDocument(file) as pdf:

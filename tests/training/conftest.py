@@ -39,7 +39,7 @@ def small(data: Path, output: Path, **changes: object) -> dict[str, object]:
         "batch": 4,
         "micro_batch": 0,
         "steps": 3,
-        "epochs": 99,
+        "epochs": 999,
         "optimizer": "adamw",
         "precision": "fp32",
         "gradient_checkpointing": False,

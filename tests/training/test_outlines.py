@@ -49,7 +49,12 @@ def test_useful_titles_become_pairs_that_training_can_open(manuals, tmp_path):
         ("Chapter 4: Taxes", "Taxes"),
         ("Appendix A  Tables of steam", "Tables of steam"),
         ("2023 results", "2023 results"),
-        ("A tale of two cities", "tale of two cities"),
+        ("A tale of two cities", "A tale of two cities"),
+        ("A.2 Boundary layers", "Boundary layers"),
+        ("B. Units", "Units"),
+        ("3D plots", "3D plots"),
+        ("IP addresses", "IP addresses"),
+        ("My account", "My account"),
         ("Überblick über Größen", "Überblick über Größen"),
     ],
 )

@@ -67,6 +67,8 @@ def test_columns_are_named_by_the_recipe(tmp_path, data):
         ({"query": " ", "image": "tax.png"}, "empty query"),
         ({"query": None, "image": "tax.png"}, "empty query"),
         ({"query": "x"}, "no image"),
+        ({"query": "x", "image": ""}, "no image"),
+        ({"query": "x", "image": "n" * 300}, "page image not found"),
         ({"query": "x", "image": "gone.png"}, "page image not found: .*gone.png"),
         ({"query": "x", "image": "gone.pdf#page=2"}, "page image not found: .*gone.pdf"),
     ],
@@ -74,7 +76,7 @@ def test_columns_are_named_by_the_recipe(tmp_path, data):
 def test_bad_rows_that_are_cheap_to_see_stop_before_training(data, row, reason):
     with data.open("a") as lines:
         lines.write(json.dumps(row) + "\n")
-    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}; mend it, or pass over") as caught:
+    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}.*; mend it, or pass over") as caught:
         drop_bad_rows(load(data), "stop")
     assert "\n" not in str(caught.value)
     good, lines = drop_bad_rows(load(data), "skip")
@@ -85,9 +87,17 @@ def test_bad_rows_that_are_cheap_to_see_stop_before_training(data, row, reason):
 def test_missing_images_inside_a_dataset_are_seen_without_decoding(encoded, tmp_path):
     rows = encoded.to_list()
     rows[3]["image"] = None
+    rows[5]["image"] = {"bytes": b"", "path": None}
     Dataset.from_list(rows, features=encoded.features).save_to_disk(tmp_path / "saved")
-    with pytest.raises(RandSlotError, match="row 4: no image"):
+    with pytest.raises(RandSlotError, match=r"row 4: no image \(and 1 more\)"):
         drop_bad_rows(load(tmp_path / "saved"), "stop")
+    good, _ = drop_bad_rows(load(tmp_path / "saved"), "skip")
+    assert len(good) == 6
+
+
+def test_blank_lines_and_a_byte_order_mark_do_no_harm(data):
+    data.write_text("\ufeff" + data.read_text().replace("\n", "\n\n") + "\n", encoding="utf-8")
+    assert len(load(data)) == 8
 
 
 def test_a_broken_image_stops_with_its_row_or_the_next_row_stands_in(data, tmp_path):
@@ -138,6 +148,15 @@ def test_torn_files_are_one_line(tmp_path, encoded):
     (tmp_path / "list.jsonl").write_text("[1]\n")
     with pytest.raises(RandSlotError, match="row 1 is not an object"):
         load(tmp_path / "list.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes('{"query": "Größe", "image": "b"}'.encode("latin-1"))
+    with pytest.raises(RandSlotError, match=r"latin\.jsonl is not UTF-8 text"):
+        load(tmp_path / "latin.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UsageError, match=r"empty\.jsonl has no rows"):
+        load(tmp_path / "empty.jsonl")
+    Dataset.from_dict({"query": ["a"], "image": [1]}).save_to_disk(tmp_path / "numbers")
+    with pytest.raises(UsageError, match="column 'image' holds neither images nor paths"):
+        load(tmp_path / "numbers")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(RandSlotError, match=r"cannot load pairs from .*torn\.parquet"):
         load(tmp_path / "torn.parquet")

@@ -92,7 +92,7 @@ def test_what_this_machine_lacks_is_said_in_one_line_each(capsys):
 
 
 def test_a_written_recipe_reads_back_the_same(tmp_path):
-    recipe = make_recipe({"untrained": "qwen3-vl-tiny", "output": 'a "b"', "temperature": 1, "slots": "zero"})
+    recipe = make_recipe({"untrained": "qwen3-vl-tiny", "output": 'a "b" \x7f 😀', "temperature": 1, "slots": "zero"})
     write_recipe(recipe, tmp_path / "recipe.toml")
     assert read_recipe(tmp_path / "recipe.toml") == recipe
 
@@ -109,8 +109,13 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
         ({"query_vectors": 0}, "query_vectors must be a whole number of at least 1"),
         ({"slots": "rand"}, "slots='rand' is not one of"),
         ({"on_bad_row": "weep"}, "on_bad_row = 'weep' is not one of stop, skip"),
-        ({"batch": 0}, "batch must be at least 1"),
-        ({"temperature": 0}, "temperature must be above 0"),
+        ({"batch": 1}, "batch must be at least 2"),
+        ({"temperature": 0}, "temperature must be between 1e-06 and 1e\\+06, not 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be between 0 and"),
+        ({"clip": float("inf")}, "clip must be between"),
+        ({"beta1": 2.0}, "beta1 must be between 0 and"),
+        ({"weight_decay": -1}, "weight_decay must be between 0 and"),
+        ({"data": ""}, "a recipe needs data"),
         ({"backbone": "a/b"}, "needs either backbone .* or untrained"),
         ({"validate_every": 5}, "validate_every needs validation"),
     ],

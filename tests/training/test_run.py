@@ -73,7 +73,8 @@ def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
     assert list((folder / "tensorboard").iterdir())
     assert (folder / "checkpoints" / "checkpoint-2").is_dir()
     card = (folder / "README.md").read_text()
-    assert "Pairs of query and page: 8 pairs." in card
+    assert f"3 steps of 4 pairs out of 8 from {data}" in card
+    assert "_PlainLoss" not in card
 
 
 def test_118195_rows_make_923_steps(tmp_path):
@@ -82,7 +83,7 @@ def test_118195_rows_make_923_steps(tmp_path):
     data.write_text(data.read_text() * 118_195)
     run = Run(make_recipe(small(data, tmp_path / "run", batch=128, steps=0, epochs=1)), resume=False)
     trainer = run.make_trainer(run.make_model(), run.load_pairs())
-    assert len(trainer.get_train_dataloader()) == 923
+    assert len(trainer.get_train_dataloader()) == trainer.args.max_steps == 923
 
 
 def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
@@ -107,9 +108,13 @@ def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
     assert any(not torch.equal(weights[key], fresh[key]) for key in weights)
 
 
-@pytest.mark.parametrize("slots", ["random", "learned"])
-def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, data, tmp_path):
-    recipe = make_recipe(small(data, tmp_path / "whole", slots=slots, lora=True, steps=40, save_every=4))
+@pytest.mark.parametrize(("slots", "workers"), [("random", 1), ("learned", 0)])
+def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, workers, tmp_path):
+    """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""
+    data = write_pairs(tmp_path / "dozen", 12)
+    recipe = make_recipe(
+        small(data, tmp_path / "whole", slots=slots, lora=True, steps=40, save_every=4, workers=workers)
+    )
     whole = tmp_path / "whole"
     randslot.train(recipe)
     killed = tmp_path / "killed"
@@ -146,6 +151,40 @@ def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
         randslot.train(recipe)
     with pytest.raises(UsageError, match="holds a run with another slots"):
         randslot.train(recipe | {"slots": "zero"}, resume=True)
+    randslot.train(recipe | {"output": f"{tmp_path}/./run", "micro_batch": 1}, resume=True)  # these may differ
+
+
+def test_a_run_that_kept_nothing_starts_again(data, tmp_path):
+    (data.parent / "staff.png").rename(data.parent / "away.png")
+    (data.parent / "staff.png").write_bytes(b"not an image")
+    with pytest.raises(RandSlotError, match="row 3"):
+        randslot.train(small(data, tmp_path / "run", batch=8))
+    (data.parent / "away.png").rename(data.parent / "staff.png")
+    randslot.train(small(data, tmp_path / "run", batch=8))
+
+
+def test_what_would_fail_at_the_end_is_said_at_the_start(data, tmp_path):
+    randslot.tiny("qwen3-vl").save_pretrained(str(tmp_path / "backbone"))
+    backbone = {"untrained": "", "backbone": str(tmp_path / "backbone"), "lora": True}
+    with pytest.raises(UsageError, match="is the backbone's own folder"):
+        randslot.train(small(data, tmp_path / "backbone", **backbone))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write into output"):
+        randslot.train(small(data, tmp_path / "file"))
+    with pytest.raises(UsageError, match="no such file"):
+        randslot.train(small(data, tmp_path / "run", validation="gone.jsonl", validate_every=1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_end_a_run_early_but_do_not_prolong_it(data, tmp_path):
+    randslot.train(small(data, tmp_path / "run", epochs=1, steps=20))
+    assert len(losses(tmp_path / "run")) == 2
+
+
+def test_a_machine_without_git_still_finishes(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    randslot.train(small(data, tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["commit"] is None
 
 
 def test_a_finished_run_is_not_trained_again(data, tmp_path, capsys):
@@ -170,10 +209,13 @@ def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_pat
 
 
 def test_validation_searches_held_out_pairs_during_training(data, tmp_path, capsys):
+    """And change nothing by looking."""
     held_out = write_pairs(tmp_path / "held", 4)
     randslot.train(small(data, tmp_path / "run", steps=4, validation=str(held_out), validate_every=2))
     lines = [line for line in capsys.readouterr().err.splitlines() if "validation nDCG@5" in line]
     assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"]
+    randslot.train(small(data, tmp_path / "blind", steps=4))
+    assert losses(tmp_path / "blind") == losses(tmp_path / "run")
 
 
 def test_gradient_checkpointing_and_workers_change_no_loss(data, tmp_path):
@@ -199,7 +241,7 @@ def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
     with pytest.raises(RandSlotError, match=r"the loss is nan at step .*; try a lower learning_rate"):
-        randslot.train(small(data, tmp_path / "run", steps=20, learning_rate=1e30, clip=1e30))
+        randslot.train(small(data, tmp_path / "run", steps=20, learning_rate=1e6, clip=1e30))
 
 
 def test_too_few_pairs_are_said(data, tmp_path):

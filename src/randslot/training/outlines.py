@@ -71,12 +71,15 @@ def read_outline(file: Path) -> Iterator[tuple[str, int]]:
                 yield title, index + 1
 
 
+NUMBER = re.compile(
+    r"(?:(?i:chapter|section|appendix|part)\s+[\dA-Z]{1,3}(?:\.\d+)*[.:)]?|\d{1,2}(?:\.\d+)*[.:)]?|[A-Z](?:\.\d+)+[.:)]?|[A-Z][.:)])\s+"
+)
+
+
 def clean_title(title: str) -> str:
     """Take the number before a title away, and extra spaces."""
     title = re.sub(r"\s+", " ", title.replace("\x00", "")).strip()
-    return re.sub(
-        r"^((chapter|section|appendix|part)\s+)?[\dA-Z]{1,2}(\.\d+)*[.:)]?\s+", "", title, flags=re.IGNORECASE
-    )
+    return NUMBER.sub("", title, count=1) if NUMBER.match(title) else title
 
 
 def is_useful(title: str) -> bool:

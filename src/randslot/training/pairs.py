@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 
 from ..errors import RandSlotError, UsageError
-from ..hub import first_line
-from ..pages import PIXELS, open_page, page_file
+from ..hub import first_line, is_hub_id
+from ..pages import PIXELS, is_file, open_page, page_file, short
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Pairs:
         """Return a page of the dataset as `open_page` takes it."""
         if isinstance(page, dict):
             page = page["bytes"] or page["path"]
+        if not page:
+            raise RandSlotError("no image")
         return page if isinstance(page, bytes) else str(self.base / page)
 
 
@@ -55,6 +57,8 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str) -> Pa
     dataset = dataset.rename_columns({query_column: "query", page_column: "page"})
     if isinstance(dataset.features["page"], Image):
         dataset = dataset.cast_column("page", Image(decode=False))
+    elif getattr(dataset.features["page"], "dtype", None) not in ("string", "large_string", "binary", "large_binary"):
+        raise UsageError(f"{data}: column {page_column!r} holds neither images nor paths: {dataset.features['page']}")
     path = Path(data)
     base = path.parent if path.is_file() else path if path.is_dir() else Path()
     return Pairs(dataset.add_column("row", list(range(1, len(dataset) + 1))), data, base)
@@ -64,17 +68,27 @@ def _read_jsonl(file: Path) -> Dataset:
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
     rows: list[dict[str, Any]] = []
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise RandSlotError(f"{file}: row {number} is not valid JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise RandSlotError(f"{file}: row {number} is not an object with columns")
-            rows.append(row)
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_read_row(line, f"{file}: row {number}"))
+    except UnicodeDecodeError as error:
+        raise RandSlotError(f"{file} is not UTF-8 text: {error}") from error
+    if not rows:
+        raise UsageError(f"{file} has no rows")
     columns = dict.fromkeys(key for row in rows for key in row)
     return Dataset.from_dict({column: [_text(row.get(column)) for row in rows] for column in columns})
+
+
+def _read_row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise RandSlotError(f"{place} is not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise RandSlotError(f"{place} is not an object with columns")
+    return row
 
 
 def _text(value: Any) -> str | None:
@@ -89,7 +103,7 @@ def _read_dataset(data: str, split: str) -> Dataset:
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             found = load_from_disk(data)
             return _pick(found, split, data) if isinstance(found, DatasetDict) else found
-        if path.is_dir() or (data.count("/") == 1 and not path.suffix):
+        if path.is_dir() or is_hub_id(data):
             return load_dataset(data, split=split)
     except UsageError:
         raise
@@ -116,21 +130,23 @@ def find_bad_rows(pairs: Pairs) -> Iterator[tuple[int, str]]:
         elif path:
             file = page_file(str(pairs.base / path))
             if file not in known:
-                known[file] = file.is_file()
+                known[file] = is_file(file)
             if not known[file]:
-                yield index, f"page image not found: {file}"
+                yield index, f"page image not found: {short(str(file))}"
 
 
 def _paths(pages: pa.ChunkedArray) -> list[str | None]:
     """Return the path of each page, an empty one for an image inside the data, None for nothing at all."""
-    missing = pc.is_null(pages)
     if pa.types.is_struct(pages.type):
-        fields = [pc.is_null(pc.struct_field(pages, name)) for name in ("bytes", "path")]
-        missing = pc.or_(missing, pc.and_(*fields))
-    elif pa.types.is_string(pages.type) or pa.types.is_large_string(pages.type):
-        paths: list[str | None] = pages.to_pylist()
-        return paths
-    return [None if nothing else "" for nothing in missing.to_pylist()]
+        missing = pc.and_(*(_is_empty(pc.struct_field(pages, name)) for name in ("bytes", "path")))
+        return [None if nothing else "" for nothing in missing.to_pylist()]
+    if pa.types.is_string(pages.type) or pa.types.is_large_string(pages.type):
+        return [path or None for path in pages.to_pylist()]
+    return [None if nothing else "" for nothing in _is_empty(pages).to_pylist()]
+
+
+def _is_empty(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.fill_null(pc.equal(pc.binary_length(values), 0), True)
 
 
 def drop_bad_rows(pairs: Pairs, on_bad_row: str) -> tuple[Pairs, list[str]]:

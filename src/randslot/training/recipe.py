@@ -26,7 +26,7 @@ CHOICES = {
 LEAST = {
     "epochs": 1,
     "steps": 0,
-    "batch": 1,
+    "batch": 2,
     "micro_batch": 0,
     "lora_rank": 1,
     "workers": 0,
@@ -34,6 +34,31 @@ LEAST = {
     "validate_every": 0,
     "validation_rows": 1,
 }
+BETWEEN = {  # which leaves out infinity and what is no number
+    "temperature": (1e-6, 1e6),
+    "learning_rate": (0.0, 1e6),
+    "clip": (1e-9, 1e30),
+    "beta1": (0.0, 0.999999),
+    "beta2": (0.0, 0.999999999),
+    "epsilon": (1e-20, 1.0),
+    "weight_decay": (0.0, 1e6),
+    "lora_dropout": (0.0, 0.99),
+}
+# A run may be resumed with other values of these: what is computed does not depend on them.
+FREE = frozenset(
+    {
+        "output",
+        "workers",
+        "micro_batch",
+        "gradient_checkpointing",
+        "save_every",
+        "on_bad_row",
+        "validation",
+        "validation_split",
+        "validation_rows",
+        "validate_every",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +93,7 @@ class Recipe:
 
     # The optimisation. The cosine's period is twice the run, so the rate ends at half.
     epochs: int = 1
-    steps: int = 0  # end early after this many; 0: whole epochs
+    steps: int = 0  # end after this many, if the epochs have more; 0: whole epochs
     optimizer: str = "paged_adamw_8bit"
     learning_rate: float = 2e-4
     beta1: float = 0.9
@@ -98,15 +123,17 @@ class Recipe:
             _check_type(field.name, getattr(self, field.name), type(field.default))
         if bool(self.backbone) == bool(self.untrained):
             raise UsageError("a recipe needs either backbone (a hub id or folder) or untrained (a shape)")
+        if not self.data:
+            raise UsageError("a recipe needs data: a hub id, a folder, or a .jsonl or .parquet file of pairs")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(allowed)}")
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("temperature", "learning_rate", "clip"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name, (low, high) in BETWEEN.items():
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name} must be between {low:g} and {high:g}, not {getattr(self, name)}")
         if self.validate_every and not self.validation:
             raise UsageError("validate_every needs validation: the held-out pairs to search")
         self.settings()
@@ -159,8 +186,8 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
 
 def write_recipe(recipe: Recipe, file: Path) -> None:
     """Write a recipe with every value spelled out, as TOML."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(recipe).items()]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in asdict(recipe).items()]
+    file.write_text("".join(lines).replace("\x7f", "\\u007f"), encoding="utf-8")
 
 
 def _find(name: str) -> Path | Traversable:

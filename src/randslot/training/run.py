@@ -22,7 +22,13 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from torch.utils.tensorboard import SummaryWriter
 from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations import TensorBoardCallback
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    get_verbosity,
+    set_verbosity,
+    set_verbosity_error,
+)
 
 from ..backbone import default_lora
 from ..errors import RandSlotError, UsageError
@@ -31,7 +37,7 @@ from ..model import load, untrained
 from ..pages import TOKEN_PIXELS
 from .loss import make_loss
 from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
-from .recipe import Recipe, make_recipe, read_recipe, write_recipe
+from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
 from .watch import Bar, Losses, OwnSlots, read_losses
 
 RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
@@ -55,6 +61,15 @@ def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False)
     return run.go()
 
 
+class UndisturbedTrainer(MultiVectorEncoderTrainer):
+    """The trainer, whose validation leaves the random state of training as it was: looking changes nothing."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with torch.random.fork_rng():
+            found: dict[str, float] = super().evaluate(*args, **kwargs)
+        return found
+
+
 class Run:
     """One run of one recipe in one process of possibly many."""
 
@@ -64,39 +79,55 @@ class Run:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False, soft_wrap=True)
-        disable_progress_bar()  # ours says what is needed
-        set_verbosity_error()
         self.bar = Bar(self.console)
         self.batch = _share(recipe.batch, self.world)
-        self.checkpoint = _last_checkpoint(self.folder, self.world) if resume else None
+        self.checkpoint = _last_checkpoint(self.folder, self.world)
         if self.rank == 0:  # the others may look when the first one has begun to write
-            _check_folder(self.folder, recipe, resume)
+            _check_folder(self.folder, recipe, self.checkpoint, resume)
 
     def go(self) -> MultiVectorEncoder:
         """Train, and save the result."""
-        started = time.perf_counter()
-        pairs = self.load_pairs()
-        model = self.make_model()
-        if self.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_recipe(self.recipe, self.folder / RECIPE)
-        trainer = self.make_trainer(model, pairs)
-        if self.checkpoint:
-            self.console.print(f"going on from {self.checkpoint}")
+        verbosity = get_verbosity()
+        set_verbosity_error()  # our own bar and lines say what is needed
+        disable_progress_bar()
         try:
-            trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+            return self._go()
         except RandSlotError as error:
             # A worker's error arrives with its traceback as its message; its last line is ours.
-            raise RandSlotError(str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]) from error
+            line = str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]
+            raise type(error)(line) from error
         except KeyboardInterrupt:
-            self.console.print("stopped: --resume goes on from the last checkpoint")
+            if self.recipe.save_every:
+                self.console.print("stopped: --resume goes on from the last checkpoint")
             raise
         finally:
             self.bar.stop()
+            set_verbosity(verbosity)
+            enable_progress_bar()
+
+    def _go(self) -> MultiVectorEncoder:
+        started = time.perf_counter()
+        pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
+        if self.rank == 0:
+            self.begin()
+        trainer = self.make_trainer(model, pairs, evaluator)
+        if self.checkpoint:
+            self.console.print(f"going on from {self.checkpoint}")
+        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         if trainer.is_world_process_zero():
-            self.finish(model, trainer, time.perf_counter() - started)
+            self.finish(model, trainer, len(pairs), time.perf_counter() - started)
         trainer.accelerator.wait_for_everyone()  # no process leaves while the first one is still writing
         return model
+
+    def begin(self) -> None:
+        """Make the output folder and write the recipe into it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.checkpoint is None:
+                (self.folder / SKIPPED).unlink(missing_ok=True)
+            write_recipe(self.recipe, self.folder / RECIPE)
+        except OSError as error:
+            raise UsageError(f"cannot write into output {self.folder}: {error.strerror or error}") from error
 
     def load_pairs(self) -> Pairs:
         """Load the training pairs and look for bad rows."""
@@ -124,14 +155,18 @@ class Run:
         settings = asdict(recipe.settings()) | options
         return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
 
-    def make_trainer(self, model: MultiVectorEncoder, pairs: Pairs) -> MultiVectorEncoderTrainer:
+    def make_trainer(
+        self, model: MultiVectorEncoder, pairs: Pairs, evaluator: MultiVectorInformationRetrievalEvaluator | None = None
+    ) -> MultiVectorEncoderTrainer:
         """Put model, pairs, loss and settings into sentence-transformers' trainer."""
         recipe = self.recipe
         args = make_arguments(recipe, self.folder, self.world, self.console)
+        whole = recipe.epochs * (len(pairs) // recipe.batch)
+        args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
         pixels = recipe.visual_tokens * TOKEN_PIXELS
         opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, pixels)
-        trainer = MultiVectorEncoderTrainer(
+        trainer = UndisturbedTrainer(
             model=model,
             args=args,
             train_dataset=pairs.dataset.with_transform(opener),
@@ -142,7 +177,7 @@ class Run:
                 micro_batch=recipe.micro_batch,
                 mask_repeats=recipe.repeated_pages == "mask",
             ),
-            evaluator=self.make_evaluator(),
+            evaluator=evaluator,
             callbacks=[OwnSlots(recipe.seed), losses],
         )
         if self.rank == 0:
@@ -163,8 +198,14 @@ class Run:
         pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
         return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
 
-    def finish(self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, seconds: float) -> None:
+    def finish(
+        self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, num_pairs: int, seconds: float
+    ) -> None:
         """Save the model, the curve and the record of the run."""
+        model.model_card_data.trained_on = (
+            f"{trainer.state.global_step} steps of {self.recipe.batch} pairs out of {num_pairs:,} from "
+            f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
+        )
         model.save_pretrained(str(self.folder))
         rows = read_losses(self.folder / LOSSES)
         losses, rates = ([float(row[name]) for row in rows] for name in ("loss", "learning_rate"))
@@ -202,12 +243,12 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
     args = MultiVectorEncoderTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=recipe.epochs,
-        max_steps=recipe.steps or -1,
         per_device_train_batch_size=_share(recipe.batch, world),
         gradient_accumulation_steps=1,
         dataloader_drop_last=True,
         dataloader_num_workers=recipe.workers,
-        dataloader_persistent_workers=recipe.workers > 0,
+        # Persistent workers would draw from the global generator once, but again after a resume: other slots.
+        dataloader_persistent_workers=False,
         optim="paged_adamw_8bit" if paged else "adamw_torch",
         learning_rate=recipe.learning_rate,
         adam_beta1=recipe.beta1,
@@ -245,20 +286,22 @@ def _share(batch: int, world: int) -> int:
     return batch // world
 
 
-def _check_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
-    """Refuse to write over another run, and to go on with another recipe."""
-    file = folder / RECIPE
-    if not file.is_file():
+def _check_folder(folder: Path, recipe: Recipe, checkpoint: Path | None, resume: bool) -> None:
+    """Refuse to write over another run or over the backbone, and to go on with another recipe."""
+    if recipe.backbone and Path(recipe.backbone).is_dir() and Path(recipe.backbone).resolve() == folder.resolve():
+        raise UsageError(f"output {folder} is the backbone's own folder: choose another output")
+    finished = (folder / RUN).is_file()
+    if not finished and checkpoint is None:
         return
     if not resume:
         raise UsageError(f"{folder} holds a run already: go on with it by --resume, or choose another output")
-    before = read_recipe(file)
-    changed = [field.name for field in fields(recipe) if getattr(before, field.name) != getattr(recipe, field.name)]
-    if changed:
-        raise UsageError(
-            f"{folder} holds a run with another {changed[0]} "
-            f"({getattr(before, changed[0])!r}, not {getattr(recipe, changed[0])!r}): choose another output"
-        )
+    before = read_recipe(folder / RECIPE)
+    for name in (field.name for field in fields(recipe) if field.name not in FREE):
+        if getattr(before, name) != getattr(recipe, name):
+            raise UsageError(
+                f"{folder} holds a run with another {name} ({getattr(before, name)!r}, "
+                f"not {getattr(recipe, name)!r}): choose another output"
+            )
 
 
 def _last_checkpoint(folder: Path, world: int) -> Path | None:
@@ -279,7 +322,11 @@ def _is_whole(checkpoint: Path, world: int) -> bool:
 
 
 def _commit() -> str | None:
-    answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    """Return the commit of the repository that the run was started in, if it was in one."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return answer.stdout.strip() or None
 
 
