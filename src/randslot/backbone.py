@@ -31,6 +31,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from .errors import RandSlotError, UsageError
 from .hub import Source, first_line, read_json
+from .slots import seeded
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 
@@ -143,8 +144,7 @@ def build_backbone(
     }
     options["text_config"] = options["text_config"] | {"bos_token_id": None, "eos_token_id": None}
     config = AutoConfig.for_model(options.pop("model_type"), **options, **token_ids)
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if device == "meta" else "cpu"):
-        torch.manual_seed(seed)
+    with seeded(seed), torch.device("meta" if device == "meta" else "cpu"):
         try:
             attention = attn_implementation or _default_attention(dtype)
             model = AutoModel.from_config(config, dtype=dtype or torch.float32, attn_implementation=attention)

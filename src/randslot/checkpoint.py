@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from .backbone import Backbone, load_backbone, load_processors
 from .errors import RandSlotError, UsageError
 from .hub import Source, find, first_line, read_json
-from .slots import SIDES, Side
+from .slots import SIDES, Side, seeded
 
 FORMAT = 1
 CONFIG = "randslot.json"
@@ -63,8 +63,7 @@ def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
         raise RandSlotError("this model has an adapter already; leave lora out to go on with it")
     bare = dict(backbone.model.state_dict()) if backbone.source.folder is None else {}
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             backbone.model.add_adapter(config)
     except Exception as error:  # whatever PEFT does not like about it
         raise UsageError(f"cannot add this adapter: {first_line(error)}") from error

@@ -11,6 +11,8 @@ Shapes: B batch, S slots, D input dimension.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -22,6 +24,14 @@ from .errors import UsageError
 
 Side = Literal["query", "page"]
 SIDES: tuple[Side, Side] = ("query", "page")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from this seed on the CPU, and leave torch's generators as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 class Strategy(nn.Module):
@@ -107,8 +117,7 @@ class Learned(Table):
 
     def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
         super().__init__(dim, rows, seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.tables = nn.Embedding(rows["query"] + rows["page"], dim)
         self.tables.weight.requires_grad_(len(self.tables.weight) > 0)
 

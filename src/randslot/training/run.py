@@ -65,7 +65,7 @@ class UndisturbedTrainer(MultiVectorEncoderTrainer):
     """The trainer, whose validation leaves the random state of training as it was: looking changes nothing."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
             found: dict[str, float] = super().evaluate(*args, **kwargs)
         return found
 
