@@ -3,10 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check benchmark clean
+.PHONY: demo test check benchmark embedded clean
 
 demo: $(READY)
-	$(BIN)/python examples/first_steps.py
+	$(BIN)/randslot demo
 
 test: $(READY) check
 	$(BIN)/python -m pytest
@@ -19,6 +19,16 @@ check: $(READY)
 benchmark: $(READY)
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/tables.py
+
+# The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.
+embedded: $(READY)
+	test -d data/train || $(BIN)/randslot samples data/train -n 2000 --curriculum
+	test -d data/validation || $(BIN)/randslot samples data/validation -n 40 --split validation
+	$(BIN)/randslot pretrain embedded-reading --resume
+	$(BIN)/randslot train embedded-matching --resume
+	$(BIN)/randslot train embedded --resume
+	$(BIN)/python benchmarks/embedded.py --ship
 	$(BIN)/python benchmarks/tables.py
 
 # torch first and pinned: a looser wish for it would pull gigabytes of CUDA.

@@ -266,7 +266,7 @@ def test_wrong_options_are_one_line(options, message):
 
 def test_the_model_is_a_multi_vector_encoder_with_one_module(family):
     model = make(family)
-    assert type(model) is MultiVectorEncoder
+    assert isinstance(model, MultiVectorEncoder)
     assert [type(module).__name__ for module in model] == ["SlotEncoder"]
     assert model.get_embedding_dimension() == 64
     json.dumps(model[0].get_config_dict())

@@ -19,8 +19,8 @@ def unit(vectors: torch.Tensor) -> bool:
     return torch.allclose(vectors.norm(dim=-1), torch.ones(vectors.shape[:-1]), atol=1e-6)
 
 
-def test_the_five_names_are_the_papers():
-    assert tuple(CLASSES) == STRATEGIES
+def test_the_five_names_are_the_papers_and_tokens_is_its_full_token_baseline():
+    assert tuple(CLASSES) == (*STRATEGIES, "tokens")
 
 
 def test_zero_is_zero():

@@ -87,8 +87,7 @@ def save_files(
         _save_adapter(backbone, path, home.name if named else None)
     else:
         backbone.model.save_pretrained(path)
-    backbone.tokenizer.save_pretrained(path)
-    backbone.image_processor.save_pretrained(path)
+    _save_processors(backbone, path)
     if tables:
         save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path / SLOTS)
     reference = {
@@ -98,6 +97,17 @@ def save_files(
     }
     config = {"format": FORMAT, **settings, "stored": rows, "adapter": adapter, "backbone": reference}
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def save_backbone(backbone: Backbone, path: Path) -> None:
+    """Write a backbone without an adapter as an ordinary model folder: any strategy can be trained on it."""
+    backbone.model.save_pretrained(path)
+    _save_processors(backbone, path)
+
+
+def _save_processors(backbone: Backbone, path: Path) -> None:
+    backbone.tokenizer.save_pretrained(path)
+    backbone.image_processor.save_pretrained(path)
 
 
 def _clear(path: Path, keep: Path | None) -> None:

@@ -63,6 +63,127 @@ def train(
 
 
 @app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the backbone and its run.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
+    ] = False,
+) -> None:
+    """Teach a small backbone to read: to write down what is on a page.
+
+    randslot pretrain embedded-reading --set data=data/train/texts.jsonl -o runs/reading
+    """
+    train(recipe, [*(changes or []), "objective=reading"], output, resume)
+
+
+@app.command()
+def samples(
+    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
+    split: Annotated[str, typer.Option(help="train, validation or test: they share no fact.")] = "train",
+    seed: Annotated[int, typer.Option(help="Another seed, other reports.")] = 0,
+    curriculum: Annotated[
+        bool, typer.Option("--curriculum", help="Single words and blocks too, for learning to read.")
+    ] = False,
+) -> None:
+    """Make sample reports as PDFs, with questions about them and the pages that answer.
+
+    randslot samples data/train -n 2000 --curriculum
+
+    randslot samples data/test -n 100 --split test
+    """
+    from .samples.sets import write_set
+
+    num_pages, num_queries = write_set(output, reports, split=split, seed=seed, curriculum=curriculum)
+    print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
+        "randslot-demo"
+    ),
+    query: Annotated[list[str] | None, typer.Option("--query", "-q", help="Ask this; may repeat.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the result in a browser.")] = False,
+) -> None:
+    """Search sample reports with the embedded model: nothing to download.
+
+    randslot demo
+
+    randslot demo --open -q "sales of wool"
+    """
+    import webbrowser
+
+    from rich.console import Console
+
+    from .demo import run_demo
+
+    file = run_demo(output, query or [], Console(highlight=False, soft_wrap=True))
+    print(f"see the pages in {file}")
+    if show and not webbrowser.open(file.resolve().as_uri()):
+        print("no browser could be opened here: open that file yourself")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
+    benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help='"ViDoRe(v3)"; may repeat.')] = None,
+    tasks: Annotated[str, typer.Option(help="Only these, as in hr,finance_en.")] = "",
+    data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
+    inference: Annotated[str | None, typer.Option(help="random, zero, ...: what is appended.")] = None,
+    query_vectors: Annotated[int | None, typer.Option(help="Vectors of a query.")] = None,
+    page_vectors: Annotated[int | None, typer.Option(help="Vectors of a page.")] = None,
+    reduction: Annotated[
+        str | None, typer.Option(help="Of full-token pages: random, cluster, kmeans, pooling.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For random slots.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
+    cache: Annotated[Path | None, typer.Option(help="Folder for vectors; by default OUTPUT/vectors.")] = None,
+) -> None:
+    """Measure how well a model finds pages: nDCG@5 and nDCG@10.
+
+    randslot evaluate embedded --data data/test
+
+    randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
+    """
+    from .evaluation.run import Evaluation
+    from .evaluation.tasks import find_tasks, own_task
+    from .model import load
+
+    if (data is None) == (not benchmark and not tasks):
+        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
+    found = [own_task(data)] if data else find_tasks(benchmark or [], [t for t in tasks.split(",") if t], data_root)
+    loaded = load(
+        model,
+        inference=inference,
+        query_vectors=query_vectors,
+        page_vectors=page_vectors,
+        reduction=reduction,
+        seed=seed,
+    )
+    Evaluation(loaded, name or Path(model).name, output, cache or output / "vectors", batch).run(found)
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+) -> None:
+    """Print the paper's tables with your rows among the published ones.
+
+    randslot report results --format latex
+    """
+    from .evaluation.report import make_report
+
+    print(make_report(results, style))
+
+
+@app.command()
 def pairs(
     folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],

@@ -19,14 +19,15 @@ from PIL import Image
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
-from .backbone import IMAGE_TOKEN, PAGE_PROMPT, Backbone, read_content
+from .backbone import IMAGE_TOKEN, PAGE_PROMPT, Backbone, Content, read_content
 from .card import RandSlotCard
 from .checkpoint import SLOTS, check_fit, read_files, save_files
 from .errors import RandSlotError, UsageError
 from .hub import Source, find
 from .pages import limit_aspect, open_page
-from .readout import read_once, read_stepwise
-from .slots import STRATEGIES, Sequential, Side, Strategy, Table
+from .readout import read_once, read_stepwise, read_tokens
+from .reductions import REDUCTIONS, reduce_pages
+from .slots import STRATEGIES, Sequential, Side, Strategy, Table, Tokens
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Settings:
     slots: the strategy it is trained with. inference: what is appended when encoding; by default the same, but zeros
     after random training, which gives a page the same vectors every time at almost no loss (the paper's RS-Z).
     query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take.
+
+    With slots="tokens" every token has a vector and the budgets do not count, but for `reduction`: it brings each page
+    to at most `page_vectors` when encoding. Queries and training keep all.
     """
 
     slots: str = "random"
@@ -44,17 +48,27 @@ class Settings:
     page_vectors: int = 4
     visual_tokens: int = 1536
     seed: int = 42
+    reduction: str = "none"
 
     def __post_init__(self) -> None:
         if not self.inference:
             object.__setattr__(self, "inference", "zero" if self.slots == "random" else self.slots)
-        for name in ("slots", "inference"):
-            if not isinstance(getattr(self, name), str) or getattr(self, name) not in STRATEGIES:
-                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(STRATEGIES)}")
+        strategies = tuple(STRATEGIES)
+        reductions = ("none", *REDUCTIONS)
+        for name, allowed in (("slots", strategies), ("inference", strategies), ("reduction", reductions)):
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if issubclass(STRATEGIES[self.inference], Table) and self.inference != self.slots:
             raise UsageError(
                 f"inference={self.inference!r} needs stored slots, and a model with slots={self.slots!r} has none"
             )
+        if (self.inference == "tokens") != (self.slots == "tokens"):
+            raise UsageError(
+                f"inference={self.inference!r} does not go with slots={self.slots!r}: a model reads slots or tokens, "
+                "as it was trained"
+            )
+        if self.reduction != "none" and self.slots != "tokens":
+            raise UsageError(f"reduction={self.reduction!r} needs a model with slots='tokens', not {self.slots!r}")
         for name, least in (("query_vectors", 1), ("page_vectors", 1), ("visual_tokens", 4), ("seed", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
@@ -86,17 +100,16 @@ class SlotEncoder(InputModule):
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: inference, query_vectors, page_vectors, visual_tokens, seed.
+        """Change settings of a model in use: inference, query_vectors, page_vectors, visual_tokens, seed, reduction.
 
         Errors: UsageError for a wrong value, or for another `slots`, which is what a model is trained with.
         """
-        settings = make_settings(self.settings, changes)
-        if settings.slots != self.settings.slots:
+        if changes.get("slots", self.settings.slots) != self.settings.slots:
             raise UsageError(
                 f"this model is trained with slots={self.settings.slots!r}; another strategy starts from the backbone, "
                 "and inference= sets what is appended when encoding"
             )
-        self.settings = settings
+        self.settings = settings = make_settings(self.settings, changes)
         self.slots.seed = settings.seed
         same = settings.inference == settings.slots
         self.inference_slots = self.slots if same else self._make_strategy(settings.inference)
@@ -189,11 +202,16 @@ class SlotEncoder(InputModule):
     # -- from features to vectors
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return `token_embeddings` (B, K, D), unit vectors in float32, and an `attention_mask` (B, K) of ones."""
+        """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K).
+
+        The mask has zeros only where every token is read and some inputs are shorter than others.
+        """
         side: Side = "page" if "pixel_values" in features else "query"
         num = self.settings.vectors(side) - 1
         strategy = self.slots if self.training else self.inference_slots
         content = read_content(self.backbone, features)
+        if isinstance(strategy, Tokens):
+            return self._read_tokens(content, side, features["keys"])
         if isinstance(strategy, Sequential):
             # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
             cached = not (self.training and self.backbone.is_gradient_checkpointing)
@@ -203,6 +221,13 @@ class SlotEncoder(InputModule):
         else:
             vectors = read_once(self.backbone, content, strategy(side, num, features["keys"]))
         mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
+        return {"token_embeddings": vectors, "attention_mask": mask}
+
+    def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
+        vectors, mask, settings = read_tokens(self.backbone, content), content.mask_BL, self.settings
+        if settings.reduction != "none" and side == "page" and not self.training:
+            seeds = [(settings.seed, key) for key in keys.tolist()]
+            vectors, mask = reduce_pages(settings.reduction, vectors, mask, settings.page_vectors, seeds)
         return {"token_embeddings": vectors, "attention_mask": mask}
 
     # -- files
@@ -279,7 +304,7 @@ def make_settings(base: Settings | None, values: dict[str, Any], name: str | Non
         raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
     if base is not None:
         return replace(base, **values)
-    if missing := sorted(known - values.keys()):
+    if missing := sorted(known - values.keys() - {"reduction"}):  # models of before lack it
         raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
     return Settings(**values)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from huggingface_hub.errors import (
 
 from .errors import RandSlotError, UsageError
 
+EMBEDDED = "embedded"  # the model that ships with the package, in a folder of that name
 # What a model is made of. Python files and pickles in a repository are never even fetched.
 MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.md"]
 
@@ -39,10 +41,14 @@ def find(
     token: bool | str | None = None,
     local_files_only: bool = False,
 ) -> Source:
-    """Find a model by folder or hub id; a hub repository is downloaded unless it is in the cache.
+    """Find a model by folder or hub id, or the one that ships with the package by its name, "embedded".
+
+    A hub repository is downloaded unless it is in the cache.
 
     Errors: RandSlotError in one line if there is no such folder or repository, or no network to get it.
     """
+    if name == EMBEDDED:
+        return Source(EMBEDDED, None, Path(str(resources.files("randslot") / EMBEDDED)))
     folder = Path(name).expanduser()
     if str(name) and folder.is_dir():
         if revision is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from peft import PeftConfig
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.util import get_device_name
 
-from .backbone import FAMILIES, build_backbone, default_lora, load_backbone
+from .backbone import FAMILIES, PAGE_PROMPT, build_backbone, default_lora, load_backbone
 from .checkpoint import add_adapter, is_saved_model
 from .encoder import Settings, SlotEncoder, load_encoder
 from .errors import UsageError
@@ -27,6 +28,7 @@ def load(
     visual_tokens: int | None = None,
     lora: bool | PeftConfig = False,
     seed: int | None = None,
+    reduction: str | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
@@ -35,7 +37,9 @@ def load(
 ) -> MultiVectorEncoder:
     """Load a saved RandSlot model, or make a new one on a backbone; `name` is a folder or a hub id.
 
-    slots: "random", "zero", "fixed", "learned" or "feedback": how it is trained (a new model only).
+    slots: "random", "zero", "fixed", "learned" or "feedback": how it is trained (a new model only); "tokens" appends
+    nothing and gives every token a vector, and then `reduction` ("random", "cluster", "kmeans" or "pooling") brings
+    each page to `page_vectors` when encoding.
     inference: what is appended when encoding; overrides what was saved. query_vectors, page_vectors: the budgets.
     visual_tokens: the most visual tokens a page may take. lora: True, or a PEFT config. seed: for adapters, tables
     and random slots. dtype: by default bfloat16 on a GPU and float32 elsewhere. backbone: where the backbone of a
@@ -48,6 +52,7 @@ def load(
         page_vectors=page_vectors,
         visual_tokens=visual_tokens,
         seed=seed,
+        reduction=reduction,
     )
     device = str(device or get_device_name())
     kind = _dtype(dtype, device)
@@ -74,6 +79,7 @@ def untrained(
     visual_tokens: int = 1536,
     lora: bool | PeftConfig = False,
     seed: int = 42,
+    reduction: str = "none",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
@@ -83,7 +89,7 @@ def untrained(
     shape: "qwen2.5-vl-3b" or "qwen3-vl-4b" (the real shapes), "qwen2.5-vl-tiny" or "qwen3-vl-tiny", or the path of
     a JSON like those in `randslot/backbones`. `device="meta"` makes the shape without memory. Other options as `load`.
     """
-    settings = Settings(slots, inference, query_vectors, page_vectors, visual_tokens, seed)
+    settings = Settings(slots, inference, query_vectors, page_vectors, visual_tokens, seed, reduction)
     device = str(device or get_device_name())
     backbone = build_backbone(
         shape, seed=seed, device=device, dtype=_dtype(dtype, device), attn_implementation=attn_implementation
@@ -101,6 +107,7 @@ def tiny(
     visual_tokens: int = 1536,
     lora: bool | PeftConfig = False,
     seed: int = 42,
+    reduction: str = "none",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
@@ -117,16 +124,59 @@ def tiny(
         visual_tokens=visual_tokens,
         lora=lora,
         seed=seed,
+        reduction=reduction,
         device=device,
         dtype=dtype,
         attn_implementation=attn_implementation,
     )
 
 
+class RandSlotModel(MultiVectorEncoder):
+    """A `MultiVectorEncoder` that mteb knows to read images: by itself, mteb takes one in memory for a text model."""
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """What mteb wants to know; the revision stands for weights and settings, by which mteb keeps results."""
+        settings = blake2b(repr(self[0].settings).encode(), digest_size=4).hexdigest()
+        name = f"randslot/{Path(self[0].source.name or 'in-memory').name}"
+        return self._mteb().mteb_model_meta.model_copy(
+            update={"name": name, "revision": f"{weights_key(self)}-{settings}"}
+        )
+
+    def index(self, corpus: Any, **options: Any) -> None:
+        """Take in the pages of a task, for mteb."""
+        self._search = self._mteb()
+        self._search.index(corpus, **options)
+
+    def search(self, queries: Any, **options: Any) -> Any:
+        """Search the pages that were taken in, for mteb."""
+        return self._search.search(queries, **options)
+
+    def _mteb(self) -> Any:
+        from mteb.models import MultiVectorWrapper
+
+        wrapper = MultiVectorWrapper(self)
+        wrapper.mteb_model_meta = wrapper.mteb_model_meta.model_copy(update={"modalities": ["text", "image"]})
+        return wrapper
+
+
+def weights_key(model: MultiVectorEncoder) -> str:
+    """Return a hash of a model's weights and of the processors before it: other weights, other vectors."""
+    digest = blake2b(digest_size=12)
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    encoder = model[0]
+    digest.update(PAGE_PROMPT.encode() + encoder.image_processor.to_json_string().encode())
+    digest.update(encoder.tokenizer.backend_tokenizer.to_str().encode())
+    return digest.hexdigest()
+
+
 def _finish(encoder: SlotEncoder, lora: bool | PeftConfig, device: str) -> MultiVectorEncoder:
     if lora is not False:
         encoder.parts = add_adapter(encoder.parts, default_lora() if lora is True else lora, encoder.settings.seed)
-    return MultiVectorEncoder(modules=[encoder], device=device)
+    return RandSlotModel(modules=[encoder], device=device)
 
 
 def _given(**options: Any) -> dict[str, Any]:

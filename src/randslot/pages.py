@@ -17,6 +17,7 @@ PageInput = str | os.PathLike[str] | bytes | Image.Image
 WHITE = (255, 255, 255)
 TOKEN_PIXELS = 32 * 32  # of a page image in one visual token, with the larger of the backbones' patch sizes
 PIXELS = 1536 * TOKEN_PIXELS
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
 PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 
 
@@ -61,6 +62,33 @@ def page_file(page: str) -> Path:
     """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
     found = None if is_file(Path(page)) else PDF_PAGE.fullmatch(page)
     return Path(found["file"] if found else page)
+
+
+def list_pages(folder: Path) -> list[str]:
+    """Return every page below a folder, by its path there: images, and the pages of PDFs as "report.pdf#page=3".
+
+    Errors: RandSlotError if a PDF cannot be opened.
+    """
+    found: list[str] = []
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder).as_posix()
+        if file.suffix.lower() == ".pdf":
+            found += [f"{name}#page={number}" for number in range(1, num_pdf_pages(file) + 1)]
+        elif file.suffix.lower() in IMAGE_SUFFIXES:
+            found.append(name)
+    return found
+
+
+def num_pdf_pages(file: Path) -> int:
+    """Return how many pages a PDF has.
+
+    Errors: RandSlotError if it cannot be opened.
+    """
+    try:
+        with pdfium.PdfDocument(file) as pdf:
+            return len(pdf)
+    except pdfium.PdfiumError as error:
+        raise RandSlotError(f"cannot open {file}: {error}") from error
 
 
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:

@@ -1,10 +1,10 @@
-"""From content and slots to K readouts: in one pass, or step by step as the paper runs it.
+"""From content and slots to K readouts: in one pass, or step by step as the paper runs it. Or a readout a token.
 
 With causal attention a slot does not change the states before it. So the K readouts of a strategy that knows its
 slots beforehand are the last K states of one pass over content and slots: exact, and about K times cheaper than
 running every prefix again.
 
-Shapes: B batch, S slots, K = S + 1 readouts, D dimension.
+Shapes: B batch, L content tokens, S slots, K = S + 1 readouts, D dimension.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ def read_stepwise(
             content = content.append(next_slot(t, readouts[-1])[:, None])
             part = content.tail() if cached else content
     return torch.stack(readouts, dim=1)
+
+
+def read_tokens(model: PreTrainedModel, content: Content) -> Tensor:
+    """Return a readout (B, L, D) of every position of the content, padding among them."""
+    hidden, _ = run(model, content)
+    return _normalise(hidden)
 
 
 def _normalise(hidden: Tensor) -> Tensor:

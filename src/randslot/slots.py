@@ -3,7 +3,7 @@
 A *slot* is an input vector appended behind the content of a query or page. K vectors need K-1 slots: the first
 readout comes from the content's own last position. A strategy that can name its slots beforehand returns all of
 them from `forward`, and the encoder reads K vectors in one pass. A `Sequential` strategy, whose next slot depends on
-the last readout, returns that slot from `step`.
+the last readout, returns that slot from `step`. `Tokens` appends nothing and reads every token of the content.
 
 Shapes: B batch, S slots, D input dimension.
 """
@@ -141,10 +141,15 @@ class Feedback(Sequential):
         return readout
 
 
+class Tokens(Strategy):
+    """Full-token (Base): no slots at all; the state of every content token is a vector, as many as there are."""
+
+
 STRATEGIES: dict[str, type[Strategy]] = {
     "random": Random,
     "zero": Zero,
     "fixed": Fixed,
     "learned": Learned,
     "feedback": Feedback,
+    "tokens": Tokens,
 }

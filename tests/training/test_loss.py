@@ -39,7 +39,7 @@ def gradients(model, loss, rows: slice) -> tuple[float, dict[str, torch.Tensor]]
     return value.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-CASES = [("qwen3-vl", s) for s in STRATEGIES] + [("qwen2.5-vl", "random")]
+CASES = [("qwen3-vl", s) for s in (*STRATEGIES, "tokens")] + [("qwen2.5-vl", "random")]
 
 
 def in_one_of_two_processes(rank: int, folder: str) -> None:

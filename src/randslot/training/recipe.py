@@ -18,6 +18,7 @@ from ..encoder import Settings
 from ..errors import UsageError
 
 CHOICES = {
+    "objective": ("retrieval", "reading"),
     "on_bad_row": ("stop", "skip"),
     "repeated_pages": ("mask", "negatives"),
     "optimizer": ("paged_adamw_8bit", "adamw"),
@@ -26,6 +27,7 @@ CHOICES = {
 LEAST = {
     "epochs": 1,
     "steps": 0,
+    "warmup": 0,
     "batch": 2,
     "micro_batch": 0,
     "lora_rank": 1,
@@ -83,10 +85,13 @@ class Recipe:
     split: str = "train"
     query_column: str = "query"
     page_column: str = "image"
+    shuffle: bool = True  # false: in the order of the data, for a curriculum
     on_bad_row: str = "stop"
 
-    # The objective. `batch` is global: all processes together. Pages that are equal to a query's own page are masked
-    # out of its negatives; "negatives" keeps them, as the paper's plain InfoNCE does.
+    # The objective. "reading" is next-token training on the text of pages, in the query column. `batch` is global: all
+    # processes together. Pages that are equal to a query's own page are masked out of its negatives; "negatives" keeps
+    # them, as the paper's plain InfoNCE does.
+    objective: str = "retrieval"
     batch: int = 128
     temperature: float = 0.07
     repeated_pages: str = "mask"
@@ -96,6 +101,7 @@ class Recipe:
     steps: int = 0  # end after this many, if the epochs have more; 0: whole epochs
     optimizer: str = "paged_adamw_8bit"
     learning_rate: float = 2e-4
+    warmup: int = 0  # steps in which the rate rises to its full height
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -134,6 +140,8 @@ class Recipe:
         for name, (low, high) in BETWEEN.items():
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be between {low:g} and {high:g}, not {getattr(self, name)}")
+        if self.objective == "reading" and self.lora:
+            raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:
             raise UsageError("validate_every needs validation: the held-out pairs to search")
         self.settings()

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
+from torch.utils.data import BatchSampler
 from torch.utils.tensorboard import SummaryWriter
 from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations import TensorBoardCallback
@@ -31,12 +33,14 @@ from transformers.utils.logging import (
 )
 
 from ..backbone import default_lora
+from ..checkpoint import save_backbone
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
 from ..model import load, untrained
 from ..pages import TOKEN_PIXELS
 from .loss import make_loss
 from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
+from .reading import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
 from .watch import Bar, Losses, OwnSlots, read_losses
 
@@ -81,6 +85,8 @@ class Run:
         self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False, soft_wrap=True)
         self.bar = Bar(self.console)
         self.batch = _share(recipe.batch, self.world)
+        if recipe.objective == "reading" and self.world > 1:
+            raise UsageError("reading is trained in one process: it is meant for small backbones")
         self.checkpoint = _last_checkpoint(self.folder, self.world)
         if self.rank == 0:  # the others may look when the first one has begun to write
             _check_folder(self.folder, recipe, self.checkpoint, resume)
@@ -156,7 +162,7 @@ class Run:
         return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
 
     def make_trainer(
-        self, model: MultiVectorEncoder, pairs: Pairs, evaluator: MultiVectorInformationRetrievalEvaluator | None = None
+        self, model: MultiVectorEncoder, pairs: Pairs, evaluator: BaseEvaluator | None = None
     ) -> MultiVectorEncoderTrainer:
         """Put model, pairs, loss and settings into sentence-transformers' trainer."""
         recipe = self.recipe
@@ -170,13 +176,7 @@ class Run:
             model=model,
             args=args,
             train_dataset=pairs.dataset.with_transform(opener),
-            loss=make_loss(
-                model,
-                temperature=recipe.temperature,
-                batch=self.batch,
-                micro_batch=recipe.micro_batch,
-                mask_repeats=recipe.repeated_pages == "mask",
-            ),
+            loss=self.make_loss(model),
             evaluator=evaluator,
             callbacks=[OwnSlots(recipe.seed), losses],
         )
@@ -188,14 +188,30 @@ class Run:
         trainer.remove_callback(ProgressCallback)
         return trainer
 
-    def make_evaluator(self) -> MultiVectorInformationRetrievalEvaluator | None:
-        """Make the search over held-out pairs, if the recipe asks for one."""
+    def make_loss(self, model: MultiVectorEncoder) -> torch.nn.Module:
+        """Make the loss of the recipe's objective."""
+        recipe = self.recipe
+        if recipe.objective == "reading":
+            return ReadingLoss(model)
+        return make_loss(
+            model,
+            temperature=recipe.temperature,
+            batch=self.batch,
+            micro_batch=recipe.micro_batch,
+            mask_repeats=recipe.repeated_pages == "mask",
+        )
+
+    def make_evaluator(self) -> BaseEvaluator | None:
+        """Make the search over held-out pairs, or the reading of held-out pages, if the recipe asks for one."""
         recipe = self.recipe
         if not recipe.validate_every:
             return None
         pairs = load_pairs(recipe.validation, recipe.validation_split, recipe.query_column, recipe.page_column)
         pairs, _ = drop_bad_rows(pairs, recipe.on_bad_row)
         pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
+        if recipe.objective == "reading":
+            rows = [(row["query"], pairs.locate(row["page"])) for row in pairs.dataset]
+            return ReadingEvaluator([text for text, _ in rows], [page for _, page in rows])
         return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
 
     def finish(
@@ -206,7 +222,10 @@ class Run:
             f"{trainer.state.global_step} steps of {self.recipe.batch} pairs out of {num_pairs:,} from "
             f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
         )
-        model.save_pretrained(str(self.folder))
+        if self.recipe.objective == "reading":
+            save_backbone(model[0].parts, self.folder)
+        else:
+            model.save_pretrained(str(self.folder))
         rows = read_losses(self.folder / LOSSES)
         losses, rates = ([float(row[name]) for row in rows] for name in ("loss", "learning_rate"))
         draw_losses([int(row["step"]) for row in rows], losses, rates, self.folder / CURVE)
@@ -258,7 +277,8 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         max_grad_norm=recipe.clip,
         lr_scheduler_type="cosine",
         lr_scheduler_kwargs={"num_cycles": 0.25},  # a quarter period: what T_max = twice the steps is in PyTorch
-        warmup_steps=0,
+        warmup_steps=recipe.warmup,
+        **({} if recipe.shuffle else {"batch_sampler": in_order}),
         bf16=recipe.precision == "bf16" and on_gpu,
         use_cpu=not on_gpu,
         ddp_backend="gloo" if "RANK" in os.environ and not on_gpu else None,
@@ -278,6 +298,11 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
     )
     args._n_gpu = min(args.n_gpu, 1)  # one process, one GPU: more of them go through torchrun, not DataParallel
     return args
+
+
+def in_order(dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
+    """Make batches in the order of the data."""
+    return BatchSampler(range(len(dataset)), batch_size, drop_last)
 
 
 def _share(batch: int, world: int) -> int:

@@ -116,8 +116,9 @@ class Bar(TrainerCallback):
     ) -> None:
         if not logs:
             return
-        if "eval_maxsim_ndcg@5" in logs:
-            self.console.print(f"step {state.global_step}: validation nDCG@5 {logs['eval_maxsim_ndcg@5']:.4f}")
+        for key, what in (("eval_maxsim_ndcg@5", "nDCG@5"), ("eval_read", "share read right")):
+            if key in logs:
+                self.console.print(f"step {state.global_step}: validation {what} {logs[key]:.4f}")
         if "loss" not in logs:
             return
         speed = self.losses.speed(state)

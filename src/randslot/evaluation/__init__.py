@@ -1,0 +1,1 @@
+"""How well a model finds pages."""

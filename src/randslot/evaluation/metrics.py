@@ -1,0 +1,29 @@
+"""nDCG as pytrec_eval computes it: linear gain on graded labels, equal scores in falling order of the page's id.
+
+Shapes: Q queries, P pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def rank_pages(scores_QP: NDArray[np.float32], page_ids: Sequence[str], k: int) -> NDArray[np.int64]:
+    """Return the indexes of the k best pages of each query (Q, k), best first."""
+    by_id = np.argsort(np.array(page_ids))[::-1]
+    order = np.argsort(-scores_QP[:, by_id], axis=1, kind="stable")[:, :k]
+    return by_id[order]
+
+
+def ndcg(ranked: Sequence[str], grades: Mapping[str, int], k: int) -> float:
+    """Return nDCG@k of one query's ranked pages; 0 for a query without a relevant page."""
+    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
+    best = _gain(ideal[:k])
+    return _gain([max(grades.get(page, 0), 0) for page in ranked[:k]]) / best if best else 0.0
+
+
+def _gain(grades: Sequence[int]) -> float:
+    return float(sum(grade / np.log2(place + 2) for place, grade in enumerate(grades)))

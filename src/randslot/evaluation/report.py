@@ -1,0 +1,203 @@
+"""The paper's tables with rows of one's own among the published ones, as Markdown, CSV or LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RandSlotError, UsageError
+from .published import TASKS, rows_for
+
+SHOWN = {"ndcg@5": "nDCG@5", "ndcg@10": "nDCG@10"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: who, with how many vectors, and the scores in percent; several seeds give several of each."""
+
+    method: str
+    vectors: str
+    source: str
+    scores: dict[str, list[float]]  # by task
+    average: list[float]
+
+    def mean(self) -> float:
+        return statistics.mean(self.average)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to print: rows of text under heads."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def make_report(folder: Path, style: str = "md") -> str:
+    """Return the tables of all results below a folder.
+
+    Errors: UsageError for another style, or if there are no results.
+    """
+    writers: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
+    if style not in writers:
+        raise UsageError(f"format {style!r} is not one of {', '.join(writers)}")
+    return "\n".join(writers[style](table) for table in make_tables(read_results(folder)))
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Read every result below a folder; other files are passed over.
+
+    Errors: UsageError if there is none, RandSlotError for a broken one.
+    """
+    found = []
+    for file in sorted(folder.rglob("*.json")):
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RandSlotError(f"{file} is not valid JSON: {error}") from error
+        if isinstance(result, dict) and {"model", "task", "benchmark", "ndcg@5", "settings"} <= result.keys():
+            found.append(result)
+    if not found:
+        raise UsageError(f"no results in {folder}: make some by randslot evaluate ... -o {folder}")
+    return found
+
+
+def make_tables(results: list[dict[str, Any]]) -> list[Table]:
+    """Make a table for each benchmark and metric, then the seeds beside each other where there are several."""
+    tables = []
+    for benchmark in dict.fromkeys(result["benchmark"] for result in results):
+        mine = [result for result in results if result["benchmark"] == benchmark]
+        for metric in SHOWN:
+            rows = _own_rows(mine, metric)
+            tables.append(_make_table(benchmark, metric, rows))
+            tables += _make_differences(benchmark, metric, rows)
+    return tables
+
+
+def _make_differences(benchmark: str, metric: str, rows: list[Row]) -> list[Table]:
+    """Make the table of differences between settings that have several seeds, as the paper's appendix does."""
+    several = [row for row in rows if len(row.average) > 1]
+    if len(several) < 2:
+        return []
+    first, *others = several
+    tasks = [task for task in first.scores if all(task in row.scores for row in others)]
+    lines = []
+    for row in others:
+        means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]
+        differences = [*means, row.mean() - first.mean()]
+        lines.append([f"{row.method} ({row.vectors})", *(f"{difference:+.2f}" for difference in differences)])
+    title = f"{benchmark}, {SHOWN[metric]}: mean over seeds, minus {first.method} ({first.vectors})"
+    return [Table(title, ["method", *tasks, "avg"], lines)]
+
+
+def _own_rows(results: list[dict[str, Any]], metric: str) -> list[Row]:
+    """Group results into rows: one for each model and setting, with its seeds together."""
+    groups: dict[tuple[Any, ...], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for result in results:
+        settings = result["settings"]
+        who = (result["model"], _how(settings), *(_count(settings, side) for side in ("query", "page")))
+        groups[who][settings["seed"]][result["task"]] = 100 * result[metric]
+    rows = []
+    for (model, how, query_vectors, page_vectors), seeds in groups.items():
+        tasks = list(dict.fromkeys(task for scores in seeds.values() for task in scores))
+        scores = {task: [by_task[task] for by_task in seeds.values() if task in by_task] for task in tasks}
+        average = [statistics.mean(by_task.values()) for by_task in seeds.values()]
+        rows.append(Row(f"{model}, {how}", f"{query_vectors}/{page_vectors}", "yours", scores, average))
+    return rows
+
+
+def _how(settings: dict[str, Any]) -> str:
+    reduction = settings.get("reduction", "none")
+    return str(settings["inference"]) if reduction == "none" else f"{settings['inference']} by {reduction}"
+
+
+def _count(settings: dict[str, Any], side: str) -> str:
+    every_token = settings["inference"] == "tokens" and (side == "query" or settings.get("reduction") == "none")
+    return "all" if every_token else str(settings[f"{side}_vectors"])
+
+
+def _published(benchmark: str) -> list[Row]:
+    rows = []
+    for row in rows_for(benchmark):
+        counts = [str(count) if count is not None else "-" for count in (row.query_vectors, row.page_vectors)]
+        method = f"{row.method} ({row.backbone})" if row.backbone else row.method
+        if len(row.seeds) > 1:
+            method += f", mean of {len(row.seeds)} seeds"
+        scores = {task: [score] for task, score in row.scores.items()}
+        rows.append(Row(method, "/".join(counts), row.source, scores, [statistics.mean(row.scores.values())]))
+    return rows
+
+
+def _make_table(benchmark: str, metric: str, own: list[Row]) -> Table:
+    """Make one table, best average first, with the gap to the best; published rows have nDCG@5 of whole benchmarks."""
+    tasks = list(TASKS.get(benchmark, dict.fromkeys(task for row in own for task in row.scores)))
+    whole = [row for row in own if row.scores.keys() >= set(tasks)]
+    parts = [row for row in own if row not in whole]
+    ranked = whole + (_published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else [])
+    ranked.sort(key=lambda row: -row.mean())
+    best = ranked[0].mean() if ranked else 0.0
+    lines = [[str(place), *_line(row, tasks), f"{row.mean() - best:+.1f}"] for place, row in enumerate(ranked, start=1)]
+    lines += [["-", *_line(row, tasks), "-"] for row in parts]  # some tasks only: no rank
+    return Table(f"{benchmark}, {SHOWN[metric]}", ["rank", "method", "vectors", "source", *tasks, "avg", "gap"], lines)
+
+
+def _line(row: Row, tasks: list[str]) -> list[str]:
+    return [
+        row.method,
+        row.vectors,
+        row.source,
+        *(_show(row.scores.get(task, [])) for task in tasks),
+        _show(row.average),
+    ]
+
+
+def _show(values: list[float]) -> str:
+    """Show a score, or the mean and sample standard deviation of several."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def _markdown(table: Table) -> str:
+    lines = [table.heads, ["---"] * len(table.heads), *table.rows]
+    return f"## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _csv(table: Table) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["table", *table.heads])
+    writer.writerows([table.title, *row] for row in table.rows)
+    return buffer.getvalue()
+
+
+def _latex(table: Table) -> str:
+    def escape(text: str) -> str:
+        for letter in "&%_#":
+            text = text.replace(letter, f"\\{letter}")
+        return text.replace("±", "$\\pm$")
+
+    lines = [" & ".join(escape(cell) for cell in row) + r" \\" for row in (table.heads, *table.rows)]
+    return "\n".join(
+        [
+            f"% {table.title}",
+            rf"\begin{{tabular}}{{rl{'r' * (len(table.heads) - 2)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )

@@ -1,0 +1,75 @@
+"""Fewer vectors for a page that has one a token: the compressions that the paper compares with.
+
+Each function takes unit vectors (L, D) in the order of the page's tokens, a number K below L, and a seed; it returns
+unit vectors (K, D), or fewer where tokens coincide. Cluster and k-means decide by distances, so where two are equal to
+the last bits, another batch may decide otherwise.
+
+Shapes: B batch, L tokens, K vectors, D dimension.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+Seed = tuple[int, ...]
+
+
+def select(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
+    """Random-Select: some of the vectors, drawn from the seed; those of a small number are the first of a larger."""
+    chosen = np.random.default_rng(seed).permutation(len(vectors_LD))[:num]
+    return vectors_LD[torch.from_numpy(chosen).to(vectors_LD.device)]
+
+
+def cluster(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
+    """SemCluster: the mean of each cluster of Ward's hierarchical clustering by cosine distance."""
+    # It makes floor(L / factor) clusters; the half keeps rounding from losing one.
+    pooling = HierarchicalTokenPooling(len(vectors_LD) / (num + 0.5), num_protected_tokens=0)
+    means: Tensor = pooling.pool_one(vectors_LD)
+    return means
+
+
+def kmeans(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
+    """K-Means: the mean of each cluster, started by k-means++ from the seed."""
+    start = int(np.random.default_rng(seed).integers(2**32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than clusters: means repeat
+        found = KMeans(num, n_init=1, random_state=start).fit(vectors_LD.detach().cpu().numpy())
+    return F.normalize(torch.from_numpy(found.cluster_centers_).to(vectors_LD), dim=-1)
+
+
+def pool(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
+    """1D-Pooling: the mean of each run of neighbouring tokens, the runs as even as possible."""
+    return F.normalize(torch.stack([run.mean(dim=0) for run in vectors_LD.tensor_split(num)]), dim=-1)
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, int, Seed], Tensor]] = {
+    "random": select,
+    "cluster": cluster,
+    "kmeans": kmeans,
+    "pooling": pool,
+}
+
+
+def reduce_pages(
+    name: str, vectors_BLD: Tensor, mask_BL: Tensor, num: int, seeds: Sequence[Seed]
+) -> tuple[Tensor, Tensor]:
+    """Bring each page to at most `num` vectors: return them (B, K, D), and a mask (B, K) of which are there.
+
+    A page that has no more vectors than that keeps them all.
+    """
+    pages = [vectors[mask] for vectors, mask in zip(vectors_BLD, mask_BL.bool(), strict=True)]
+    pages = [
+        REDUCTIONS[name](page, num, seed) if len(page) > num else page for page, seed in zip(pages, seeds, strict=True)
+    ]
+    there = pad_sequence([mask_BL.new_ones(len(page)) for page in pages], batch_first=True)
+    return pad_sequence(pages, batch_first=True), there

@@ -1,0 +1,144 @@
+"""A set of sample reports on disk: PDFs, questions about them, and which page answers which.
+
+pages/          the reports
+queries.jsonl   {"id", "query", "kind"}
+qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 1 of the report that it names}
+pairs.jsonl     {"query", "image"}: pairs to train retrieval on
+texts.jsonl     {"text", "image"}: what is written on each page
+reading.parquet "text", "image": a curriculum for learning to read, if asked for
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pypdfium2 as pdfium
+
+from ..errors import UsageError
+from .drawing import POINTS, draw_report, draw_words
+from .reports import ANSWERS, RELATED, Page, Question, Report, ask, make_reports
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with the grades of the pages that count for it."""
+
+    id: str
+    question: Question
+    grades: dict[str, int]  # by page id: "name.pdf#page=1"
+
+
+def page_ids(report: Report) -> list[str]:
+    """Return the ids of a report's pages: file and number, as `open_page` takes them."""
+    return [f"{report.name}.pdf#page={number}" for number in range(1, len(report.pages) + 1)]
+
+
+def ask_all(reports: Iterable[Report]) -> list[Asked]:
+    """Ask about every page of these reports, and grade all their pages for each question."""
+    pages = {id: page for report in reports for id, page in zip(page_ids(report), report.pages, strict=True)}
+    files: dict[str, list[str]] = defaultdict(list)
+    for id in pages:
+        files[_file(id)].append(id)
+    holders = _holders(pages)
+    asked = []
+    for id, page in pages.items():
+        for question in ask(page, Random(id)):
+            answers = set.intersection(*(holders[item] for item in question.needs))
+            related = (
+                {other for answer in answers for other in files[_file(answer)]} if question.names_report else set()
+            )
+            grades = dict.fromkeys(sorted(related), RELATED) | dict.fromkeys(sorted(answers), ANSWERS)
+            asked.append(Asked(f"{id} {question.kind}", question, grades))
+    return asked
+
+
+def _file(page_id: str) -> str:
+    return page_id.partition("#")[0]
+
+
+def _holders(pages: dict[str, Page]) -> dict[tuple[str, str], set[str]]:
+    """Return which pages have each piece of evidence."""
+    holders: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for id, page in pages.items():
+        for item in page.evidence():
+            holders[item].add(id)
+    return holders
+
+
+def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curriculum: bool = False) -> tuple[int, int]:
+    """Write a set into a new or empty folder and return how many pages and questions it has."""
+    if num_reports < 1:
+        raise UsageError(f"a set needs at least 1 report, not {num_reports}")
+    _make_empty(folder)
+    reports = list(make_reports(num_reports, split=split, seed=seed))
+    for report in reports:
+        (folder / "pages" / f"{report.name}.pdf").write_bytes(draw_report(report))
+    pages = [(id, page) for report in reports for id, page in zip(page_ids(report), report.pages, strict=True)]
+    asked = ask_all(reports)
+    right = ((one, id) for one in asked for id, value in one.grades.items() if value == ANSWERS)
+    _write(folder / "pairs.jsonl", ({"query": one.question.text, "image": f"pages/{id}"} for one, id in right))
+    _write(
+        folder / "queries.jsonl",
+        ({"id": one.id, "query": one.question.text, "kind": one.question.kind} for one in asked),
+    )
+    _write(
+        folder / "qrels.jsonl",
+        ({"query": one.id, "page": id, "grade": value} for one in asked for id, value in one.grades.items()),
+    )
+    _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
+    if curriculum:
+        _write_curriculum(folder / "reading.parquet", reports, seed)
+    return len(pages), len(asked)
+
+
+def _make_empty(folder: Path) -> None:
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: choose another folder")
+        (folder / "pages").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
+def _write_curriculum(file: Path, reports: list[Report], seed: int) -> None:
+    """Write what to read, in order: single words, then blocks of pages, then whole pages, these twice.
+
+    They are images, since a page of a PDF is rendered as large as a model may read it, and words shall stay small.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    random = Random(seed)
+    words: list[tuple[str, bytes]] = []
+    blocks: list[tuple[str, bytes]] = []
+    pages: list[tuple[str, bytes]] = []
+    for report in reports:
+        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 2)]
+        parts = replace(
+            report, pages=tuple(part for page in report.pages for part in random.sample(page.clippings(), 2))
+        )
+        words += zip(chosen, _render(draw_words(chosen, report.style)), strict=True)
+        blocks += zip((page.text for page in parts.pages), _render(draw_report(parts)), strict=True)
+        pages += zip((page.text for page in report.pages), _render(draw_report(report)), strict=True)
+    rows = [row for group in (words, blocks, pages, pages) for row in random.sample(group, len(group))]
+    pq.write_table(pa.table({"text": [text for text, _ in rows], "image": [image for _, image in rows]}), file)
+
+
+def _render(pdf: bytes) -> Iterator[bytes]:
+    """Yield each page of a PDF as a PNG, in the pixels that it was laid out in."""
+    with pdfium.PdfDocument(pdf) as document:
+        for page in document:
+            buffer = BytesIO()
+            page.render(scale=1 / POINTS).to_pil().save(buffer, "PNG", compress_level=1)
+            yield buffer.getvalue()
+
+
+def _write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,93 @@
+"""Sample reports on disk: PDFs that hold what the content says, within the page, the same bytes for the same seed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pypdfium2 as pdfium
+import pytest
+
+from randslot.errors import UsageError
+from randslot.pages import open_page
+from randslot.samples.drawing import HEIGHT, WIDTH, draw_report
+from randslot.samples.reports import make_reports
+from randslot.samples.sets import write_set
+
+
+def rows(file) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_pdf_holds_the_words_of_its_pages():
+    for report in make_reports(10, split="test"):
+        with pdfium.PdfDocument(draw_report(report)) as pdf:
+            for page, drawn in zip(report.pages, pdf, strict=True):
+                found = drawn.get_textpage().get_text_bounded().split()
+                assert sorted(found) == sorted(page.text.split())
+
+
+def test_the_same_report_gives_the_same_bytes():
+    report = next(make_reports(1))
+    assert draw_report(report) == draw_report(report)
+
+
+def test_nothing_leaves_the_page_or_runs_into_its_neighbour():
+    for report in make_reports(40):
+        with pdfium.PdfDocument(draw_report(report)) as pdf:
+            for page in pdf:
+                text = page.get_textpage()
+                boxes = np.array([text.get_rect(i) for i in range(text.count_rects())])
+                assert (boxes[:, :2] >= 0).all()
+                assert (boxes[:, 2] <= 2 * WIDTH).all()
+                assert (boxes[:, 3] <= 2 * HEIGHT).all()
+                for i, (left, bottom, right, top) in enumerate(boxes):
+                    others = np.delete(boxes, i, axis=0)
+                    beside = (others[:, 0] < right) & (others[:, 2] > left)
+                    assert not (beside & (others[:, 1] < top - 2) & (others[:, 3] > bottom + 2)).any()
+
+
+def test_a_page_is_read_at_its_own_size(tmp_path):
+    """At 88 visual tokens a page is rendered pixel by pixel as it was laid out, so text meets the model's grid."""
+    write_set(tmp_path / "set", 1, split="test", seed=0)
+    (file,) = (tmp_path / "set" / "pages").iterdir()
+    image = open_page(f"{file}#page=2", pixels=88 * 1024)
+    assert image.size == (WIDTH, HEIGHT)
+    assert 0.02 < (np.asarray(image.convert("L")) < 128).mean() < 0.4
+
+
+def test_a_set_has_pages_questions_grades_and_what_training_needs(tmp_path):
+    assert write_set(tmp_path / "set", 4, split="validation", seed=2) == (12, 60)
+    queries, qrels = rows(tmp_path / "set" / "queries.jsonl"), rows(tmp_path / "set" / "qrels.jsonl")
+    assert {row["query"] for row in qrels} == {row["id"] for row in queries}
+    assert {row["kind"] for row in queries} == {"cell", "chart", "number", "text", "mixed"}
+    pairs, texts = rows(tmp_path / "set" / "pairs.jsonl"), rows(tmp_path / "set" / "texts.jsonl")
+    assert len(texts) == 12
+    assert len(pairs) == sum(row["grade"] == 2 for row in qrels)
+    for row in (*pairs, *texts):
+        open_page(f"{tmp_path}/set/{row['image']}", pixels=4096)
+
+
+def test_a_set_writes_over_nothing(tmp_path):
+    (tmp_path / "kept.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        write_set(tmp_path, 1, split="train", seed=0)
+    with pytest.raises(UsageError, match="at least 1 report, not 0"):
+        write_set(tmp_path / "new", 0, split="train", seed=0)
+    with pytest.raises(UsageError, match="cannot write into"):
+        write_set(tmp_path / "kept.txt" / "below", 1, split="train", seed=0)
+
+
+def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
+    write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
+    table = pq.read_table(tmp_path / "set" / "reading.parquet")
+    texts = table["text"].to_pylist()
+    sizes = [open_page(image).size for image in table["image"].to_pylist()]
+    assert len(texts) == 12 + 12 + 6 + 6
+    assert all(" " not in text for text in texts[:12])
+    assert {text.count("\n") for text in texts[12:24]} == {0, 1, 2}
+    assert set(sizes[:12]) == {(96, 32), (192, 32)}
+    assert set(sizes[12:24]) == {(256, 64), (256, 96)}
+    assert set(sizes[24:]) == {(WIDTH, HEIGHT)}
+    assert set(texts[:12]) <= {word for text in texts[24:] for word in text.split()}

@@ -1,0 +1,66 @@
+"""The demo: PDFs, hits and a page that needs nothing from elsewhere, also where nothing can be shown."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from randslot.cli import app
+from randslot.demo import run_demo
+from randslot.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """Run the demo once and return its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    console = Console(width=200)
+    with console.capture() as printed:
+        run_demo(folder / "out", [], console)
+    return folder / "out", printed.get()
+
+
+def test_it_writes_pdfs_and_prints_ranked_pages_with_scores(shown):
+    folder, printed = shown
+    assert len(list((folder / "reports").glob("*.pdf"))) == 20
+    assert printed.count("? ") == 5
+    assert len(re.findall(r"\d\.\s+\d\.\d{3}\s+test-1-\S+\.pdf  page \d", printed)) == 15
+    assert printed.count("answers it") >= 4  # of five questions
+
+
+def test_the_page_holds_everything_itself(shown):
+    page = (shown[0] / "demo.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 15
+    assert not re.search(r"https?://|<script|<link|@import|url\(", page)
+    for link in re.findall(r'href="([^"]+)"', page):
+        assert (shown[0] / link.partition("#")[0]).is_file()
+
+
+def test_questions_of_ones_own_are_asked_and_shown_as_text(tmp_path):
+    answer = CliRunner().invoke(app, ["demo", "-o", str(tmp_path / "x"), "-q", "<b>sales</b> of wool", "-q", "[bold]x"])
+    assert answer.exit_code == 0, answer.output
+    assert "? <b>sales</b> of wool" in answer.output
+    assert "? [bold]x" in answer.output
+    page = (tmp_path / "x" / "demo.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;sales&lt;/b&gt; of wool" in page
+    assert "<b>sales" not in page
+
+
+def test_a_machine_without_a_browser_is_told_where_the_page_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    answer = CliRunner().invoke(app, ["demo", "--open", "-o", str(tmp_path), "-q", "wool"])
+    assert answer.exit_code == 0, answer.output
+    assert f"see the pages in {tmp_path}/demo.html" in answer.output.replace("\n", "")
+    assert "no browser" in answer.output
+
+
+def test_bad_input_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="cannot write into"):
+        run_demo(tmp_path / "file" / "below", [], Console())
+    with pytest.raises(UsageError, match="empty query"):
+        run_demo(tmp_path / "new", ["  "], Console())
+    assert not (tmp_path / "new").exists()
