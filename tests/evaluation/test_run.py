@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import randslot
 from conftest import make
 from evaluation.copies import write_native_v3, write_v1, write_v2, write_v3
-from randslot.cli import app
+from randslot.cli import app, main
 from randslot.evaluation.run import Evaluation
 from randslot.evaluation.tasks import find_tasks, own_task
 from randslot.samples.sets import write_set
@@ -142,13 +142,12 @@ def test_a_killed_evaluation_goes_on(tmp_path):
         (["--tasks", "hr", "--data-root", "nowhere"], "no copy of vidore/vidore_v3_hr_mteb_format in nowhere"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, tmp_path):
-    answer = subprocess.run(
-        [sys.executable, "-m", "randslot", "evaluate", "embedded", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert answer.returncode == 2
-    assert message in answer.stderr
-    assert len(answer.stderr.strip().splitlines()) == 1
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["randslot", "evaluate", "embedded", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert message in said
+    assert len(said.strip().splitlines()) == 1

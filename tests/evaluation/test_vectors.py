@@ -56,7 +56,7 @@ def test_a_half_written_shard_is_passed_over_and_a_broken_one_named(tmp_path):
     (tmp_path / "x.part").write_bytes(b"half")
     VectorCache(tmp_path)
     (tmp_path / "y.safetensors").write_bytes(b"broken")
-    with pytest.raises(RandSlotError, match=r"y.safetensors is no shard of vectors: .*; remove it"):
+    with pytest.raises(RandSlotError, match=r"y.safetensors is not a shard of vectors: .*; remove it"):
         VectorCache(tmp_path)
 
 

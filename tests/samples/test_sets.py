@@ -91,3 +91,17 @@ def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
     assert set(sizes[12:24]) == {(256, 64), (256, 96)}
     assert set(sizes[24:]) == {(WIDTH, HEIGHT)}
     assert set(texts[:12]) <= {word for text in texts[24:] for word in text.split()}
+
+
+def test_lessons_go_from_words_to_questions(tmp_path):
+    write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
+    lessons, asked = rows(tmp_path / "set" / "lessons.jsonl"), rows(tmp_path / "set" / "pairs.jsonl")
+    texts = {row["image"]: row["text"].replace(".", "").split() for row in rows(tmp_path / "set" / "texts.jsonl")}
+    pairs = {(row["query"], row["image"]) for row in asked}
+    are_questions = [(row["query"], row["image"]) in pairs for row in lessons]
+    assert len(lessons) == 16 * 6
+    assert sum(are_questions[:12]) <= 3
+    assert all(are_questions[48:])
+    for row, is_question in zip(lessons, are_questions, strict=True):
+        assert is_question or set(row["query"].split()) <= set(texts[row["image"]])
+    assert {row["image"] for row in lessons[:6]} == set(texts)

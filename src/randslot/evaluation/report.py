@@ -88,7 +88,7 @@ def _make_differences(benchmark: str, metric: str, rows: list[Row]) -> list[Tabl
     if len(several) < 2:
         return []
     first, *others = several
-    tasks = [task for task in first.scores if all(task in row.scores for row in others)]
+    tasks = [task for task in TASKS.get(benchmark, first.scores) if all(task in row.scores for row in several)]
     lines = []
     for row in others:
         means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]

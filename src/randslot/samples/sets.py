@@ -6,6 +6,7 @@ qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 
 pairs.jsonl     {"query", "image"}: pairs to train retrieval on
 texts.jsonl     {"text", "image"}: what is written on each page
 reading.parquet "text", "image": a curriculum for learning to read, if asked for
+lessons.jsonl   {"query", "image"}: another for learning to retrieve, from words of the page to questions
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import pypdfium2 as pdfium
 from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, ask, make_reports
+
+PASSES, NUM_WORDS = 16, 8  # of lessons: times that each page comes, and words of it in a query at first
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curricul
     _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
     if curriculum:
         _write_curriculum(folder / "reading.parquet", reports, seed)
+        _write(folder / "lessons.jsonl", _make_lessons(pages, asked, seed))
     return len(pages), len(asked)
 
 
@@ -129,6 +133,24 @@ def _write_curriculum(file: Path, reports: list[Report], seed: int) -> None:
         pages += zip((page.text for page in report.pages), _render(draw_report(report)), strict=True)
     rows = [row for group in (words, blocks, pages, pages) for row in random.sample(group, len(group))]
     pq.write_table(pa.table({"text": [text for text, _ in rows], "image": [image for _, image in rows]}), file)
+
+
+def _make_lessons(pages: list[tuple[str, Page]], asked: list[Asked], seed: int) -> Iterator[dict[str, str]]:
+    """Yield queries with their pages, each page in turn: at first some of its words, then more and more questions."""
+    random = Random(seed)
+    questions: dict[str, list[str]] = defaultdict(list)
+    for one in asked:
+        for id, value in one.grades.items():
+            if value == ANSWERS:
+                questions[id].append(one.question.text)
+    total, place = PASSES * len(pages), 0
+    for _ in range(PASSES):
+        for id, page in random.sample(pages, len(pages)):
+            words = page.text.replace(".", "").split()
+            in_words = random.random() < 1 - 2 * place / total
+            query = " ".join(random.sample(words, NUM_WORDS)) if in_words else random.choice(questions[id])
+            place += 1
+            yield {"query": query, "image": f"pages/{id}"}
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:

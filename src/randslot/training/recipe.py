@@ -78,6 +78,7 @@ class Recipe:
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.05
+    still_vision: bool = False  # freeze the vision tower and keep its output for every page in memory: for small sets
     seed: int = 42
 
     # The pairs.
@@ -140,6 +141,10 @@ class Recipe:
         for name, (low, high) in BETWEEN.items():
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be between {low:g} and {high:g}, not {getattr(self, name)}")
+        if self.still_vision and (self.lora or self.objective == "reading"):
+            raise UsageError(
+                "still_vision goes with retrieval and lora = false: with an adapter the tower is frozen anyway"
+            )
         if self.objective == "reading" and self.lora:
             raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:

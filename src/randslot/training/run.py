@@ -42,6 +42,7 @@ from .loss import make_loss
 from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
 from .reading import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
+from .vision import keep_vision_still
 from .watch import Bar, Losses, OwnSlots, read_losses
 
 RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
@@ -159,7 +160,10 @@ class Run:
             "dtype": torch.bfloat16 if half else torch.float32,
         }
         settings = asdict(recipe.settings()) | options
-        return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
+        model = untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
+        if recipe.still_vision:
+            keep_vision_still(model[0].backbone)
+        return model
 
     def make_trainer(
         self, model: MultiVectorEncoder, pairs: Pairs, evaluator: BaseEvaluator | None = None
