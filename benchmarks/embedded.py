@@ -116,6 +116,8 @@ def write_card(model: MultiVectorEncoder, rows: list[dict[str, Any]], minutes: i
         words=len(WORDS),
     )
     model.half().save_pretrained(str(HOME))
+    for file in HOME.iterdir():
+        file.chmod(0o644)  # safetensors are written for their owner only
 
 
 def main() -> None:

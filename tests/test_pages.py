@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -181,3 +183,12 @@ def test_a_page_as_bytes(tmp_path):
     assert open_page((tmp_path / "page.png").read_bytes()).tobytes() == noise(30, 20).tobytes()
     with pytest.raises(RandSlotError, match="not an image that can be read: of 4 bytes"):
         open_page(b"junk")
+
+
+def test_threads_may_open_pages_of_pdfs_at_once(tmp_path):
+    """pdfium itself would crash."""
+    write_pdf(tmp_path / "a.pdf", 8, [])
+    with ThreadPoolExecutor(4) as pool:
+        pages = [f"{tmp_path}/a.pdf#page={i % 8 + 1}" for i in range(200)]
+        images = list(pool.map(lambda page: open_page(page, 64 * 64), pages))
+    assert len(images) == 200

@@ -6,6 +6,7 @@ import os
 import re
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pypdfium2 as pdfium
@@ -18,6 +19,7 @@ WHITE = (255, 255, 255)
 TOKEN_PIXELS = 32 * 32  # of a page image in one visual token, with the larger of the backbones' patch sizes
 PIXELS = 1536 * TOKEN_PIXELS
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
 PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 
 
@@ -85,7 +87,7 @@ def num_pdf_pages(file: Path) -> int:
     Errors: RandSlotError if it cannot be opened.
     """
     try:
-        with pdfium.PdfDocument(file) as pdf:
+        with PDFIUM, pdfium.PdfDocument(file) as pdf:
             return len(pdf)
     except pdfium.PdfiumError as error:
         raise RandSlotError(f"cannot open {file}: {error}") from error
@@ -99,7 +101,7 @@ def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Imag
     if not is_file(file):
         raise RandSlotError(f"PDF not found: {file}")
     try:
-        with pdfium.PdfDocument(file) as pdf:
+        with PDFIUM, pdfium.PdfDocument(file) as pdf:
             if not 1 <= number <= len(pdf):
                 raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
             page = pdf[number - 1]
