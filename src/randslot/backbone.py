@@ -7,6 +7,7 @@ Shapes: B batch, L content tokens, S slots, D hidden dimension.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -28,6 +29,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 from transformers.utils import is_flash_attn_2_available
+from transformers.utils import logging as transformers_log
 
 from .errors import RandSlotError, UsageError
 from .hub import Source, first_line, read_json
@@ -77,6 +79,9 @@ def load_backbone(
     family = read_json(file).get("model_type")
     if family not in FAMILIES:
         raise RandSlotError(f"{name} is a {family!r} model; RandSlot runs on {' and '.join(FAMILIES)}")
+    shows_bars = transformers_log.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        transformers_log.disable_progress_bar()
     try:
         model, report = AutoModel.from_pretrained(
             source.folder,
@@ -89,6 +94,9 @@ def load_backbone(
         )
     except Exception as error:  # transformers and safetensors fail on broken files in many ways
         raise RandSlotError(f"cannot load backbone {name}: {first_line(error)}") from error
+    finally:
+        if shows_bars:
+            transformers_log.enable_progress_bar()
     if missing := sorted(report["missing_keys"]):
         raise RandSlotError(
             f"backbone {name} lacks {len(missing)} weights, such as {missing[0]}: it would run with random ones; "

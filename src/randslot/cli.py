@@ -155,8 +155,12 @@ def evaluate(
     from .evaluation.tasks import find_tasks, own_task
     from .model import load
 
-    if (data is None) == (not benchmark and not tasks):
+    if (data is None) == (not benchmark and not tasks) or (data and data_root):
         raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
     found = [own_task(data)] if data else find_tasks(benchmark or [], [t for t in tasks.split(",") if t], data_root)
     loaded = load(
         model,
@@ -166,7 +170,15 @@ def evaluate(
         reduction=reduction,
         seed=seed,
     )
-    Evaluation(loaded, name or Path(model).name, output, cache or output / "vectors", batch).run(found)
+    results = Evaluation(loaded, name or model, output, cache or output / "vectors", batch).run(found)
+    for result in results:
+        for subset, scores in result["subsets"].items() if len(result["subsets"]) > 1 else ():
+            print(f"  {subset}: nDCG@5 {100 * scores['ndcg@5']:.2f}  nDCG@10 {100 * scores['ndcg@10']:.2f}")
+        print(f"{result['task']}: nDCG@5 {100 * result['ndcg@5']:.2f}  nDCG@10 {100 * result['ndcg@10']:.2f}")
+    if len(results) > 1:
+        means = [100 * sum(result[f"ndcg@{k}"] for result in results) / len(results) for k in (5, 10)]
+        print(f"mean of {len(results)} tasks: nDCG@5 {means[0]:.2f}  nDCG@10 {means[1]:.2f}")
+    print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
 @app.command()

@@ -65,12 +65,24 @@ def test_seeds_give_mean_and_sample_standard_deviation_and_differences(tmp_path)
     assert differences.rows == [["zf, fixed (4/4)", *["-5.00"] * 7, "+0.00", "-4.38"]]
 
 
+def test_a_seed_that_was_stopped_counts_for_nothing(tmp_path):
+    write_results(tmp_path, "mine", [0.40] * 8, 1)
+    write_results(tmp_path, "mine", [0.50] * 8, 2)
+    write_results(tmp_path, "mine", [0.99], 3)
+    table = make_tables(read_results(tmp_path))[0]
+    (row,) = [row for row in table.rows if row[3] == "yours"]
+    assert row[4] == row[12] == "45.0 ± 7.1"
+
+
 def test_three_formats_say_the_same(tmp_path):
     write_results(tmp_path, "mine_1", [0.48] * 8)
     markdown, table, latex = (make_report(tmp_path, style) for style in ("md", "csv", "latex"))
     assert "| mine_1, zero | 4/4 | yours | 48.0 |" in markdown
-    rows = list(csv.reader(io.StringIO(table)))
-    assert any(row[2:6] == ["mine_1, zero", "4/4", "yours", "48.0"] for row in rows)
+    rows = list(csv.DictReader(io.StringIO(table)))
+    (row,) = [row for row in rows if row["source"] == "yours" and row["task"] == "avg" and row["metric"] == "nDCG@5"]
+    assert row["method"] == "mine_1, zero"
+    assert float(row["mean"]) == pytest.approx(48)
+    assert len([row for row in rows if row["source"] == "yours"]) == 18
     assert r"mine\_1, zero & 4/4 & yours & 48.0 &" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
 
@@ -81,6 +93,13 @@ def test_wrong_input_is_refused(tmp_path):
     write_results(tmp_path, "mine", [0.48] * 8)
     with pytest.raises(UsageError, match="format 'pdf' is not one of md, csv, latex"):
         make_report(tmp_path, "pdf")
+    (tmp_path / "other.json").write_text(json.dumps(dict.fromkeys(("model", "task", "benchmark"), 1)))
+    make_report(tmp_path)  # something else is passed over
+    lacking = {"model": "m", "task": "t", "benchmark": "b", "ndcg@5": 0, "ndcg@10": 0, "settings": {"seed": 1}}
+    (tmp_path / "lacking.json").write_text(json.dumps(lacking))
+    with pytest.raises(RandSlotError, match=r"lacking.json: its settings lack inference, page_vectors, query_vectors"):
+        make_report(tmp_path)
+    (tmp_path / "lacking.json").unlink()
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(RandSlotError, match=r"broken.json is not valid JSON"):
         make_report(tmp_path)

@@ -18,6 +18,7 @@ import randslot
 from conftest import make
 from evaluation.copies import write_native_v3, write_v1, write_v2, write_v3
 from randslot.cli import app, main
+from randslot.errors import RandSlotError
 from randslot.evaluation.run import Evaluation
 from randslot.evaluation.tasks import find_tasks, own_task
 from randslot.samples.sets import write_set
@@ -70,6 +71,30 @@ def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkey
     assert sum(counted) == 24
 
 
+def test_a_larger_budget_serves_a_smaller_one_that_has_a_cache_too(tmp_path, monkeypatch):
+    model = make("qwen3-vl", visual_tokens=64)
+    counted: list[int] = []
+    encode = type(model).encode_document
+    monkeypatch.setattr(type(model), "encode_document", lambda *a, **k: counted.append(len(a[1])) or encode(*a, **k))
+    for seed in (1, 2):
+        write_set(tmp_path / f"set{seed}", 2, split="test", seed=seed)
+    evaluate(model, [own_task(tmp_path / "set1")], tmp_path / "out")
+    model[0].use(page_vectors=8)
+    evaluate(model, [own_task(tmp_path / "set2")], tmp_path / "out")
+    model[0].use(page_vectors=4)
+    evaluate(model, [own_task(tmp_path / "set1"), own_task(tmp_path / "set2")], tmp_path / "out")
+    assert sum(counted) == 12
+
+
+def test_a_broken_page_is_named_and_what_was_encoded_is_kept(tmp_path):
+    write_set(tmp_path / "own", 4, split="test", seed=0)
+    (tmp_path / "own" / "pages" / "zz.png").write_bytes(b"broken")
+    model = make("qwen3-vl", visual_tokens=64)
+    with pytest.raises(RandSlotError, match=r"page zz.png: not an image that can be read"):
+        evaluate(model, [own_task(tmp_path / "own")], tmp_path / "out", batch=4)
+    assert len(list((tmp_path / "out").rglob("page-*/*.safetensors"))) == 1
+
+
 def test_a_prefix_from_the_cache_scores_like_a_model_of_that_budget(copies, tmp_path):
     model = make("qwen3-vl", visual_tokens=64, query_vectors=6, page_vectors=6)
     evaluate(model, find_tasks([], ["arxiv"], copies), tmp_path / "a")
@@ -86,7 +111,7 @@ def test_the_command_on_native_v3_and_on_a_set_of_ones_own(tmp_path):
     roots = ["-b", "ViDoRe(v3)", "--tasks", "hr", "--data-root", str(tmp_path / "copies")]
     answer = CliRunner().invoke(app, ["evaluate", "embedded", *roots, *common])
     assert answer.exit_code == 0, answer.output
-    file = tmp_path / "results" / "embedded" / "zero-q4-p4-seed42" / "ViDoRe(v3)-HR.json"
+    (file,) = (tmp_path / "results" / "embedded").glob("zero-q4-p4-seed42-*/ViDoRe(v3)-HR.json")
     result = json.loads(file.read_text())
     assert len(result["subsets"]) == 6
     assert result["subsets"]["english"]["ndcg@5"] > 0.3
@@ -139,6 +164,8 @@ def test_a_killed_evaluation_goes_on(tmp_path):
         (["-b", "nope"], "unknown benchmark 'nope'"),
         (["--tasks", "nope"], "unknown task 'nope'"),
         (["--data", "nowhere"], "nowhere has no pages"),
+        (["--data", "x", "--data-root", "y"], "name either a benchmark"),
+        (["--tasks", "hr", "-o", "/proc/nothing"], "cannot write into /proc/nothing"),
         (["--tasks", "hr", "--data-root", "nowhere"], "no copy of vidore/vidore_v3_hr_mteb_format in nowhere"),
     ],
 )

@@ -36,7 +36,7 @@ def test_words_for_tasks_differ():
 def test_unknown_names_are_refused():
     with pytest.raises(UsageError, match=r"unknown benchmark 'ViDoRe\(v9\)'; known ones: ViDoRe\(v1\)"):
         find_tasks(["ViDoRe(v9)"], [])
-    with pytest.raises(UsageError, match="unknown task 'hrr'; known ones: hr, "):
+    with pytest.raises(UsageError, match="unknown task 'hrr'; known ones: HR, "):
         find_tasks(["ViDoRe(v3)"], ["hrr"])
     with pytest.raises(UsageError, match="unknown task 'hr'"):
         find_tasks(["ViDoRe(v1)"], ["hr"])
@@ -96,15 +96,36 @@ def test_a_broken_folder_is_refused(tmp_path):
         own_task(tmp_path)
     qrels = tmp_path / "set" / "qrels.jsonl"
     rows = qrels.read_text()
-    qrels.write_text(rows + json.dumps({"query": "x", "page": "gone.png", "grade": 1}) + "\n")
+    queries = tmp_path / "set" / "queries.jsonl"
+    page = json.loads(rows.splitlines()[0])["page"]
+    queries.write_text(queries.read_text() + json.dumps({"id": "q", "query": "what?"}) + "\n")
+    qrels.write_text(rows + json.dumps({"query": "q", "page": "gone.png", "grade": 1}) + "\n")
     with pytest.raises(RandSlotError, match=r"no page 'gone.png' in"):
         list(own_task(tmp_path / "set").subsets())
+    for row, message in [
+        ({"query": "x", "page": "y", "grade": 1}, "no query 'x' in queries.jsonl"),
+        ({"query": "q", "page": ["y"], "grade": 1}, r"no page \['y'\] in"),
+        ({"query": "q", "page": page, "grade": "high"}, "grade must be a whole number from 0, not 'high'"),
+        ({"query": "q", "page": page, "grade": 0.5}, "grade must be a whole number from 0, not 0.5"),
+    ]:
+        qrels.write_text(json.dumps(row))
+        with pytest.raises(RandSlotError, match=rf"qrels.jsonl: row 1: {message}"):
+            list(own_task(tmp_path / "set").subsets())
     qrels.write_text("{")
     with pytest.raises(RandSlotError, match=r"qrels.jsonl: row 1 is not valid JSON"):
         list(own_task(tmp_path / "set").subsets())
     qrels.write_text("{}")
     with pytest.raises(RandSlotError, match=r"row 1 must have query, page, grade"):
         list(own_task(tmp_path / "set").subsets())
+    for row, message in [
+        ({"id": "q", "query": "again"}, "id 'q' was there before"),
+        ({"id": "r", "query": None}, "text"),
+    ]:
+        before = queries.read_text()
+        queries.write_text(before + json.dumps(row))
+        with pytest.raises(RandSlotError, match=rf"queries.jsonl: row \d+: .*{message}"):
+            list(own_task(tmp_path / "set").subsets())
+        queries.write_text(before)
     qrels.write_text("")
     with pytest.raises(RandSlotError, match=r"no query of .* has a relevant page"):
         list(own_task(tmp_path / "set").subsets())
@@ -112,3 +133,14 @@ def test_a_broken_folder_is_refused(tmp_path):
         file.unlink()
     with pytest.raises(RandSlotError, match=r"the corpus of .* is empty"):
         list(own_task(tmp_path / "set").subsets())
+
+
+def test_a_copy_that_changed_is_read_anew(tmp_path):
+    """`datasets` alone would go on with what it read from a folder of that name before."""
+    folder = write_native_v3(tmp_path / "a") / "vidore_v3_hr"
+    before = [len(subset.queries) for subset in find_tasks([], ["hr"], tmp_path / "a")[0].subsets()]
+    assert before == [20] * 6
+    for file in folder.rglob("*.parquet"):
+        file.write_bytes(b"junk")
+    with pytest.raises(RandSlotError, match=r"cannot load .*vidore_v3_hr: "):
+        list(find_tasks([], ["hr"], tmp_path / "a")[0].subsets())

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import RandSlotError, UsageError
 from .published import TASKS, rows_for
 
+SETTINGS = {"inference", "query_vectors", "page_vectors", "seed"}
 SHOWN = {"ndcg@5": "nDCG@5", "ndcg@10": "nDCG@10"}
 
 
@@ -46,10 +47,13 @@ def make_report(folder: Path, style: str = "md") -> str:
 
     Errors: UsageError for another style, or if there are no results.
     """
-    writers: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
-    if style not in writers:
-        raise UsageError(f"format {style!r} is not one of {', '.join(writers)}")
-    return "\n".join(writers[style](table) for table in make_tables(read_results(folder)))
+    writers: dict[str, Callable[[Table], str]] = {"md": _markdown, "latex": _latex}
+    if style not in (*writers, "csv"):
+        raise UsageError(f"format {style!r} is not one of md, csv, latex")
+    results = read_results(folder)
+    if style == "csv":
+        return _make_csv(results)
+    return "\n".join(writers[style](table) for table in make_tables(results))
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
@@ -63,7 +67,9 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
             result = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RandSlotError(f"{file} is not valid JSON: {error}") from error
-        if isinstance(result, dict) and {"model", "task", "benchmark", "ndcg@5", "settings"} <= result.keys():
+        if isinstance(result, dict) and {"model", "task", "benchmark", "settings", *SHOWN} <= result.keys():
+            if missing := sorted(SETTINGS - result["settings"].keys()):
+                raise RandSlotError(f"{file}: its settings lack {', '.join(missing)}")
             found.append(result)
     if not found:
         raise UsageError(f"no results in {folder}: make some by randslot evaluate ... -o {folder}")
@@ -100,16 +106,18 @@ def _make_differences(benchmark: str, metric: str, rows: list[Row]) -> list[Tabl
 
 def _own_rows(results: list[dict[str, Any]], metric: str) -> list[Row]:
     """Group results into rows: one for each model and setting, with its seeds together."""
-    groups: dict[tuple[Any, ...], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
         settings = result["settings"]
         who = (result["model"], _how(settings), *(_count(settings, side) for side in ("query", "page")))
-        groups[who][settings["seed"]][result["task"]] = 100 * result[metric]
+        run = (settings["seed"], result.get("weights"))
+        groups[who][run][result["task"]] = 100 * result[metric]
     rows = []
-    for (model, how, query_vectors, page_vectors), seeds in groups.items():
-        tasks = list(dict.fromkeys(task for scores in seeds.values() for task in scores))
-        scores = {task: [by_task[task] for by_task in seeds.values() if task in by_task] for task in tasks}
-        average = [statistics.mean(by_task.values()) for by_task in seeds.values()]
+    for (model, how, query_vectors, page_vectors), runs in groups.items():
+        most = max(len(scores) for scores in runs.values())
+        whole = [scores for scores in runs.values() if len(scores) == most]  # a run that was stopped counts for nothing
+        scores = {task: [by_task[task] for by_task in whole if task in by_task] for task in whole[0]}
+        average = [statistics.mean(by_task.values()) for by_task in whole]
         rows.append(Row(f"{model}, {how}", f"{query_vectors}/{page_vectors}", "yours", scores, average))
     return rows
 
@@ -170,22 +178,31 @@ def _show(values: list[float]) -> str:
 
 def _markdown(table: Table) -> str:
     lines = [table.heads, ["---"] * len(table.heads), *table.rows]
-    return f"## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return f"## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
-def _csv(table: Table) -> str:
+def _make_csv(results: list[dict[str, Any]]) -> str:
+    """Return one line for each score, unrounded: for other programs."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["table", *table.heads])
-    writer.writerows([table.title, *row] for row in table.rows)
+    writer.writerow(["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"])
+    for benchmark in dict.fromkeys(result["benchmark"] for result in results):
+        mine = [result for result in results if result["benchmark"] == benchmark]
+        for metric in SHOWN:
+            published = _published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else []
+            for row in [*_own_rows(mine, metric), *published]:
+                for task, values in {**row.scores, "avg": row.average}.items():
+                    deviation = statistics.stdev(values) if len(values) > 1 else ""
+                    who = [benchmark, SHOWN[metric], row.method, row.vectors, row.source]
+                    writer.writerow([*who, task, statistics.mean(values), deviation, len(values)])
     return buffer.getvalue()
 
 
 def _latex(table: Table) -> str:
     def escape(text: str) -> str:
-        for letter in "&%_#":
-            text = text.replace(letter, f"\\{letter}")
-        return text.replace("±", "$\\pm$")
+        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+        return "".join(special.get(letter, f"\\{letter}" if letter in "&%_#{}$" else letter) for letter in text)
 
     lines = [" & ".join(escape(cell) for cell in row) + r" \\" for row in (table.heads, *table.rows)]
     return "\n".join(

@@ -58,10 +58,9 @@ class Evaluation:
 
     def _run_task(self, task: Task, weights: str, caches: dict[Side, VectorCache]) -> dict[str, Any]:
         where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
-        self.console.print(f"{task.name}: {where}")
+        self.console.print(f"evaluating on {task.name}: {where}")
         subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
         means = {f"ndcg@{k}": sum(row[f"ndcg@{k}"] for row in subsets.values()) / len(subsets) for k in CUTS}
-        self.console.print(f"{task.name}: nDCG@5 {100 * means['ndcg@5']:.2f}  nDCG@10 {100 * means['ndcg@10']:.2f}")
         result = {
             "model": self.name,
             "weights": weights,
@@ -83,7 +82,7 @@ class Evaluation:
         settings = self.model[0].settings
         inference = settings.inference if settings.reduction == "none" else f"{settings.inference}-{settings.reduction}"
         setting = f"{inference}-q{settings.query_vectors}-p{settings.page_vectors}-seed{settings.seed}"
-        names = (self.name, setting, f"{task.benchmark}-{task.name}.json")
+        names = (self.name, f"{setting}-{result['weights'][:8]}", f"{task.benchmark}-{task.name}.json")
         file = self.output.joinpath(*(_safe(name) for name in names))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +91,8 @@ class Evaluation:
             raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
 
     def _run_subset(self, task: str, subset: Subset, caches: dict[Side, VectorCache]) -> dict[str, Any]:
+        if subset.left_out:
+            self.console.print(f"{task} {subset.name}: {subset.left_out} queries without a relevant page are left out")
         page_keys = self._encode_pages(f"{task} {subset.name}", subset.pages, caches["page"])
         query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
         scores_QP = self._score(query_keys, page_keys, caches)
@@ -132,11 +133,13 @@ class Evaluation:
         with self._progress() as progress, ThreadPoolExecutor(2) as pool:
             bar = progress.add_task(what, total=len(missing), speed="")
             opened = _ahead(pool, batches(missing, self.batch), lambda batch: self._open(pages, batch))
-            for batch, images in opened:
-                vectors = self.model.encode_document(images, batch_size=len(images))
-                cache.add([keys[i] for i in batch], vectors)
-                self._advance(progress, bar, len(batch))
-        cache.flush()
+            try:
+                for batch, images in opened:
+                    vectors = self.model.encode_document(images, batch_size=len(images))
+                    cache.add([keys[i] for i in batch], vectors)
+                    self._advance(progress, bar, len(batch))
+            finally:
+                cache.flush()  # also when it is stopped, or a page is broken
         return keys
 
     def _open(self, pages: Pages, batch: list[int]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +69,7 @@ class Subset:
     pages: Pages
     queries: dict[str, str]  # text by id; only queries that have grades
     grades: dict[str, dict[str, int]]
+    left_out: int = 0  # queries without
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _match(name: str, among: list[tuple[str, str]]) -> tuple[str, str]:
     for pair in among:
         if _plain(name) in {_plain(pair[1]), _plain(MTEB_NAMES[pair[1]]), word_of(pair[1])}:
             return pair
-    known = ", ".join(word_of(task) for _, task in among)
+    known = ", ".join(task for _, task in among)
     raise UsageError(f"unknown task {name!r}; known ones: {known}")
 
 
@@ -135,7 +137,10 @@ def _plain(name: str) -> str:
 
 
 def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
-    import mteb
+    try:
+        import mteb
+    except ImportError as error:
+        raise UsageError(f'ViDoRe needs mteb: pip install "randslot[evaluate]" ({error})') from error
 
     task = mteb.get_task(MTEB_NAMES[name])
     dataset, revision = task.metadata.dataset["path"], task.metadata.dataset["revision"]
@@ -144,7 +149,7 @@ def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
     for folder in (data_root / dataset, data_root / Path(dataset).name):
         if folder.is_dir():
             task.metadata = task.metadata.model_copy(update={"dataset": {"path": str(folder), "revision": revision}})
-            return Task(name, benchmark, str(folder), None, MtebSource(task))
+            return Task(name, benchmark, str(folder), None, MtebSource(task, folder))
     native = data_root / Path(dataset).name.removesuffix("_mteb_format")
     if native.is_dir():
         return Task(name, benchmark, str(native), None, NativeSource(native))
@@ -156,15 +161,17 @@ class MtebSource:
     """A task as mteb loads it, from the hub or from a copy of its repository."""
 
     task: Any
+    folder: Path | None = None
 
     def load(self) -> Iterator[Subset]:
-        logging.getLogger("datasets").setLevel(logging.ERROR)
         try:
-            self.task.load_data()
-            self.task.convert_v1_dataset_format_to_v2(num_proc=None)
+            with _quiet(self.folder):
+                self.task.load_data()
+                self.task.convert_v1_dataset_format_to_v2(num_proc=None)
         except Exception as error:  # whatever datasets and the hub make of it
             path = self.task.metadata.dataset["path"]
-            raise RandSlotError(f"cannot load {path}: {first_line(error)}") from error
+            hint = "" if self.folder else "; without network, --data-root takes copies"
+            raise RandSlotError(f"cannot load {path}: {first_line(error)}{hint}") from error
         for name, splits in self.task.dataset.items():
             data = splits[SPLIT]
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
@@ -182,9 +189,10 @@ class NativeSource:
         from datasets import load_dataset
 
         try:
-            corpus, queries, qrels = (
-                load_dataset(str(self.folder), part, split=SPLIT) for part in ("corpus", "queries", "qrels")
-            )
+            with _quiet(self.folder):
+                corpus, queries, qrels = (
+                    load_dataset(str(self.folder), part, split=SPLIT) for part in ("corpus", "queries", "qrels")
+                )
         except Exception as error:  # whatever datasets makes of it
             raise RandSlotError(f"cannot load {self.folder}: {first_line(error)}") from error
         grades: dict[str, dict[str, int]] = {}
@@ -197,10 +205,35 @@ class NativeSource:
             yield make_subset(language, pages, chosen, grades)
 
 
+@contextmanager
+def _quiet(folder: Path | None) -> Iterator[None]:
+    """Load without bars and chatter; a local copy through a cache of its own, made anew when a file changes.
+
+    Otherwise `datasets` takes a folder for another one of the same name that it has seen before.
+    """
+    import datasets
+
+    shown, cache = datasets.are_progress_bars_disabled(), datasets.config.HF_DATASETS_CACHE
+    level = logging.getLogger("datasets").level
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    if folder is not None:
+        stats = [(str(file), file.stat()) for file in sorted(folder.resolve().rglob("*")) if file.is_file()]
+        state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+        datasets.config.HF_DATASETS_CACHE = Path(cache) / f"randslot-{content_key(state.encode())}"
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = cache
+        logging.getLogger("datasets").setLevel(level)
+        if not shown:
+            datasets.enable_progress_bars()
+
+
 def make_subset(name: str, pages: Pages, queries: dict[str, str], grades: dict[str, dict[str, int]]) -> Subset:
     """Keep the queries that have grades: the others count for nothing in pytrec_eval."""
     kept = {id: text for id, text in queries.items() if grades.get(id)}
-    return Subset(name, pages, kept, {id: grades[id] for id in kept})
+    return Subset(name, pages, kept, {id: grades[id] for id in kept}, len(queries) - len(kept))
 
 
 class DatasetPages:
@@ -242,19 +275,34 @@ class FolderSource:
 
     def load(self) -> Iterator[Subset]:
         pages = FolderPages(self.folder / "pages")
-        known = set(pages.ids)
+        if not pages.ids:
+            raise RandSlotError(f"the corpus of {self.folder} is empty: no PDF or image in {pages.folder}")
         queries: dict[str, dict[str, str]] = {}
-        for row in _read_rows(self.folder / "queries.jsonl", ("id", "query")):
-            queries.setdefault(str(row.get("language", "default")), {})[str(row["id"])] = str(row["query"])
-        grades: dict[str, dict[str, int]] = {}
-        for row in _read_rows(self.folder / "qrels.jsonl", ("query", "page", "grade")):
-            if row["page"] not in known:
-                raise RandSlotError(
-                    f"{self.folder / 'qrels.jsonl'}: no page {row['page']!r} in {self.folder / 'pages'}"
-                )
-            grades.setdefault(str(row["query"]), {})[str(row["page"])] = int(row["grade"])
+        known: set[str] = set()
+        for place, row in _read_rows(self.folder / "queries.jsonl", ("id", "query")):
+            id, text = str(row["id"]), row["query"]
+            if not isinstance(text, str) or not text.strip():
+                raise RandSlotError(f"{place}: query must be text, not {text!r}")
+            if id in known:
+                raise RandSlotError(f"{place}: id {id!r} was there before")
+            known.add(id)
+            queries.setdefault(str(row.get("language", "default")), {})[id] = text
+        grades = self._read_grades(known, set(pages.ids), pages.folder)
         for language, texts in queries.items():
             yield make_subset(language, pages, texts, grades)
+
+    def _read_grades(self, queries: set[str], pages: set[str], folder: Path) -> dict[str, dict[str, int]]:
+        grades: dict[str, dict[str, int]] = {}
+        for place, row in _read_rows(self.folder / "qrels.jsonl", ("query", "page", "grade")):
+            query, page, grade = str(row["query"]), row["page"], row["grade"]
+            if query not in queries:
+                raise RandSlotError(f"{place}: no query {query!r} in queries.jsonl")
+            if not isinstance(page, str) or page not in pages:
+                raise RandSlotError(f"{place}: no page {page!r} in {folder}")
+            if type(grade) is not int or grade < 0:
+                raise RandSlotError(f"{place}: grade must be a whole number from 0, not {grade!r}")
+            grades.setdefault(query, {})[page] = grade
+        return {query: by_page for query, by_page in grades.items() if any(by_page.values())}
 
 
 class FolderPages:
@@ -276,7 +324,8 @@ class FolderPages:
         return str(self.folder / self.ids[index])
 
 
-def _read_rows(file: Path, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _read_rows(file: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a file, each with its place for an error."""
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -290,4 +339,4 @@ def _read_rows(file: Path, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             raise RandSlotError(f"{file}: row {number} is not valid JSON: {error}") from error
         if not isinstance(row, dict) or any(key not in row for key in keys):
             raise RandSlotError(f"{file}: row {number} must have {', '.join(keys)}")
-        yield row
+        yield f"{file}: row {number}", row

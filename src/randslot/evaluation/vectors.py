@@ -1,7 +1,7 @@
 """Vectors on disk, by content: what was encoded once is never encoded again, whatever task or language asks.
 
 A cache is a folder of shards, each a safetensors file that appears whole or not at all, so a killed run loses at most
-its last minute. A shard has "vectors" (all rows of its items), "counts" (rows of each), and its keys as metadata.
+its last seconds. A shard has "vectors" (all rows of its items), "counts" (rows of each), and its keys as metadata.
 
 Shapes: K vectors of one item, D dimension.
 """
@@ -24,24 +24,29 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 from ..encoder import Settings
-from ..errors import RandSlotError
+from ..errors import RandSlotError, UsageError
 from ..slots import Side
 
-SHARD_BYTES, SHARD_SECONDS = 2**26, 60.0
+SHARD_BYTES, SHARD_SECONDS = 2**26, 20.0
 BLOCK_BYTES = 2**28
 
 
 class VectorCache:
     """The vectors of pages or of queries of one model, by the hash of their content."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, others: Sequence[Path] = ()) -> None:
+        """Open a cache; what is in `others`, which have more vectors of each item, is read too."""
         self.folder = folder
         self.places: dict[str, tuple[Path, int]] = {}
         self.waiting: dict[str, Tensor] = {}
         self.flushed = time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(folder.glob("*.safetensors")):
-            self._learn(file)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot keep vectors in {folder}: {error.strerror or error}") from error
+        for place in (*others, folder):
+            for file in sorted(place.glob("*.safetensors")):
+                self._learn(file)
 
     def _learn(self, file: Path) -> None:
         try:
@@ -57,7 +62,7 @@ class VectorCache:
         return key in self.places or key in self.waiting
 
     def add(self, keys: Sequence[str], vectors: Sequence[Tensor]) -> None:
-        """Take in the vectors (K, D) of some items, and write a shard when enough have come or a minute has passed."""
+        """Take in the vectors (K, D) of some items, and write a shard when many or some seconds have gone by."""
         self.waiting |= dict(zip(keys, (item.cpu() for item in vectors), strict=True))
         size = sum(item.nbytes for item in self.waiting.values())
         if size >= SHARD_BYTES or time.monotonic() - self.flushed >= SHARD_SECONDS:
@@ -113,8 +118,8 @@ class VectorCache:
 def open_cache(root: Path, weights: str, model: MultiVectorEncoder, side: Side) -> VectorCache:
     """Open the cache of one side of a model as it is set now.
 
-    Slots for a larger budget serve a smaller one, since the first vectors do not depend on how many follow; so a cache
-    with more is taken where there is one. Reduced pages have no such order.
+    Slots for a larger budget serve a smaller one, since the first vectors do not depend on how many follow; so caches
+    with more are read as well. Reduced pages have no such order.
     """
     settings = model[0].settings
     parts = [side, settings.inference]
@@ -129,9 +134,8 @@ def open_cache(root: Path, weights: str, model: MultiVectorEncoder, side: Side) 
     num = num_vectors(settings, side)
     if num is None:
         return VectorCache(home / stem)
-    larger = [int(path.name.rpartition("-k")[2]) for path in home.glob(f"{stem}-k*")]
-    fitting = num if reduced else min((size for size in larger if size >= num), default=num)
-    return VectorCache(home / f"{stem}-k{fitting}")
+    larger = [path for path in sorted(home.glob(f"{stem}-k*")) if int(path.name.rpartition("-k")[2]) > num]
+    return VectorCache(home / f"{stem}-k{num}", [] if reduced else larger)
 
 
 def num_vectors(settings: Settings, side: Side) -> int | None:
