@@ -370,7 +370,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "bad setting": (
         lambda p: edit(p / "randslot.json", lambda c: c.update(page_vectors=0)),
-        "page_vectors must be a whole number of at least 1",
+        "page_vectors must be a whole number from 1",
     ),
 }
 

@@ -29,6 +29,8 @@ from .readout import read_once, read_stepwise, read_tokens
 from .reductions import REDUCTIONS, reduce_pages
 from .slots import STRATEGIES, Sequential, Side, Strategy, Table, Tokens
 
+LIMITS = {"query_vectors": (1, 4096), "page_vectors": (1, 4096), "visual_tokens": (4, 2**20), "seed": (0, 2**32 - 1)}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -69,10 +71,10 @@ class Settings:
             )
         if self.reduction != "none" and self.slots != "tokens":
             raise UsageError(f"reduction={self.reduction!r} needs a model with slots='tokens', not {self.slots!r}")
-        for name, least in (("query_vectors", 1), ("page_vectors", 1), ("visual_tokens", 4), ("seed", 0)):
+        for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
-                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            if type(value) is not int or not least <= value <= most:
+                raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
 
     def vectors(self, side: Side) -> int:
         """Return the budget of one side."""

@@ -106,7 +106,7 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
         ({"batch": 1.5}, "batch must be a whole number"),
         ({"lora": 1}, "lora must be true or false, not 1"),
         ({"learning_rate": "fast"}, "learning_rate must be a number"),
-        ({"query_vectors": 0}, "query_vectors must be a whole number of at least 1"),
+        ({"query_vectors": 0}, "query_vectors must be a whole number from 1"),
         ({"slots": "rand"}, "slots='rand' is not one of"),
         ({"on_bad_row": "weep"}, "on_bad_row = 'weep' is not one of stop, skip"),
         ({"batch": 1}, "batch must be at least 2"),

@@ -288,8 +288,11 @@ class FolderSource:
             known.add(id)
             queries.setdefault(str(row.get("language", "default")), {})[id] = text
         grades = self._read_grades(known, set(pages.ids), pages.folder)
-        for language, texts in queries.items():
-            yield make_subset(language, pages, texts, grades)
+        subsets = [make_subset(language, pages, texts, grades) for language, texts in queries.items()]
+        for subset in subsets:
+            if not subset.queries:  # said before anything is encoded
+                raise RandSlotError(f"no query of {self.folder} ({subset.name}) has a relevant page")
+        yield from subsets
 
     def _read_grades(self, queries: set[str], pages: set[str], folder: Path) -> dict[str, dict[str, int]]:
         grades: dict[str, dict[str, int]] = {}
