@@ -74,8 +74,7 @@ def ship(run: Path) -> None:
     size = sum(file.stat().st_size for file in HOME.glob("*.safetensors"))
     if size > LIMIT:
         raise SystemExit(f"{size / 1e6:.1f} MB of weights are more than {LIMIT / 1e6:.0f} MB")
-    for name in ("recipe.toml", "losses.png"):
-        shutil.copy(run / name, HOME / name)
+    shutil.copy(run / "recipe.toml", HOME / "recipe.toml")
     print(f"{size / 1e6:.1f} MB of weights in {HOME}")
 
 
