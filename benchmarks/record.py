@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -50,7 +50,7 @@ def _show(value: Any) -> str:
 def keep(name: str, rows: list[dict[str, Any]]) -> None:
     """Write rows to results/NAME.json with the command, commit and machine that made them."""
     record = {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", _script(), *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(),
         "machine": machine(),
@@ -73,6 +73,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _script() -> str:
+    """Return the path of the script, counted from the project's folder."""
+    return Path(sys.argv[0]).resolve().relative_to(RESULTS.parent).as_posix()
 
 
 def _commit() -> str:

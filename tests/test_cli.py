@@ -120,3 +120,9 @@ def test_shipped_recipes_are_in_the_package():
     folder = Path(randslot.__file__).parent / "recipes"
     embedded = {"embedded-reading", "embedded-matching", "embedded"}
     assert {file.stem for file in folder.glob("*.toml")} == {"qwen2.5-vl-3b", "qwen3-vl-4b", "tiny"} | embedded
+
+
+def test_a_missing_extra_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    assert run(monkeypatch, "evaluate", "embedded", "--tasks", "hr") == 1
+    assert capsys.readouterr().err == 'randslot: this needs mteb: pip install "randslot[evaluate]"\n'

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -142,8 +142,7 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone with random weights, from the name of a shape in `backbones/` or the path of such a JSON."""
     blueprint = _read_shape(shape)
-    words = blueprint.get("words", [])  # that its tokenizer shall know, beyond bytes
-    tokenizer = byte_tokenizer(words)
+    tokenizer = byte_tokenizer()
     options = dict(blueprint["config"])
     token_ids = {
         "image_token_id": tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
@@ -151,8 +150,7 @@ def build_backbone(
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
-    sizes = {"vocab_size": len(tokenizer)} if words else {}
-    options["text_config"] = options["text_config"] | {"bos_token_id": None, "eos_token_id": None} | sizes
+    options["text_config"] = options["text_config"] | {"bos_token_id": None, "eos_token_id": None}
     config = AutoConfig.for_model(options.pop("model_type"), **options, **token_ids)
     with seeded(seed), torch.device("meta" if device == "meta" else "cpu"):
         try:
@@ -176,21 +174,11 @@ def _read_shape(shape: str) -> dict[str, Any]:
     return blueprint
 
 
-def byte_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Make a tokenizer of 256 bytes and the special tokens that the prompts need: no file, no download.
-
-    With `words`, in lower case, each of them is one token with the space before it, and case is of no account. Digits
-    stay alone, as in the real backbones; other words are spelled.
-    """
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """Make a tokenizer of 256 bytes and the special tokens that the prompts need: no file, no download."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = dict.fromkeys([*alphabet, *(f"\u0120{word}" for word in words)])  # \u0120: how a space is spelled
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(vocabulary)}, [], ignore_merges=True))
+    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if words:
-        line_starts = [normalizers.Prepend(" "), normalizers.Replace("\n", "\n ")]
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *line_starts])
-        split = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]|\s"), behavior="isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, tokenizer.pre_tokenizer])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(

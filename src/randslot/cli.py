@@ -12,6 +12,8 @@ import typer
 from . import __version__
 from .errors import RandSlotError, UsageError
 
+EXTRAS = {"datasets": "train", "matplotlib": "train", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
+
 app = typer.Typer(
     help="Compact visual document retrieval: four vectors a page.",
     no_args_is_help=True,
@@ -233,6 +235,12 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":
             print(f"randslot: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None or os.environ.get("RANDSLOT_DEBUG"):
+            raise
+        print(f'randslot: this needs {error.name}: pip install "randslot[{extra}]"', file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("randslot: stopped", file=sys.stderr)
         sys.exit(130)

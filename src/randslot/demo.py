@@ -65,6 +65,11 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     searches = [_search(model, query, pages, vectors, known.get(query)) for query in queries or known]
     for search in searches:
         _print(search, console)
+    right = sum(search.hits[0].note == MARKS[ANSWERS] for search in searches)
+    if not queries:
+        console.print(
+            f"the first page answers {right} of {len(searches)} questions; the embedded model is a small one\n"
+        )
     file = folder / "demo.html"
     file.write_text(_make_html(searches, folder), encoding="utf-8")
     return file

@@ -17,14 +17,13 @@ from randslot.evaluation.report import make_report, make_tables, read_results
 V3 = TASKS["ViDoRe(v3)"]
 
 
-def write_results(folder: Path, model: str, scores: list[float], seed: int = 42, **changes: object) -> None:
+def write_results(folder: Path, model: str, scores: list[float], seed: int = 42, how: str = "zero") -> None:
     """Write the results of one model on V3 as `evaluate` does; scores are shares of one."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"slots": "random", "inference": "zero", "query_vectors": 4, "page_vectors": 4, "seed": seed} | changes
     for task, score in zip(V3, scores, strict=False):
-        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": settings}
-        result |= {"ndcg@5": score, "ndcg@10": score + 0.02}
-        (folder / f"{model}-{seed}-{settings['inference']}-{task}.json").write_text(json.dumps(result))
+        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": {"seed": seed}, "weights": "w"}
+        result |= {"how": how, "counts": {"query": 4, "page": 4}, "ndcg@5": score, "ndcg@10": score + 0.02}
+        (folder / f"{model}-{seed}-{how}-{task}.json").write_text(json.dumps(result))
 
 
 def test_a_row_of_ones_own_is_ranked_among_the_published_ones(tmp_path):
@@ -57,7 +56,7 @@ def test_some_tasks_only_have_no_rank(tmp_path):
 def test_seeds_give_mean_and_sample_standard_deviation_and_differences(tmp_path):
     for seed, score in ((42, 0.40), (123, 0.42), (2024, 0.47)):
         write_results(tmp_path, "rs", [score] * 8, seed)
-        write_results(tmp_path, "zf", [score - 0.05] * 7 + [score], seed, inference="fixed")
+        write_results(tmp_path, "zf", [score - 0.05] * 7 + [score], seed, how="fixed")
     first, differences, *_ = make_tables(read_results(tmp_path))
     row = next(row for row in first.rows if row[1] == "rs, zero")
     assert row[4] == f"43.0 ± {statistics.stdev([40, 42, 47]):.1f}"
@@ -93,11 +92,10 @@ def test_wrong_input_is_refused(tmp_path):
     write_results(tmp_path, "mine", [0.48] * 8)
     with pytest.raises(UsageError, match="format 'pdf' is not one of md, csv, latex"):
         make_report(tmp_path, "pdf")
-    (tmp_path / "other.json").write_text(json.dumps(dict.fromkeys(("model", "task", "benchmark"), 1)))
+    (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
     make_report(tmp_path)  # something else is passed over
-    lacking = {"model": "m", "task": "t", "benchmark": "b", "ndcg@5": 0, "ndcg@10": 0, "settings": {"seed": 1}}
-    (tmp_path / "lacking.json").write_text(json.dumps(lacking))
-    with pytest.raises(RandSlotError, match=r"lacking.json: its settings lack inference, page_vectors, query_vectors"):
+    (tmp_path / "lacking.json").write_text(json.dumps({"model": "m", "task": "t", "benchmark": "b", "how": "zero"}))
+    with pytest.raises(RandSlotError, match=r"lacking.json lacks counts, ndcg@10, ndcg@5, settings, weights"):
         make_report(tmp_path)
     (tmp_path / "lacking.json").unlink()
     (tmp_path / "broken.json").write_text("{")

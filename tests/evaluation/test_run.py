@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import pytrec_eval
 from typer.testing import CliRunner
 
 import randslot
@@ -54,6 +55,20 @@ def test_scores_are_those_of_mteb_itself(name, copies, tmp_path):
         for k in (5, 10):
             assert ours["subsets"][row["hf_subset"]][f"ndcg@{k}"] == pytest.approx(row[f"ndcg_at_{k}"], abs=1e-5)
     assert ours["ndcg@5"] == pytest.approx(sum(row["ndcg_at_5"] for row in found) / len(found), abs=1e-5)
+
+
+def test_scores_are_those_of_three_loops_and_pytrec_eval(tmp_path):
+    write_set(tmp_path / "own", 3, split="test", seed=0)
+    model = make("qwen3-vl", visual_tokens=64)
+    (result,) = evaluate(model, [own_task(tmp_path / "own")], tmp_path / "out")
+    (subset,) = own_task(tmp_path / "own").subsets()
+    pages = {id: model.encode_document([subset.pages.open(i)])[0] for i, id in enumerate(subset.pages.ids)}
+    run: dict[str, dict[str, float]] = {}
+    for query, text in subset.queries.items():
+        vectors = model.encode_query([text])[0]
+        run[query] = {id: sum(max(float(a @ b) for b in page) for a in vectors) for id, page in pages.items()}
+    found = pytrec_eval.RelevanceEvaluator(subset.grades, {"ndcg_cut.5"}).evaluate(run)
+    assert result["ndcg@5"] == pytest.approx(sum(row["ndcg_cut_5"] for row in found.values()) / len(found), abs=1e-6)
 
 
 def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkeypatch):

@@ -88,4 +88,4 @@ def test_other_weights_have_another_key():
 
 def test_keys_and_batches():
     assert content_key(b"ab", b"c") != content_key(b"a", b"bc")
-    assert list(batches(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(batches([0, 1, 2, 3, 4], 2)) == [[0, 1], [2, 3], [4]]

@@ -6,11 +6,10 @@ from random import Random
 
 import pytest
 
-from randslot.backbone import build_backbone
 from randslot.errors import UsageError
 from randslot.samples.reports import ANSWERS, RELATED, SPLITS, ask, make_reports
 from randslot.samples.sets import ask_all, page_ids
-from randslot.samples.words import QUESTION_WORDS, WORDS
+from randslot.samples.words import WORDS
 
 
 def facts(split: str, num: int = 60) -> set[tuple[str, ...]]:
@@ -20,19 +19,6 @@ def facts(split: str, num: int = 60) -> set[tuple[str, ...]]:
 def test_the_vocabulary_is_large_and_no_word_has_two_roles():
     assert len(WORDS) > 300
     assert len({word.lower() for word in WORDS}) == len(WORDS)
-
-
-def test_the_embedded_shape_knows_the_words_of_pages_and_questions():
-    """One token each, whatever the case; digits stay alone, and other words are spelled."""
-    tokenizer = build_backbone("embedded").tokenizer
-    for word in (*WORDS, *QUESTION_WORDS):
-        assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1, word
-    for report in make_reports(5):
-        for question in ask(report.pages[0], Random(0)):
-            assert len(tokenizer.tokenize(question.text)) < 24
-    assert tokenizer.tokenize("Wool IN oslo") == tokenizer.tokenize("wool in Oslo") == ["Ġwool", "Ġin", "Ġoslo"]
-    assert tokenizer.tokenize("tea 473\nOslo") == ["Ġtea", "Ġ", "4", "7", "3", "Ċ", "Ġoslo"]
-    assert tokenizer.decode(tokenizer("umbrella 5 €")["input_ids"]).strip() == "umbrella 5 €"
 
 
 def test_the_same_seed_gives_the_same_reports_and_more_of_them_begin_alike():

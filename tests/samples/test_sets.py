@@ -84,13 +84,13 @@ def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
     table = pq.read_table(tmp_path / "set" / "reading.parquet")
     texts = table["text"].to_pylist()
     sizes = [open_page(image).size for image in table["image"].to_pylist()]
-    assert len(texts) == 36 + 12 + 6 + 6
-    assert all(" " not in text for text in texts[:36])
-    assert {text.count("\n") for text in texts[36:48]} == {0, 1, 2}
-    assert set(sizes[:36]) == {(96, 32), (192, 32)}
-    assert set(sizes[36:48]) == {(256, 64), (256, 96)}
-    assert set(sizes[48:]) == {(WIDTH, HEIGHT)}
-    assert set(texts[:36]) <= {word for text in texts[48:] for word in text.split()}
+    assert len(texts) == 12 + 12 + 6 + 6
+    assert all(" " not in text for text in texts[:12])
+    assert {text.count("\n") for text in texts[12:24]} == {0, 1, 2}
+    assert set(sizes[:12]) == {(96, 32), (192, 32)}
+    assert set(sizes[12:24]) == {(256, 64), (256, 96)}
+    assert set(sizes[24:]) == {(WIDTH, HEIGHT)}
+    assert set(texts[:12]) <= {word for text in texts[24:] for word in text.split()}
 
 
 def test_lessons_go_from_words_to_questions(tmp_path):

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 import randslot
 from conftest import FAMILIES, make
 from randslot.errors import UsageError
+from randslot.training.arguments import in_order
 from randslot.training.reading import ReadingEvaluator, ReadingLoss, write_down
 from randslot.training.recipe import make_recipe
-from randslot.training.run import Run, in_order
+from randslot.training.run import Run
 from randslot.training.watch import read_losses
 from training.conftest import WORDS, draw_page, small
 

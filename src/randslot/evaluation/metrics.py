@@ -18,6 +18,14 @@ def rank_pages(scores_QP: NDArray[np.float32], page_ids: Sequence[str], k: int) 
     return by_id[order]
 
 
+def ndcg_of_each(
+    scores_QP: NDArray[np.float32], page_ids: Sequence[str], grades: Sequence[Mapping[str, int]], k: int
+) -> list[float]:
+    """Return nDCG@k of each query, from its scores and the grades of the pages that count for it."""
+    ranked = ([page_ids[i] for i in best] for best in rank_pages(scores_QP, page_ids, k))
+    return [ndcg(pages, graded, k) for pages, graded in zip(ranked, grades, strict=True)]
+
+
 def ndcg(ranked: Sequence[str], grades: Mapping[str, int], k: int) -> float:
     """Return nDCG@k of one query's ranked pages; 0 for a query without a relevant page."""
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)

@@ -15,8 +15,8 @@ from typing import Any
 from ..errors import RandSlotError, UsageError
 from .published import TASKS, rows_for
 
-SETTINGS = {"inference", "query_vectors", "page_vectors", "seed"}
 SHOWN = {"ndcg@5": "nDCG@5", "ndcg@10": "nDCG@10"}
+PARTS = {"settings", "weights", "how", "counts", *SHOWN}  # of a result, beside its model and task
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
             result = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RandSlotError(f"{file} is not valid JSON: {error}") from error
-        if isinstance(result, dict) and {"model", "task", "benchmark", "settings", *SHOWN} <= result.keys():
-            if missing := sorted(SETTINGS - result["settings"].keys()):
-                raise RandSlotError(f"{file}: its settings lack {', '.join(missing)}")
+        if isinstance(result, dict) and {"model", "task", "benchmark"} <= result.keys():
+            if missing := sorted(PARTS - result.keys()):
+                raise RandSlotError(f"{file} lacks {', '.join(missing)}: evaluate again")
             found.append(result)
     if not found:
         raise UsageError(f"no results in {folder}: make some by randslot evaluate ... -o {folder}")
@@ -108,28 +108,17 @@ def _own_rows(results: list[dict[str, Any]], metric: str) -> list[Row]:
     """Group results into rows: one for each model and setting, with its seeds together."""
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
-        settings = result["settings"]
-        who = (result["model"], _how(settings), *(_count(settings, side) for side in ("query", "page")))
-        run = (settings["seed"], result.get("weights"))
-        groups[who][run][result["task"]] = 100 * result[metric]
+        counts = "/".join("all" if num is None else str(num) for num in result["counts"].values())
+        run = (result["settings"]["seed"], result["weights"])
+        groups[f"{result['model']}, {result['how']}", counts][run][result["task"]] = 100 * result[metric]
     rows = []
-    for (model, how, query_vectors, page_vectors), runs in groups.items():
+    for (method, counts), runs in groups.items():
         most = max(len(scores) for scores in runs.values())
         whole = [scores for scores in runs.values() if len(scores) == most]  # a run that was stopped counts for nothing
         scores = {task: [by_task[task] for by_task in whole if task in by_task] for task in whole[0]}
         average = [statistics.mean(by_task.values()) for by_task in whole]
-        rows.append(Row(f"{model}, {how}", f"{query_vectors}/{page_vectors}", "yours", scores, average))
+        rows.append(Row(method, counts, "yours", scores, average))
     return rows
-
-
-def _how(settings: dict[str, Any]) -> str:
-    reduction = settings.get("reduction", "none")
-    return str(settings["inference"]) if reduction == "none" else f"{settings['inference']} by {reduction}"
-
-
-def _count(settings: dict[str, Any], side: str) -> str:
-    every_token = settings["inference"] == "tokens" and (side == "query" or settings.get("reduction") == "none")
-    return "all" if every_token else str(settings[f"{side}_vectors"])
 
 
 def _published(benchmark: str) -> list[Row]:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -23,9 +24,8 @@ from .. import __version__
 from ..errors import RandSlotError, UsageError
 from ..model import weights_key
 from ..pages import TOKEN_PIXELS, open_page
-from ..scoring import maxsim
 from ..slots import Side
-from .metrics import ndcg, rank_pages
+from .metrics import ndcg_of_each
 from .tasks import Pages, Subset, Task
 from .vectors import VectorCache, batches, content_key, num_vectors, open_cache
 
@@ -47,7 +47,7 @@ class Evaluation:
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
 
     def run(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        """Evaluate on each task, print its scores, and return what was kept."""
+        """Evaluate on each task, keep its scores in a file, and return them."""
         if not tasks:
             raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
         weights = weights_key(self.model)
@@ -60,11 +60,14 @@ class Evaluation:
         where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
         self.console.print(f"evaluating on {task.name}: {where}")
         subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
-        means = {f"ndcg@{k}": sum(row[f"ndcg@{k}"] for row in subsets.values()) / len(subsets) for k in CUTS}
+        means = {f"ndcg@{k}": mean(row[f"ndcg@{k}"] for row in subsets.values()) for k in CUTS}
+        settings = self.model[0].settings
         result = {
             "model": self.name,
             "weights": weights,
-            "settings": asdict(self.model[0].settings),
+            "settings": asdict(settings),
+            "how": settings.inference + (f" by {settings.reduction}" if settings.reduction != "none" else ""),
+            "counts": {side: num_vectors(settings, side) for side in caches},  # None: every token
             "benchmark": task.benchmark,
             "task": task.name,
             "dataset": task.dataset,
@@ -79,10 +82,9 @@ class Evaluation:
         return result
 
     def _keep(self, task: Task, result: dict[str, Any]) -> None:
-        settings = self.model[0].settings
-        inference = settings.inference if settings.reduction == "none" else f"{settings.inference}-{settings.reduction}"
-        setting = f"{inference}-q{settings.query_vectors}-p{settings.page_vectors}-seed{settings.seed}"
-        names = (self.name, f"{setting}-{result['weights'][:8]}", f"{task.benchmark}-{task.name}.json")
+        counts = "-".join(f"{side[0]}{num or 'all'}" for side, num in result["counts"].items())
+        setting = f"{result['how']}-{counts}-seed{result['settings']['seed']}-{result['weights'][:8]}"
+        names = (self.name, setting, f"{task.benchmark}-{task.name}.json")
         file = self.output.joinpath(*(_safe(name) for name in names))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -96,15 +98,8 @@ class Evaluation:
         page_keys = self._encode_pages(f"{task} {subset.name}", subset.pages, caches["page"])
         query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
         scores_QP = self._score(query_keys, page_keys, caches)
-        ids = subset.pages.ids
-        ranked = [[ids[i] for i in best] for best in rank_pages(scores_QP.numpy(), ids, max(CUTS))]
-        means = {
-            f"ndcg@{k}": sum(
-                ndcg(found, subset.grades[id], k) for id, found in zip(subset.queries, ranked, strict=True)
-            )
-            / len(ranked)
-            for k in CUTS
-        }
+        ids, grades = subset.pages.ids, [subset.grades[id] for id in subset.queries]
+        means = {f"ndcg@{k}": mean(ndcg_of_each(scores_QP.numpy(), ids, grades, k)) for k in CUTS}
         return {**means, "queries": len(subset.queries), "pages": len(ids)}
 
     def _score(self, query_keys: list[str], page_keys: list[str], caches: dict[Side, VectorCache]) -> Tensor:
@@ -112,7 +107,7 @@ class Evaluation:
         queries = caches["query"].read(query_keys, num_vectors(settings, "query"))
         scores_QP = torch.empty(len(query_keys), len(page_keys))
         for indexes, pages in caches["page"].blocks(page_keys, num_vectors(settings, "page")):
-            scores_QP[:, indexes] = maxsim(queries, pages, self.model.device)
+            scores_QP[:, indexes] = self.model.similarity(queries, pages, device=self.model.device)
         return scores_QP
 
     def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:

@@ -1,6 +1,6 @@
 """What to evaluate on: the 22 ViDoRe tasks through mteb's definitions, or a folder of your own.
 
-The only file that imports mteb. Pages stay undecoded until they are needed.
+Pages stay undecoded until they are needed.
 """
 
 from __future__ import annotations
@@ -137,10 +137,7 @@ def _plain(name: str) -> str:
 
 
 def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
-    try:
-        import mteb
-    except ImportError as error:
-        raise UsageError(f'ViDoRe needs mteb: pip install "randslot[evaluate]" ({error})') from error
+    import mteb
 
     task = mteb.get_task(MTEB_NAMES[name])
     dataset, revision = task.metadata.dataset["path"], task.metadata.dataset["revision"]

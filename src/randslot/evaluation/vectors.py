@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -153,13 +153,6 @@ def content_key(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def batches(items: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Yield lists of `size` items."""
-    batch: list[int] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def batches(items: list[int], size: int) -> Iterator[list[int]]:
+    """Yield `size` items at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))

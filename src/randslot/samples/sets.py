@@ -124,7 +124,7 @@ def _write_curriculum(file: Path, reports: list[Report], seed: int) -> None:
     blocks: list[tuple[str, bytes]] = []
     pages: list[tuple[str, bytes]] = []
     for report in reports:
-        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 6)]
+        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 2)]
         parts = replace(
             report, pages=tuple(part for page in report.pages for part in random.sample(page.clippings(), 2))
         )

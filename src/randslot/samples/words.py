@@ -50,9 +50,5 @@ ADVERBS = _words("""
     quietly rapidly rarely safely sharply slowly steadily twice weekly
 """)
 KINDS = _words("annual audit interim monthly progress quarterly special summary survey yearly")
-QUESTION_WORDS = _words("""
-    a about and are at by chart compare compares did do doing for has have how in is it of on page report says table
-    that the to was were what when where which who why with
-""")
 
 WORDS = PLACES + THEMES + GOODS + MEASURES + SUBJECTS + VERBS + ADVERBS + KINDS

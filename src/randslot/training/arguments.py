@@ -1,0 +1,77 @@
+"""A recipe as the arguments of sentence-transformers' trainer, on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from sentence_transformers import MultiVectorEncoderTrainingArguments
+from torch.utils.data import BatchSampler
+
+from ..errors import UsageError
+from .recipe import Recipe
+
+
+def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -> MultiVectorEncoderTrainingArguments:
+    """Turn a recipe into the trainer's arguments, saying what this machine lacks in one line each."""
+    on_gpu = torch.cuda.is_available()
+    paged = recipe.optimizer == "paged_adamw_8bit"
+    if paged and not (on_gpu and importlib.util.find_spec("bitsandbytes")):
+        console.print("no GPU with bitsandbytes here: AdamW in float32 instead of PagedAdamW8bit")
+        paged = False
+    if recipe.precision == "bf16" and not on_gpu:
+        console.print("no GPU here: float32 instead of bfloat16")
+    args = MultiVectorEncoderTrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        num_train_epochs=recipe.epochs,
+        per_device_train_batch_size=share(recipe.batch, world),
+        gradient_accumulation_steps=1,
+        dataloader_drop_last=True,
+        dataloader_num_workers=recipe.workers,
+        # Persistent workers would draw from the global generator once, but again after a resume: other slots.
+        dataloader_persistent_workers=False,
+        optim="paged_adamw_8bit" if paged else "adamw_torch",
+        learning_rate=recipe.learning_rate,
+        adam_beta1=recipe.beta1,
+        adam_beta2=recipe.beta2,
+        adam_epsilon=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        lr_scheduler_type="cosine",
+        lr_scheduler_kwargs={"num_cycles": 0.25},  # a quarter period: what T_max = twice the steps is in PyTorch
+        warmup_steps=recipe.warmup,
+        **({} if recipe.shuffle else {"batch_sampler": in_order}),
+        bf16=recipe.precision == "bf16" and on_gpu,
+        use_cpu=not on_gpu,
+        ddp_backend="gloo" if "RANK" in os.environ and not on_gpu else None,
+        ddp_find_unused_parameters=False,
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        seed=recipe.seed,
+        save_strategy="steps" if recipe.save_every else "no",
+        save_steps=recipe.save_every or 500,
+        save_total_limit=2,
+        eval_strategy="steps" if recipe.validate_every else "no",
+        eval_steps=recipe.validate_every or None,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        report_to=[],  # TensorBoard comes as a callback, with a folder of its own
+        disable_tqdm=True,
+    )
+    args._n_gpu = min(args.n_gpu, 1)  # one process, one GPU: more of them go through torchrun, not DataParallel
+    return args
+
+
+def in_order(dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
+    """Make batches in the order of the data."""
+    return BatchSampler(range(len(dataset)), batch_size, drop_last)
+
+
+def share(batch: int, world: int) -> int:
+    if batch % world:
+        raise UsageError(f"batch = {batch} cannot be shared evenly by {world} processes")
+    return batch // world
