@@ -12,8 +12,8 @@ from rich.console import Console
 
 import randslot
 from randslot.errors import UsageError
-from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 from randslot.training.arguments import make_arguments
+from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 
 SHIPPED = ("qwen2.5-vl-3b", "qwen3-vl-4b")
 
