@@ -12,7 +12,7 @@ from random import Random
 from zlib import crc32
 
 from ..errors import UsageError
-from .words import ADVERBS, GOODS, KINDS, MEASURES, PLACES, SUBJECTS, THEMES, VERBS
+from .words import GOODS, MEASURES, PLACES, SUBJECTS, THEMES, VERBS
 
 SPLITS = ("train", "validation", "test")
 ANSWERS, RELATED = 2, 1  # the grades of a page, as in ViDoRe V3
@@ -27,9 +27,7 @@ class Page:
 
     place: str
     theme: str
-    kind: str
-    year: int
-    sentences: tuple[tuple[str, str, str], ...]  # subject, verb, adverb
+    sentences: tuple[tuple[str, str], ...]  # subject, verb
     goods: tuple[str, ...]  # row heads
     measures: tuple[str, ...]  # column heads
     values: tuple[tuple[int, ...], ...]  # a row for each good
@@ -43,19 +41,15 @@ class Page:
         return f"{self.place} {self.theme}"
 
     @property
-    def subtitle(self) -> str:
-        return f"{self.kind.capitalize()} report {self.year}"
-
-    @property
     def text(self) -> str:
         """What is written on the page, line by line in reading order."""
         rows = zip(self.goods, self.values, strict=True)
         parts = {
-            "title": [self.place, self.theme, self.subtitle],
-            "text": [f"{subject.capitalize()} {verb} {adverb}." for subject, verb, adverb in self.sentences],
+            "title": [self.place, self.theme],
+            "text": [f"{subject.capitalize()} {verb}." for subject, verb in self.sentences],
             "table": [
-                " ".join(map(str.capitalize, self.measures)),
-                *(" ".join([good.capitalize(), *map(str, row)]) for good, row in rows),
+                " ".join(self.measures),
+                *(" ".join([good, *map(str, row)]) for good, row in rows),
             ],
             "chart": [" ".join(self.labels)],
         }
@@ -76,7 +70,7 @@ class Page:
         return (
             cells
             | {("title", self.place, self.theme)}
-            | {("text", subject, verb) for subject, verb, _ in self.sentences}
+            | {("text", *sentence) for sentence in self.sentences}
             | {("chart", left, right) for left, right in neighbours}
         )
 
@@ -130,26 +124,21 @@ def make_reports(num: int, *, split: str = "train", seed: int = 0) -> Iterator[R
 def _make_report(name: str, split: str) -> Report:
     random = Random(name)
     place, theme = _choose_fact(random, split, "title", PLACES, THEMES)
-    kind, year = random.choice(KINDS), random.randint(1980, 2029)
-    pages = tuple(_make_page(random, split, place, theme, kind, year) for _ in range(PAGES))
+    pages = tuple(_make_page(random, split, place, theme) for _ in range(PAGES))
     return Report(f"{name}-{place}-{theme}".lower(), pages, random.getrandbits(32))
 
 
-def _make_page(random: Random, split: str, place: str, theme: str, kind: str, year: int) -> Page:
+def _make_page(random: Random, split: str, place: str, theme: str) -> Page:
     goods, measures = tuple(random.sample(GOODS, 2)), tuple(random.sample(MEASURES, 2))
     labels = [random.choice([label for label in PLACES if label != place])]
     while len(labels) < 3:
         others = [label for label in PLACES if label not in (place, *labels)]
         fitting = [label for label in others if split_of(("chart", labels[-1], label)) == split]
         labels = [*labels, random.choice(fitting)] if fitting else [random.choice(others)]
-    sentences = tuple(
-        (*_choose_fact(random, split, "text", SUBJECTS, VERBS), adverb) for adverb in random.sample(ADVERBS, 2)
-    )
+    sentences = tuple(_choose_fact(random, split, "text", SUBJECTS, VERBS) for _ in range(2))
     return Page(
         place=place,
         theme=theme,
-        kind=kind,
-        year=year,
         sentences=sentences,
         goods=goods,
         measures=measures,
@@ -182,7 +171,7 @@ def ask(page: Page, random: Random) -> list[Question]:
     good, row = random.choice(list(zip(page.goods, page.values, strict=True)))
     measure, value = random.choice(page.measures), random.choice(row)
     label, other = random.sample(page.labels, 2)
-    subject, verb, _ = random.choice(page.sentences)
+    subject, verb = random.choice(page.sentences)
     place, theme = page.place, page.theme
     kinds: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
         "cell": (
