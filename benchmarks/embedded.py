@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import RESULTS, keep, machine, print_table
+from record import RESULTS, keep, print_table
 from sentence_transformers import MultiVectorEncoder
 
 import randslot
 from randslot.evaluation.metrics import ndcg_of_each
+from randslot.machine import describe_machine
 from randslot.samples.drawing import draw_report
 from randslot.samples.reports import make_reports
 from randslot.samples.sets import Asked, ask_all, page_ids
@@ -106,7 +107,7 @@ def write_card(model: MultiVectorEncoder, rows: list[dict[str, Any]], minutes: i
         minutes=minutes or round(sum(run["seconds_of_this_process"] for run in runs) / 60),
         steps=runs[-1]["steps"],
         batch=read_recipe(STAGES[-1] / "recipe.toml").batch,
-        machine=f"two cores of {machine()['processor']}",
+        machine=f"two cores of {describe_machine()['processor']}",
         pages=whole["pages"],
         queries=whole["queries"],
         score=whole["nDCG@5"],

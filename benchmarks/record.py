@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shlex
 import statistics
 import subprocess
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from randslot.machine import describe_machine
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
@@ -53,26 +54,12 @@ def keep(name: str, rows: list[dict[str, Any]]) -> None:
         "command": shlex.join(["python", _script(), *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(),
-        "machine": machine(),
+        "machine": describe_machine(),
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(f"\nkept in results/{name}.json")
-
-
-def machine() -> dict[str, Any]:
-    """Describe this machine: processor, cores, GPU, versions."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def _script() -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
 
-EXTRAS = {"datasets": "train", "matplotlib": "train", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
+if TYPE_CHECKING:
+    from .evaluation.tasks import Task
+
+EXTRAS = {"datasets": "train", "matplotlib": "evaluate", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
 
 app = typer.Typer(
     help="Compact visual document retrieval: four vectors a page.",
@@ -153,26 +156,15 @@ def evaluate(
 
     randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
     """
-    from .evaluation.run import Evaluation
-    from .evaluation.tasks import find_tasks, own_task
-    from .model import load
-
-    if (data is None) == (not benchmark and not tasks) or (data and data_root):
-        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
-    found = [own_task(data)] if data else find_tasks(benchmark or [], [t for t in tasks.split(",") if t], data_root)
-    loaded = load(
-        model,
-        inference=inference,
-        query_vectors=query_vectors,
-        page_vectors=page_vectors,
-        reduction=reduction,
-        seed=seed,
-    )
-    results = Evaluation(loaded, name or model, output, cache or output / "vectors", batch).run(found)
+    loading = {
+        "inference": inference,
+        "query_vectors": query_vectors,
+        "page_vectors": page_vectors,
+        "reduction": reduction,
+        "seed": seed,
+    }
+    chosen = _choose_tasks(benchmark, tasks, data, data_root)
+    results = _evaluate(model, chosen, name or model, output, cache or output / "vectors", batch, loading)
     for result in results:
         for subset, scores in result["subsets"].items() if len(result["subsets"]) > 1 else ():
             print(f"  {subset}: nDCG@5 {100 * scores['ndcg@5']:.2f}  nDCG@10 {100 * scores['ndcg@10']:.2f}")
@@ -181,6 +173,127 @@ def evaluate(
         means = [100 * sum(result[f"ndcg@{k}"] for result in results) / len(results) for k in (5, 10)]
         print(f"mean of {len(results)} tasks: nDCG@5 {means[0]:.2f}  nDCG@10 {means[1]:.2f}")
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
+
+
+def _choose_tasks(benchmark: list[str] | None, tasks: str, data: Path | None, data_root: Path | None) -> list[Task]:
+    from .evaluation.tasks import find_tasks, own_task
+
+    if (data is None) == (not benchmark and not tasks) or (data and data_root):
+        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
+    if data:
+        return [own_task(data)]
+    return find_tasks(benchmark or [], [task for task in tasks.split(",") if task], data_root)
+
+
+def _evaluate(
+    model: str, tasks: list[Task], name: str, output: Path, cache: Path, batch: int, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    from .evaluation.run import Evaluation
+    from .model import load
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
+    return Evaluation(load(model, **options), name, output, cache, batch).run(tasks)
+
+
+@app.command()
+def analyse(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="One part (budgets, winners, readouts, cost) if not all; then results or models."),
+    ] = None,
+    benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help="To evaluate models on.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A set of your own to evaluate models on.")] = None,
+    vectors: Annotated[int, typer.Option(min=1, help="Vectors a side, but for the budget sweep.")] = 4,
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for tables and figures.")] = None,
+) -> None:
+    """Show why a model works, from the vectors that evaluate left: budgets, winners, readouts, cost.
+
+    randslot analyse results -o report
+
+    randslot analyse winners results/first results/second
+
+    randslot analyse embedded --data data/test -o report
+
+    randslot analyse cost
+    """
+    from .analysis.budgets import MOST
+    from .analysis.report import PARTS, write_report
+    from .analysis.runs import read_runs
+    from .tables import STYLES, write_table
+
+    if style not in STYLES:
+        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
+
+    wanted = list(sources or [])
+    parts = [wanted.pop(0)] if wanted and wanted[0] in PARTS else list(PARTS)
+    if not wanted and parts != ["cost"]:
+        raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
+    if benchmark or data:  # these are models
+        results = (output or Path("report")) / "results"
+        tasks = _choose_tasks(benchmark, "", data, None)
+        budgets = {"query_vectors": MOST, "page_vectors": MOST}
+        for model in wanted:
+            _evaluate(model, tasks, model, results, results / "vectors", 8, budgets)
+        wanted = [str(results)]
+    runs = read_runs([Path(folder) for folder in wanted]) if wanted else []
+    sections = [PARTS[part](runs, vectors) for part in parts]
+    for section in sections:
+        for table in section.tables.values():
+            print(write_table(table, style))
+    if output:
+        print(f"see {write_report(sections, output)}", file=sys.stderr)
+
+
+@app.command()
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="Folders of results; the first run found is the base.")],
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 42,
+) -> None:
+    """Compare runs task by task, with intervals that tell a gain from noise.
+
+    randslot compare results/zero results/random
+    """
+    from .analysis.compare import compare_runs
+    from .tables import write_table
+
+    print(write_table(compare_runs(results, seed=seed), style))
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
+    page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",
+    vectors: Annotated[str, typer.Option(help="Budgets to time.")] = "1,4,6",
+    samples: Annotated[int, typer.Option(help="Measured samples, after three to warm up.")] = 32,
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+) -> None:
+    """Time encoding by the paper's protocol: every strategy and budget, in one pass and step by step.
+
+    randslot profile embedded --page 10x9
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from .analysis.profile import Protocol, profile
+    from .machine import describe_machine
+    from .model import load
+    from .tables import write_table
+
+    try:
+        rows, columns = map(int, page.lower().split("x"))
+        budgets = tuple(map(int, vectors.split(",")))
+    except ValueError as error:
+        raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
+    protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        table = profile(load(model), protocol, progress)
+    print(write_table(table, style))
+    print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 
 @app.command()

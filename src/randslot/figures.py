@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-INK, LINE, RATE = "#1f2430", "#0072B2", "#E69F00"  # colour-blind safe (Okabe and Ito)
+# Colour-blind safe (Okabe and Ito); markers and dashes tell lines apart without colour too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", "-", "--", "-.")
+INK, LINE, RATE = "#1f2430", COLOURS[0], COLOURS[4]
+PANEL = 3.4  # inches
+plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
 
 
 def draw_losses(steps: list[int], losses: list[float], rates: list[float], file: Path) -> None:
@@ -27,10 +33,112 @@ def draw_losses(steps: list[int], losses: list[float], rates: list[float], file:
     bottom.set_xlabel("step")
     bottom.set_ylim(bottom=0)
     for axes in (top, bottom):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.25)
-        axes.tick_params(colors=INK)
-    figure.savefig(file, dpi=150)
+        _tidy(axes)
+    _save(figure, file)
+
+
+def draw_budgets(lines: dict[str, list[float]], file: Path, *, ylabel: str = "nDCG@5 (%)") -> None:
+    """Draw scores by budget from one vector on; a second panel enlarges four and more where there are some."""
+    most = max(len(values) for values in lines.values())
+    starts = [1, 4] if most > 4 else [1]
+    figure, panels = plt.subplots(1, len(starts), figsize=(PANEL * len(starts), 3), layout="constrained", squeeze=False)
+    for axes, start in zip(panels[0], starts, strict=True):
+        for number, (name, values) in enumerate(lines.items()):
+            axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
+        axes.set_xticks(range(start, most + 1))
+        axes.set_xlabel("vectors a side")
+        axes.set_ylabel(ylabel)
+        axes.margins(y=0.12)
+        _tidy(axes)
+    _legend(figure, panels[0][0])
+    _save(figure, file)
+
+
+def draw_winners(panels: dict[str, list[list[float]]], file: Path) -> None:
+    """Draw the shares (page readouts down, query readouts across) of each run on one scale from 0 to 100 %."""
+    figure, row = plt.subplots(
+        1, len(panels), figsize=(2.6 * len(panels) + 0.9, 3.1), layout="constrained", squeeze=False
+    )
+    for axes, (title, shares) in zip(row[0], panels.items(), strict=True):
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, aspect="equal")
+        for place, line in enumerate(shares):
+            for column, share in enumerate(line):
+                axes.text(column, place, f"{share:.0f}", ha="center", va="center", color="w" if share > 55 else INK)
+        axes.set_xticks(range(len(shares[0])), [f"$q_{k + 1}$" for k in range(len(shares[0]))])
+        axes.set_yticks(range(len(shares)), [f"$d_{k + 1}$" for k in range(len(shares))])
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=row[0].tolist(), shrink=0.8)
+    bar.set_label("share of wins (%)")
+    bar.outline.set_visible(False)
+    _save(figure, file)
+
+
+def draw_readouts(
+    full: dict[str, float],
+    without: dict[str, dict[str, list[float]]],
+    gains: dict[str, dict[str, float]],
+    file: Path,
+) -> None:
+    """Draw scores without each readout of a side (dashed: with all), and what page readouts gain together.
+
+    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout.
+    """
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(3.2 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
+    )
+    everything = [*full.values(), *(value for runs in without.values() for line in runs.values() for value in line)]
+    room = 0.08 * (max(everything) - min(everything) + 1)
+    for axes, (side, runs) in zip((left, middle), without.items(), strict=True):
+        for number, (name, values) in enumerate(runs.items()):
+            places = range(1, len(values) + 1)
+            axes.plot(places, values, label=name, **_look(number))
+            axes.axhline(full[name], color=_look(number)["color"], linestyle=(0, (2, 2)), linewidth=1)
+        axes.set_xticks(places, [f"$r_{k}$" for k in places])
+        axes.set_xlabel(f"{side} readout removed")
+        axes.set_ylabel("nDCG@5 (%)")
+        axes.set_ylim(min(everything) - room, max(everything) + room)
+        _tidy(axes)
+    for number, by_task in enumerate(gains.values()):
+        right.plot(range(len(by_task)), list(by_task.values()), **(_look(number) | {"linewidth": 0.8}))
+    tasks = list(next(iter(gains.values())))
+    right.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
+    right.get_xticklabels()[-1].set_fontweight("bold")
+    right.axhline(0, color=INK, linewidth=0.8)
+    right.set_ylabel("gain of joint use (points)")
+    right.margins(x=0.12)
+    _tidy(right)
+    _legend(figure, left)
+    _save(figure, file)
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "linewidth": 1.6,
+        "markersize": 5,
+    }
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.tick_params(colors=INK)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=min(3, len(names)), frameon=False, fontsize=9)
+
+
+def _save(figure: Any, file: Path) -> None:
+    """Write a figure without a date, so that the same results give the same file."""
+    figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    if file.suffix == ".svg":
+        figure.savefig(file.with_suffix(".png"), dpi=150)
     plt.close(figure)
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
+from ..tables import STYLES, Cell, Table, write_table
 from .published import TASKS, rows_for
 
 SHOWN = {"ndcg@5": "nDCG@5", "ndcg@10": "nDCG@10"}
-PARTS = {"settings", "weights", "how", "counts", *SHOWN}  # of a result, beside its model and task
+# What a result has, beside its model and task.
+PARTS = {
+    "settings",
+    "weights",
+    "how",
+    "counts",
+    "cache",
+    "vectors",
+    "subsets",
+    *SHOWN,
+}
 
 
 @dataclass(frozen=True)
@@ -33,31 +41,21 @@ class Row:
         return statistics.mean(self.average)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table to print: rows of text under heads."""
-
-    title: str
-    heads: list[str]
-    rows: list[list[str]]
-
-
 def make_report(folder: Path, style: str = "md") -> str:
     """Return the tables of all results below a folder.
 
     Errors: UsageError for another style, or if there are no results.
     """
-    writers: dict[str, Callable[[Table], str]] = {"md": _markdown, "latex": _latex}
-    if style not in (*writers, "csv"):
-        raise UsageError(f"format {style!r} is not one of md, csv, latex")
+    if style not in STYLES:
+        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
     results = read_results(folder)
     if style == "csv":
-        return _make_csv(results)
-    return "\n".join(writers[style](table) for table in make_tables(results))
+        return write_table(_list_scores(results), style)
+    return "\n".join(write_table(table, style) for table in make_tables(results))
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read every result below a folder; other files are passed over.
+    """Read every result below a folder, with the file that it is from; other files are passed over.
 
     Errors: UsageError if there is none, RandSlotError for a broken one.
     """
@@ -70,7 +68,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
         if isinstance(result, dict) and {"model", "task", "benchmark"} <= result.keys():
             if missing := sorted(PARTS - result.keys()):
                 raise RandSlotError(f"{file} lacks {', '.join(missing)}: evaluate again")
-            found.append(result)
+            found.append(result | {"file": str(file)})
     if not found:
         raise UsageError(f"no results in {folder}: make some by randslot evaluate ... -o {folder}")
     return found
@@ -165,45 +163,17 @@ def _show(values: list[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def _markdown(table: Table) -> str:
-    lines = [table.heads, ["---"] * len(table.heads), *table.rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return f"## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
-
-
-def _make_csv(results: list[dict[str, Any]]) -> str:
-    """Return one line for each score, unrounded: for other programs."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"])
+def _list_scores(results: list[dict[str, Any]]) -> Table:
+    """Make one row for each score: for other programs."""
+    rows: list[list[Cell]] = []
     for benchmark in dict.fromkeys(result["benchmark"] for result in results):
         mine = [result for result in results if result["benchmark"] == benchmark]
         for metric in SHOWN:
             published = _published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else []
             for row in [*_own_rows(mine, metric), *published]:
                 for task, values in {**row.scores, "avg": row.average}.items():
-                    deviation = statistics.stdev(values) if len(values) > 1 else ""
+                    deviation = statistics.stdev(values) if len(values) > 1 else None
                     who = [benchmark, SHOWN[metric], row.method, row.vectors, row.source]
-                    writer.writerow([*who, task, statistics.mean(values), deviation, len(values)])
-    return buffer.getvalue()
-
-
-def _latex(table: Table) -> str:
-    def escape(text: str) -> str:
-        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-        return "".join(special.get(letter, f"\\{letter}" if letter in "&%_#{}$" else letter) for letter in text)
-
-    lines = [" & ".join(escape(cell) for cell in row) + r" \\" for row in (table.heads, *table.rows)]
-    return "\n".join(
-        [
-            f"% {table.title}",
-            rf"\begin{{tabular}}{{rl{'r' * (len(table.heads) - 2)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+                    rows.append([*who, task, statistics.mean(values), deviation, len(values)])
+    heads = ["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"]
+    return Table("scores", heads, rows)

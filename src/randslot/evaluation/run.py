@@ -6,6 +6,7 @@ Shapes: Q queries, P pages.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ from ..errors import RandSlotError, UsageError
 from ..model import weights_key
 from ..pages import TOKEN_PIXELS, open_page
 from ..slots import Side
+from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
 from .tasks import Pages, Subset, Task
 from .vectors import VectorCache, batches, content_key, num_vectors, open_cache
@@ -74,7 +76,7 @@ class Evaluation:
             "revision": task.revision,
             **means,
             "subsets": subsets,
-            "vectors": {side: str(cache.folder) for side, cache in caches.items()},
+            "vectors": {side: cache.folder.relative_to(self.cache).as_posix() for side, cache in caches.items()},
             "randslot": __version__,
             "date": datetime.now(UTC).date().isoformat(),
         }
@@ -88,6 +90,7 @@ class Evaluation:
         file = self.output.joinpath(*(_safe(name) for name in names))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            result["cache"] = Path(os.path.relpath(self.cache, file.parent)).as_posix()  # both may move together
             file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
@@ -99,8 +102,15 @@ class Evaluation:
         query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
         scores_QP = self._score(query_keys, page_keys, caches)
         ids, grades = subset.pages.ids, [subset.grades[id] for id in subset.queries]
-        means = {f"ndcg@{k}": mean(ndcg_of_each(scores_QP.numpy(), ids, grades, k)) for k in CUTS}
-        return {**means, "queries": len(subset.queries), "pages": len(ids)}
+        each = {f"ndcg@{k}": ndcg_of_each(scores_QP.numpy(), ids, grades, k) for k in CUTS}
+        judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
+        return {
+            **{metric: mean(values) for metric, values in each.items()},
+            "queries": len(subset.queries),
+            "pages": len(ids),
+            "judged": judged.write(self.cache / JUDGED),
+            "each": [round(value, 6) for value in each["ndcg@5"]],
+        }
 
     def _score(self, query_keys: list[str], page_keys: list[str], caches: dict[Side, VectorCache]) -> Tensor:
         settings = self.model[0].settings

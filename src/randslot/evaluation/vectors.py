@@ -130,12 +130,19 @@ def open_cache(root: Path, weights: str, model: MultiVectorEncoder, side: Side) 
         parts.append(f"seed{settings.seed}")
     if side == "page":
         parts.append(f"{settings.visual_tokens}tokens")
-    stem, home = "-".join(parts), root / weights
+    folder = root / weights / "-".join(parts)
     num = num_vectors(settings, side)
     if num is None:
-        return VectorCache(home / stem)
-    larger = [path for path in sorted(home.glob(f"{stem}-k*")) if int(path.name.rpartition("-k")[2]) > num]
-    return VectorCache(home / f"{stem}-k{num}", [] if reduced else larger)
+        return VectorCache(folder)
+    folder = folder.with_name(f"{folder.name}-k{num}")
+    return VectorCache(folder, [] if reduced else larger_caches(folder))
+
+
+def larger_caches(folder: Path) -> list[Path]:
+    """Return the caches beside one that have more vectors of each item, from the same slots."""
+    stem, _, num = folder.name.rpartition("-k")
+    beside = folder.parent.glob(f"{stem}-k*") if stem else ()
+    return [path for path in sorted(beside) if int(path.name.rpartition("-k")[2]) > int(num)]
 
 
 def num_vectors(settings: Settings, side: Side) -> int | None:

@@ -1,0 +1,158 @@
+"""All analyses of some runs in a folder: tables, figures, and one page that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from ..errors import UsageError
+from ..figures import draw_budgets, draw_readouts, draw_winners
+from ..tables import Table, write_table
+from .budgets import sweep_budgets
+from .cost import PAPER, Budget, list_costs, measure_files
+from .readouts import Readouts, intervene, list_gains, list_readouts
+from .runs import Run
+from .views import macro
+from .winners import count_winners, list_winners
+
+SUFFIXES = {"md": ".md", "csv": ".csv", "latex": ".tex"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report: how to read it, its tables, and the functions that draw its figures, by name."""
+
+    name: str
+    explanation: str
+    tables: dict[str, Table]
+    figures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+
+
+def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
+    table = sweep_budgets(runs, num_vectors)
+
+    def draw(sides: Sequence[str], file: Path) -> None:
+        rows = [row for row in table.rows if row[1] in sides]
+        names = [str(row[0]) if len(sides) == 1 else f"{row[0]}: {row[1]} alone" for row in rows]
+        draw_budgets({name: [float(x or 0) for x in row[2:]] for name, row in zip(names, rows, strict=True)}, file)
+
+    text = (
+        "The score with the first 1, 2, ... vectors of each side. A line that still rises says that more vectors are "
+        f"worth their bytes; one that is flat says that fewer would do. One side alone varies against {num_vectors} "
+        "of the other."
+    )
+    figures: dict[str, Callable[[Path], None]] = {
+        "budgets": partial(draw, ["both"]),
+        "budgets-sides": partial(draw, ["query", "page"]),
+    }
+    return Section("budgets", text, {"budgets": table}, figures)
+
+
+def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
+    found = [count_winners(run, num_vectors) for run in runs]
+
+    def draw(file: Path) -> None:
+        titles = [f"{winners.name}\nH {winners.entropy:.3f}  U {winners.spread:.3f}" for winners in found]
+        shares = [(100 * winners.shares).tolist() for winners in found]
+        draw_winners(dict(zip(titles, shares, strict=True)), file)
+
+    text = (
+        "For each query and page that belong together: which page readout (d) is nearest to each query readout (q). "
+        "A column sums to 100 %. H is 1 when all page readouts win alike and 0 when one wins all; U is how many "
+        "different ones win within a pair."
+    )
+    return Section("winners", text, {"winners": list_winners(found)}, {"winners": draw})
+
+
+def make_readouts(runs: Sequence[Run], num_vectors: int) -> Section:
+    found = [intervene(run, num_vectors) for run in runs]
+    text = (
+        "The score when only one readout of a side is kept, or all but one, the other side being whole. A removal that "
+        "costs much is a readout that the others cannot replace; a negative one is better left out. Gains of joint "
+        "use say how much all page readouts find beyond the best single one: in each task its own best, and last "
+        "(bold) one fixed readout for all tasks. The best one is chosen on the same results: a diagnosis, not a rule "
+        "for pruning."
+    )
+    tables = {"readouts": list_readouts(found), "gains": list_gains(found)}
+    return Section("readouts", text, tables, {"readouts": partial(_draw_readouts, found)})
+
+
+def _draw_readouts(found: Sequence[Readouts], file: Path) -> None:
+    full = {readouts.name: macro(readouts.full) for readouts in found}
+    sides = found[0].without
+    without = {side: {one.name: [macro(scores) for scores in one.without[side]] for one in found} for side in sides}
+    gains = {one.name: one.task_gains() | {"all, one fixed": one.joint_gain()} for one in found}
+    draw_readouts(full, {str(side): runs for side, runs in without.items()}, gains, file)
+
+
+def make_cost(runs: Sequence[Run], num_vectors: int) -> Section:
+    tables = {"cost": list_costs(PAPER)}
+    if runs:
+        dim = next(iter(runs[0].tasks.values()))[0].load()[1].shape[-1]
+        types = ("fp32", "fp16", "int8", "1-bit")
+        own = [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in types]
+        tables = {"cost": list_costs([*PAPER, *own]), "files": measure_files(runs)}
+    text = (
+        "What the vectors alone take, and the work of comparing one query with one page. It grows with the vectors of "
+        "a page and with both budgets; an index adds its own."
+    )
+    return Section("cost", text, tables)
+
+
+PARTS: dict[str, Callable[[Sequence[Run], int], Section]] = {
+    "budgets": make_budgets,
+    "winners": make_winners,
+    "readouts": make_readouts,
+    "cost": make_cost,
+}
+
+
+def write_report(sections: Sequence[Section], folder: Path) -> Path:
+    """Write tables, figures and index.html into a folder, and return the page's path.
+
+    Errors: UsageError if it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            for name, table in section.tables.items():
+                for style, suffix in SUFFIXES.items():
+                    (folder / f"{name}{suffix}").write_text(write_table(table, style), encoding="utf-8")
+            for name, draw in section.figures.items():
+                draw(folder / f"{name}.svg")
+        page = folder / "index.html"
+        page.write_text(_make_page(sections), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
+    return page
+
+
+def _make_page(sections: Sequence[Section]) -> str:
+    template = Template((resources.files(__package__) / "report.html").read_text(encoding="utf-8"))
+    return template.substitute(sections="\n".join(map(_section_html, sections)))
+
+
+def _section_html(section: Section) -> str:
+    figures = "".join(
+        f'<img src="{name}.svg" alt="{escape(section.name)}: {escape(name)}">\n' for name in section.figures
+    )
+    tables = "".join(_table_html(table) for table in section.tables.values())
+    return (
+        f"<section>\n<h2>{escape(section.name.capitalize())}</h2>\n<p>{escape(section.explanation)}</p>\n"
+        f"{figures}{tables}</section>"
+    )
+
+
+def _table_html(table: Table) -> str:
+    heads = "".join(f"<th>{escape(head)}</th>" for head in table.heads)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(table.show(cell))}</td>" for cell in row) + "</tr>\n" for row in table.rows
+    )
+    return (
+        f"<figure><table>\n<tr>{heads}</tr>\n{rows}</table>\n<figcaption>{escape(table.title)}</figcaption></figure>\n"
+    )
