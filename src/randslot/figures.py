@@ -37,20 +37,18 @@ def draw_losses(steps: list[int], losses: list[float], rates: list[float], file:
     _save(figure, file)
 
 
-def draw_budgets(lines: dict[str, list[float]], file: Path, *, ylabel: str = "nDCG@5 (%)") -> None:
-    """Draw scores by budget from one vector on; a second panel enlarges four and more where there are some."""
-    most = max(len(values) for values in lines.values())
-    starts = [1, 4] if most > 4 else [1]
-    figure, panels = plt.subplots(1, len(starts), figsize=(PANEL * len(starts), 3), layout="constrained", squeeze=False)
-    for axes, start in zip(panels[0], starts, strict=True):
+def draw_budgets(panels: dict[str, dict[str, list[float]]], starts: list[int], file: Path) -> None:
+    """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run."""
+    figure, row = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), 3), layout="constrained", squeeze=False)
+    for axes, start, (label, lines) in zip(row[0], starts, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
             axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
-        axes.set_xticks(range(start, most + 1))
-        axes.set_xlabel("vectors a side")
-        axes.set_ylabel(ylabel)
+            axes.set_xticks(range(start, len(values) + 1))
+        axes.set_xlabel(label)
+        axes.set_ylabel("nDCG@5 (%)")
         axes.margins(y=0.12)
         _tidy(axes)
-    _legend(figure, panels[0][0])
+    _legend(figure, row[0][0])
     _save(figure, file)
 
 

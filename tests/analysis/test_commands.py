@@ -62,7 +62,7 @@ def test_a_report_has_all_tables_and_figures_and_encodes_nothing(results, tmp_pa
     monkeypatch.setattr(randslot.SlotEncoder, "forward", None)
     moved = shutil.copytree(results, tmp_path / "moved")  # vectors are found from where the results are
     printed = run("analyse", moved, "-o", tmp_path / "report")
-    for name in ("budgets", "winners", "readouts", "gains", "cost", "files"):
+    for name in ("budgets", "winners", "shares", "readouts", "gains", "cost", "files"):
         for suffix in (".md", ".csv", ".tex"):
             assert (tmp_path / "report" / f"{name}{suffix}").stat().st_size > 100
     page = (tmp_path / "report" / "index.html").read_text()

@@ -22,7 +22,15 @@ def write_results(folder: Path, model: str, scores: list[float], seed: int = 42,
     folder.mkdir(parents=True, exist_ok=True)
     for task, score in zip(V3, scores, strict=False):
         result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": {"seed": seed}, "weights": "w"}
-        result |= {"how": how, "counts": {"query": 4, "page": 4}, "ndcg@5": score, "ndcg@10": score + 0.02}
+        result |= {
+            "how": how,
+            "cache": "",
+            "vectors": {},
+            "subsets": {},
+            "counts": {"query": 4, "page": 4},
+            "ndcg@5": score,
+            "ndcg@10": score + 0.02,
+        }
         (folder / f"{model}-{seed}-{how}-{task}.json").write_text(json.dumps(result))
 
 
@@ -95,7 +103,7 @@ def test_wrong_input_is_refused(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
     make_report(tmp_path)  # something else is passed over
     (tmp_path / "lacking.json").write_text(json.dumps({"model": "m", "task": "t", "benchmark": "b", "how": "zero"}))
-    with pytest.raises(RandSlotError, match=r"lacking.json lacks counts, ndcg@10, ndcg@5, settings, weights"):
+    with pytest.raises(RandSlotError, match=r"lacking.json lacks cache, counts, ndcg@10, ndcg@5, settings, subsets"):
         make_report(tmp_path)
     (tmp_path / "lacking.json").unlink()
     (tmp_path / "broken.json").write_text("{")

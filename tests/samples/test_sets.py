@@ -13,7 +13,7 @@ from randslot.errors import UsageError
 from randslot.pages import open_page
 from randslot.samples.drawing import HEIGHT, WIDTH, draw_report
 from randslot.samples.reports import make_reports
-from randslot.samples.sets import write_set
+from randslot.samples.sets import PASSES, write_set
 
 
 def rows(file) -> list[dict[str, object]]:
@@ -49,10 +49,10 @@ def test_nothing_leaves_the_page_or_runs_into_its_neighbour():
 
 
 def test_a_page_is_read_at_its_own_size(tmp_path):
-    """At 88 visual tokens a page is rendered pixel by pixel as it was laid out, so text meets the model's grid."""
+    """At 90 visual tokens a page is rendered pixel by pixel as it was laid out, so text meets the model's grid."""
     write_set(tmp_path / "set", 1, split="test", seed=0)
     (file,) = (tmp_path / "set" / "pages").iterdir()
-    image = open_page(f"{file}#page=2", pixels=88 * 1024)
+    image = open_page(f"{file}#page=2", pixels=90 * 1024)
     assert image.size == (WIDTH, HEIGHT)
     assert 0.02 < (np.asarray(image.convert("L")) < 128).mean() < 0.4
 
@@ -88,20 +88,24 @@ def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
     assert all(" " not in text for text in texts[:12])
     assert {text.count("\n") for text in texts[12:24]} == {0, 1, 2}
     assert set(sizes[:12]) == {(96, 32), (192, 32)}
-    assert set(sizes[12:24]) == {(256, 64), (256, 96)}
+    assert set(sizes[12:24]) == {(WIDTH, 64), (WIDTH, 96)}
     assert set(sizes[24:]) == {(WIDTH, HEIGHT)}
     assert set(texts[:12]) <= {word for text in texts[24:] for word in text.split()}
 
 
-def test_lessons_go_from_words_to_questions(tmp_path):
-    write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
-    lessons, asked = rows(tmp_path / "set" / "lessons.jsonl"), rows(tmp_path / "set" / "pairs.jsonl")
+def test_lessons_go_from_titles_to_questions(tmp_path):
+    write_set(tmp_path / "set", 3, split="train", seed=0, curriculum=True)
+    lessons = rows(tmp_path / "set" / "lessons.jsonl")
     texts = {row["image"]: row["text"].replace(".", "").split() for row in rows(tmp_path / "set" / "texts.jsonl")}
-    pairs = {(row["query"], row["image"]) for row in asked}
-    are_questions = [(row["query"], row["image"]) in pairs for row in lessons]
-    assert len(lessons) == 16 * 6
-    assert sum(are_questions[:12]) <= 3
-    assert all(are_questions[48:])
-    for row, is_question in zip(lessons, are_questions, strict=True):
-        assert is_question or set(row["query"].split()) <= set(texts[row["image"]])
-    assert {row["image"] for row in lessons[:6]} == set(texts)
+    passes = [lessons[start : start + len(texts)] for start in range(0, len(lessons), len(texts))]
+    assert len(passes) == PASSES
+    assert all({row["image"] for row in lesson} == set(texts) for lesson in passes)
+    assert all(row["query"].split() == texts[row["image"]][:2] for row in passes[0])
+    assert all(set(row["query"].split()) <= set(texts[row["image"]]) for row in passes[1])
+    questions = [
+        row for lesson in passes[2:] for row in lesson if not set(row["query"].split()) <= set(texts[row["image"]])
+    ]
+    assert len(questions) > 0.6 * sum(map(len, passes[2:]))
+    for lesson in passes[2:]:
+        files = [str(row["image"]).partition("#")[0] for row in lesson]
+        assert files[0::3] == files[1::3] == files[2::3]

@@ -18,7 +18,7 @@ from .cost import PAPER, Budget, list_costs, measure_files
 from .readouts import Readouts, intervene, list_gains, list_readouts
 from .runs import Run
 from .views import macro
-from .winners import count_winners, list_winners
+from .winners import count_winners, list_shares, list_winners
 
 SUFFIXES = {"md": ".md", "csv": ".csv", "latex": ".tex"}
 
@@ -36,21 +36,25 @@ class Section:
 def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
     table = sweep_budgets(runs, num_vectors)
 
-    def draw(sides: Sequence[str], file: Path) -> None:
-        rows = [row for row in table.rows if row[1] in sides]
-        names = [str(row[0]) if len(sides) == 1 else f"{row[0]}: {row[1]} alone" for row in rows]
-        draw_budgets({name: [float(x or 0) for x in row[2:]] for name, row in zip(names, rows, strict=True)}, file)
+    def lines(side: str) -> dict[str, list[float]]:
+        return {str(row[0]): [float(score or 0) for score in row[2:]] for row in table.rows if row[1] == side}
+
+    def draw_both(file: Path) -> None:
+        panels = {"vectors a side": lines("both"), "vectors a side, from four on": lines("both")}
+        if len(table.heads) <= 2 + 4:
+            del panels["vectors a side, from four on"]
+        draw_budgets(panels, [1, 4][: len(panels)], file)
+
+    def draw_sides(file: Path) -> None:
+        panels = {f"vectors of a {side}, {num_vectors} of the other": lines(side) for side in ("query", "page")}
+        draw_budgets(panels, [1, 1], file)
 
     text = (
         "The score with the first 1, 2, ... vectors of each side. A line that still rises says that more vectors are "
         f"worth their bytes; one that is flat says that fewer would do. One side alone varies against {num_vectors} "
         "of the other."
     )
-    figures: dict[str, Callable[[Path], None]] = {
-        "budgets": partial(draw, ["both"]),
-        "budgets-sides": partial(draw, ["query", "page"]),
-    }
-    return Section("budgets", text, {"budgets": table}, figures)
+    return Section("budgets", text, {"budgets": table}, {"budgets": draw_both, "budgets-sides": draw_sides})
 
 
 def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
@@ -66,7 +70,7 @@ def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
         "A column sums to 100 %. H is 1 when all page readouts win alike and 0 when one wins all; U is how many "
         "different ones win within a pair."
     )
-    return Section("winners", text, {"winners": list_winners(found)}, {"winners": draw})
+    return Section("winners", text, {"winners": list_winners(found), "shares": list_shares(found)}, {"winners": draw})
 
 
 def make_readouts(runs: Sequence[Run], num_vectors: int) -> Section:

@@ -94,11 +94,20 @@ def _positive_pairs(part: Part, num_vectors: int) -> Iterator[tuple[Tensor, Tens
 
 
 def list_winners(found: Sequence[Winners]) -> Table:
-    """Return H, U, pairs and ties of each run, and the share of each page readout in all wins."""
-    num = len(found[0].counts)
-    rows: list[list[Cell]] = []
-    for winners in found:
-        shares = (100 * winners.counts.sum(0) / winners.counts.sum()).tolist()
-        rows.append([winners.name, winners.entropy, winners.spread, winners.pairs, winners.ties, *shares])
-    heads = ["run", "H", "U", "pairs", "ties", *(f"d{place} %" for place in range(1, num + 1))]
-    return Table("Winners: which page readouts win MaxSim for the right pages", heads, rows, digits=3)
+    """Return H, U, pairs and ties of each run."""
+    rows: list[list[Cell]] = [
+        [winners.name, winners.entropy, winners.spread, winners.pairs, winners.ties] for winners in found
+    ]
+    heads = ["run", "H", "U", "pairs", "ties"]
+    return Table("Winners: how evenly page readouts win MaxSim for the right pages", heads, rows, digits=3)
+
+
+def list_shares(found: Sequence[Winners]) -> Table:
+    """Return the share of each page readout in the wins for each query readout, in percent."""
+    rows: list[list[Cell]] = [
+        [winners.name, f"d{place}", *(100 * share for share in shares)]
+        for winners in found
+        for place, shares in enumerate(winners.shares.tolist(), start=1)
+    ]
+    heads = ["run", "wins of", *(f"for q{place}" for place in range(1, len(found[0].counts) + 1))]
+    return Table("Share of each page readout in the wins for each query readout, in percent", heads, rows)

@@ -6,7 +6,7 @@ qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 
 pairs.jsonl     {"query", "image"}: pairs to train retrieval on
 texts.jsonl     {"text", "image"}: what is written on each page
 reading.parquet "text", "image": a curriculum for learning to read, if asked for
-lessons.jsonl   {"query", "image"}: another for learning to retrieve, from words of the page to questions
+lessons.jsonl   {"query", "image"}: another for learning to retrieve, from titles to questions
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, ask, make_reports
 
-PASSES, NUM_WORDS = 16, 8  # of lessons: times that each page comes, and words of it in a query at first
+PASSES, EASY = 24, 2  # of lessons: how often each page comes, and how often before questions begin
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curricul
     _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
     if curriculum:
         _write_curriculum(folder / "reading.parquet", reports, seed)
-        _write(folder / "lessons.jsonl", _make_lessons(pages, asked, seed))
+        _write(folder / "lessons.jsonl", _make_lessons(reports, seed))
     return len(pages), len(asked)
 
 
@@ -135,22 +135,31 @@ def _write_curriculum(file: Path, reports: list[Report], seed: int) -> None:
     pq.write_table(pa.table({"text": [text for text, _ in rows], "image": [image for _, image in rows]}), file)
 
 
-def _make_lessons(pages: list[tuple[str, Page]], asked: list[Asked], seed: int) -> Iterator[dict[str, str]]:
-    """Yield queries with their pages, each page in turn: at first some of its words, then more and more questions."""
+def _make_lessons(reports: list[Report], seed: int) -> Iterator[dict[str, str]]:
+    """Yield queries with their pages, every page once in each pass: titles, then lines too, then mostly questions.
+
+    In the last passes the pages of a report follow each other, so that a batch holds them side by side: the title
+    alone does not tell them apart.
+    """
     random = Random(seed)
-    questions: dict[str, list[str]] = defaultdict(list)
-    for one in asked:
-        for id, value in one.grades.items():
-            if value == ANSWERS:
-                questions[id].append(one.question.text)
-    total, place = PASSES * len(pages), 0
-    for _ in range(PASSES):
-        for id, page in random.sample(pages, len(pages)):
-            words = page.text.replace(".", "").split()
-            in_words = random.random() < 1 - 2 * place / total
-            query = " ".join(random.sample(words, NUM_WORDS)) if in_words else random.choice(questions[id])
-            place += 1
-            yield {"query": query, "image": f"pages/{id}"}
+    files = [list(zip(page_ids(report), report.pages, strict=True)) for report in reports]
+    for number in range(PASSES):
+        random.shuffle(files)
+        pages = [page for file in files for page in file]
+        if number < EASY:
+            random.shuffle(pages)
+        for id, page in pages:
+            yield {"query": _lesson(page, number, random), "image": f"pages/{id}"}
+
+
+def _lesson(page: Page, number: int, random: Random) -> str:
+    """Make a query for a page in one of the passes."""
+    if number == 0:
+        return page.title
+    if number < EASY or random.random() < 0.2:
+        _, _, *lines = page.text.replace(".", "").splitlines()
+        return f"{random.choice((page.place, page.theme))} {random.choice(lines)}"
+    return random.choice(ask(page, random)).text
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:
