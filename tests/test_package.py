@@ -126,19 +126,21 @@ def python_blocks(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "docs/guide.md", "docs/training.md", "docs/embedded.md", "docs/evaluation.md"]
+    "file",
+    ["README.md", "docs/guide.md", "docs/training.md", "docs/embedded.md", "docs/evaluation.md", "docs/analysis.md"],
 )
-def test_the_examples_in_the_docs_run(file, tmp_path, monkeypatch):
+def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
     """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
     from conftest import noise
 
     monkeypatch.chdir(tmp_path)
     noise(100, 140).save("page.png")
     names: dict[str, object] = {}
-    blocks = [block for block in python_blocks(ROOT / file) if not block.startswith("# needs the hub")]
+    file = ROOT / "docs" / f"{name}.md"
+    blocks = [block for block in python_blocks(file) if not block.startswith("# needs the hub")]
     assert blocks
     for block in blocks:
-        exec(compile(block, file, "exec"), names)
+        exec(compile(block, str(file), "exec"), names)
 
 
 def test_tables_in_the_docs_are_what_the_results_say():

@@ -221,7 +221,7 @@ def analyse(
     randslot analyse cost
     """
     from .analysis.budgets import MOST
-    from .analysis.report import PARTS, write_report
+    from .analysis.report import PARTS, make_sections, write_report
     from .analysis.runs import read_runs
     from .tables import STYLES, write_table
 
@@ -240,7 +240,7 @@ def analyse(
             _evaluate(model, tasks, model, results, results / "vectors", 8, budgets)
         wanted = [str(results)]
     runs = read_runs([Path(folder) for folder in wanted]) if wanted else []
-    sections = [PARTS[part](runs, vectors) for part in parts]
+    sections = make_sections(parts, runs, vectors)
     for section in sections:
         for table in section.tables.values():
             print(write_table(table, style))

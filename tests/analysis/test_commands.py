@@ -103,6 +103,16 @@ def test_strategies_follow_their_rule_beyond_their_budget(strategy, sets, tmp_pa
     assert row[-1] == "8"
 
 
+def test_runs_on_vidore_v3_have_the_papers_numbers_beside_theirs(results, tmp_path):
+    for file in shutil.copytree(results, tmp_path / "v3").rglob("*.json"):
+        file.write_text(file.read_text().replace('"benchmark": "own"', '"benchmark": "ViDoRe(v3)"'))
+    printed = run("analyse", tmp_path / "v3")
+    assert "| RandSlot | both | 4 | 4 | 0.909 | 1.376 |" in printed
+    assert "| Zero-Feedback | both | 1 | 1 | 36.400 |" in printed
+    assert printed.count("## The paper: ") == 5
+    assert "The paper" not in run("analyse", results)
+
+
 def test_a_model_is_evaluated_with_eight_vectors_first(sets, tmp_path, monkeypatch):
     make("qwen3-vl", visual_tokens=16).save_pretrained(str(tmp_path / "model"))
     printed = run("analyse", "budgets", tmp_path / "model", "--data", sets[0], "-o", tmp_path / "report")

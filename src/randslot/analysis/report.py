@@ -11,8 +11,9 @@ from pathlib import Path
 from string import Template
 
 from ..errors import UsageError
+from ..evaluation.published import published_tables
 from ..figures import draw_budgets, draw_readouts, draw_winners
-from ..tables import Table, write_table
+from ..tables import Cell, Table, write_table
 from .budgets import sweep_budgets
 from .cost import PAPER, Budget, list_costs, measure_files
 from .readouts import Readouts, intervene, list_gains, list_readouts
@@ -114,6 +115,34 @@ PARTS: dict[str, Callable[[Sequence[Run], int], Section]] = {
     "readouts": make_readouts,
     "cost": make_cost,
 }
+PAPER_TABLES = {
+    "budgets": [("budgets", "table11")],
+    "winners": [("winners", "figure4")],
+    "readouts": [("readouts", "table13"), ("gains", "figure5")],
+    "cost": [("cost", "table5")],
+}
+
+
+def make_sections(parts: Sequence[str], runs: Sequence[Run], num_vectors: int) -> list[Section]:
+    """Make some parts of the report; runs on ViDoRe V3 have the paper's numbers beside theirs."""
+    sections = [PARTS[part](runs, num_vectors) for part in parts]
+    if runs and runs[0].benchmark == "ViDoRe(v3)":
+        for section in sections:
+            section.tables.update({f"{name}-paper": _paper_table(key) for name, key in PAPER_TABLES[section.name]})
+    return sections
+
+
+def _paper_table(key: str) -> Table:
+    table = published_tables()[key]
+    rows: list[list[Cell]] = []
+    for row in table.rows:
+        numbers = [row.averages.get("ViDoRe(v3)"), *(row.values.get(column) for column in table.columns)]
+        rows.append([row.method, row.side or "both", row.query_vectors, row.page_vectors, *numbers])
+    heads = ["method", "side", "Kq", "Kd", "ViDoRe V3", *table.columns]
+    used = [i for i in range(len(heads)) if any(row[i] is not None for row in rows)]
+    return Table(
+        f"The paper: {table.caption}", [heads[i] for i in used], [[row[i] for i in used] for row in rows], digits=3
+    )
 
 
 def write_report(sections: Sequence[Section], folder: Path) -> Path:
