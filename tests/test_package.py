@@ -125,10 +125,7 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "file",
-    ["README.md", "docs/guide.md", "docs/training.md", "docs/embedded.md", "docs/evaluation.md", "docs/analysis.md"],
-)
+@pytest.mark.parametrize("name", ["../README", "guide", "training", "embedded", "evaluation", "analysis"])
 def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
     """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
     from conftest import noise
