@@ -11,6 +11,7 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
+from .library.commands import index, library_app, search
 
 EXTRAS = {"datasets": "train", "matplotlib": "train", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
 
@@ -20,6 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(index)
+app.command()(search)
+app.add_typer(library_app, name="library")
 
 
 def _show_version(wanted: bool) -> None:
