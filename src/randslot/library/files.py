@@ -49,10 +49,12 @@ def _expand(path: str) -> list[str]:
     full = os.path.abspath(os.path.expanduser(path))
     if os.path.isdir(full) or is_file(Path(full)):
         return [full]
-    found = sorted(glob(full, recursive=True)) if has_magic(full) else []
+    found = glob(full, recursive=True) if has_magic(full) else []
     if not found:
         raise UsageError(f"no such file or folder: {short(path)}")
-    return found
+    # A link to a folder above gives the same file many times: the shortest path counts.
+    real = {os.path.realpath(one): one for one in sorted(found, key=len, reverse=True)}
+    return sorted(real.values())
 
 
 def _walk(folder: str, library: Path) -> Iterator[str]:

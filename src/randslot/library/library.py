@@ -426,10 +426,10 @@ def _text(value: Any) -> str:
 def _page_range(page: Any) -> tuple[int, int | None]:
     if page is None:
         return 1, None
-    first, last = (page, page) if isinstance(page, int) else tuple(page)
-    if not (isinstance(first, int) and isinstance(last, int) and 1 <= first <= last):
-        raise UsageError(f"page must be a number from 1, or the first and the last of a range, not {page!r}")
-    return first, last
+    match page if isinstance(page, (tuple, list)) else (page, page):
+        case (int(first), int(last)) if 1 <= first <= last:
+            return first, last
+    raise UsageError(f"page must be a number from 1, or the first and the last of a range, not {page!r}")
 
 
 def delete_library(folder: Path) -> None:

@@ -85,7 +85,7 @@ class EdgeStore:
 
     def counts(self) -> dict[str, int]:
         hits = self.shard.facet(edge.FacetRequest("file", limit=self.shard.info().points_count + 1, exact=True)).hits
-        return {str(hit.value): int(hit.count) for hit in hits}
+        return {str(hit.value): int(hit.count) for hit in hits if hit.count}
 
     def flush(self) -> None:
         self.shard.flush()
