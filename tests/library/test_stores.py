@@ -177,8 +177,6 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path):
     wanted = exact.search(queries, 5, Where(), exact=True)
     for compressed in (True, False):
         found = store.search(queries, 5, Where(), exact=not compressed)
-        shared = [
-            len({hit.id for hit in a} & {hit.id for hit in b}) / 5 for a, b in zip(found, wanted, strict=True)
-        ]
+        shared = [len({hit.id for hit in a} & {hit.id for hit in b}) / 5 for a, b in zip(found, wanted, strict=True)]
         assert np.mean(shared) >= (0.95 if compressed else 0.99)
     store.close()

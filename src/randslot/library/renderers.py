@@ -151,6 +151,7 @@ class Worker:
         if self.closed:
             raise RandSlotError("stopped")
         if self.process is None or self.process.poll() is not None:
+            self._end()
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "randslot.library.worker"],
                 stdin=subprocess.PIPE,

@@ -42,7 +42,8 @@ def inspect(file: Path) -> dict[str, Any]:
 
 def render(file: Path, number: int, pixels: int) -> Image.Image:
     """Open one page of a file with about `pixels` pixels, or fewer if it has fewer."""
-    return shrink(open_file_page(file, number, pixels), pixels)
+    image = open_file_page(file, number, pixels)
+    return image if file.suffix.lower() == ".pdf" else shrink(image, pixels)  # a PDF is rendered so
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
