@@ -1,8 +1,8 @@
 """The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
 
-Vectors are kept in half precision, with binary codes beside them. By default a search compares codes, then scores the
-best candidates in full; an exact one scores every page. There is no graph: a page is four vectors, and comparing the
-codes of all pages takes milliseconds.
+Vectors are kept in half precision, with codes beside them: one bit a number where there are many numbers, and a byte
+where there are few. By default a search compares codes, then scores the best candidates in full; an exact one scores
+every page. There is no graph: a page is four vectors, and comparing the codes of all pages takes milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .store import Found, StoredPage, Vectors, Where
 NAME = "page"  # of the vectors of a point
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
 CANDIDATES, OVERSAMPLING = 200, 20  # pages that are scored in full: at least so many, and so many for each hit
-COMPRESS_FROM = 10_000  # KB of vectors from which a segment is worth its codes
+COMPRESS_FROM = 1000  # KB of vectors from which a segment is worth its codes
+BITS_FROM = 1024  # dimensions from which one bit of each number says enough: see the recall in docs/library.md
 
 
 class EdgeStore:
@@ -108,7 +109,7 @@ def _create(folder: Path, dim: int) -> None:
         multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        quantization_config=edge.BinaryQuantizationConfig(memory=edge.Memory.Cached),
+        quantization_config=_codes(dim),
         hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
     )
     config = edge.EdgeConfig(
@@ -120,6 +121,12 @@ def _create(folder: Path, dim: int) -> None:
     shard.flush()
     shard.close()
     os.rename(part, folder)
+
+
+def _codes(dim: int) -> edge.BinaryQuantizationConfig | edge.ScalarQuantizationConfig:
+    if dim >= BITS_FROM:
+        return edge.BinaryQuantizationConfig(memory=edge.Memory.Cached)
+    return edge.ScalarQuantizationConfig(edge.ScalarType.Int8, memory=edge.Memory.Cached)
 
 
 def _point(page: StoredPage) -> edge.Point:
