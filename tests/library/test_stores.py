@@ -190,3 +190,19 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared)
         both = [{hit.id for hit in a} & {hit.id for hit in b} for a, b in zip(found, wanted, strict=True)]
         assert np.mean([len(ids) / 5 for ids in both]) >= 0.98
     store.close()
+
+
+def test_opening_reads_codes_and_only_an_exact_search_reads_all(tmp_path, monkeypatch):
+    store = EdgeStore(tmp_path / "pages", DIM)
+    store.add(make_pages())
+    store.close()
+    read: list[str] = []
+    monkeypatch.setattr("randslot.library.qdrant._read_through", lambda _, name: read.append(name))
+    store = EdgeStore(tmp_path / "pages", DIM)
+    query = unit(np.random.default_rng(1), 4)
+    store.search([query], 5, Where(), exact=False)
+    assert read == ["quantized*"]
+    store.search([query], 5, Where(), exact=True)
+    store.search([query], 5, Where(), exact=True)
+    assert read == ["quantized*", "vectors"]
+    store.close()
