@@ -49,10 +49,16 @@ class EdgeStore:
     def add(self, pages: Sequence[StoredPage]) -> None:
         for start in range(0, len(pages), CHUNK):
             points = [_point(page) for page in pages[start : start + CHUNK]]
-            self.shard.update(edge.UpdateOperation.upsert_points(points))
+            self._update(edge.UpdateOperation.upsert_points(points))
 
     def delete(self, file: str) -> None:
-        self.shard.update(edge.UpdateOperation.delete_points_by_filter(_of_file(file)))
+        self._update(edge.UpdateOperation.delete_points_by_filter(_of_file(file)))
+
+    def _update(self, operation: edge.UpdateOperation) -> None:
+        try:
+            self.shard.update(operation)
+        except Exception as error:  # a full disk, for example; the engine has no errors of its own
+            raise RandSlotError(f"cannot write vectors into {self.folder}: {first_line(error)}") from error
 
     def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
         if exact and not self.warm:
