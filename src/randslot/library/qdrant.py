@@ -105,6 +105,7 @@ class EdgeStore:
 
     def optimize(self) -> None:
         self.shard.optimize()
+        self.shard.flush()  # lets go of what was optimized
 
     def close(self) -> None:
         self.shard.close()
