@@ -34,6 +34,18 @@ ORDER = [
     "checkpoint",
     "encoder",
     "model",
+    "library.store",
+    "library.memory",
+    "library.qdrant",
+    "library.manifest",
+    "library.binding",
+    "library.files",
+    "library.worker",
+    "library.renderers",
+    "library.ingest",
+    "library.library",
+    "library.show",
+    "library.commands",
     "demo",
     "evaluation.metrics",
     "evaluation.published",
@@ -68,6 +80,7 @@ ORDER = [
 
 def test_public_names():
     assert randslot.__all__ == [
+        "Library",
         "RandSlotError",
         "Recipe",
         "Settings",
@@ -115,6 +128,16 @@ def test_only_one_file_knows_the_backbones_by_name():
             assert not [name for name in names if "qwen" in name.lower()], file
 
 
+@pytest.mark.parametrize(("package", "home"), [("qdrant_edge", "library.qdrant"), ("numkong", "library.memory")])
+def test_only_one_file_knows_an_engine(package, home):
+    for file in SOURCE.rglob("*.py"):
+        code = ast.parse(file.read_text(encoding="utf-8"))
+        imported = [alias.name for node in ast.walk(code) if isinstance(node, ast.Import) for alias in node.names]
+        imported += [node.module for node in ast.walk(code) if isinstance(node, ast.ImportFrom) and node.module]
+        name = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        assert (package in imported) == (name == home), file
+
+
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, randslot; print([m for m in ('torch', 'transformers', 'PIL') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -125,7 +148,7 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["../README", "guide", "training", "embedded", "evaluation", "analysis"])
+@pytest.mark.parametrize("name", ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library"])
 def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
     """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
     from conftest import noise

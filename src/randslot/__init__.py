@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .encoder import Settings, SlotEncoder
     from .errors import RandSlotError, UsageError
+    from .library.library import Library
     from .model import load, tiny, untrained
     from .training.recipe import Recipe
     from .training.run import train
 
 __version__ = "0.1.0"
 __all__ = [
+    "Library",
     "RandSlotError",
     "Recipe",
     "Settings",
@@ -31,6 +33,7 @@ _HOMES = {
     "Settings": "encoder",
     "SlotEncoder": "encoder",
     "UsageError": "errors",
+    "Library": "library.library",
     "Recipe": "training.recipe",
     "load": "model",
     "tiny": "model",

@@ -11,6 +11,7 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
+from .library.commands import index, library_app, search
 
 if TYPE_CHECKING:
     from .evaluation.tasks import Task
@@ -23,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(index)
+app.command()(search)
+app.add_typer(library_app, name="library")
 
 
 def _show_version(wanted: bool) -> None:

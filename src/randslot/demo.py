@@ -10,16 +10,15 @@ from io import BytesIO
 from pathlib import Path
 from string import Template
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
-from sentence_transformers import MultiVectorEncoder
-from torch import Tensor
 
 from .errors import UsageError
-from .model import load
+from .hub import EMBEDDED
+from .library.library import Library, delete_library
 from .pages import open_page
 from .samples.drawing import draw_report
 from .samples.reports import ANSWERS, RELATED, Report, make_reports
@@ -56,13 +55,14 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     reports = list(make_reports(NUM_REPORTS, split="test", seed=1))
     pages = _write_pdfs(reports, folder)
     console.print(f"{len(reports)} sample reports, {len(pages)} pages, in [bold]{folder}[/bold]")
-    model = load("embedded")
-    vectors = _encode(model, [str(folder / page) for page in pages], console)
-    num, dim = vectors[0].shape
-    console.print(f"each page is {num} vectors of {dim} dimensions: {num * dim * 2:,} bytes in half precision\n")
     asked = _choose(ask_all(reports))
     known = {one.question.text: one.grades for one in asked}
-    searches = [_search(model, query, pages, vectors, known.get(query)) for query in queries or known]
+    delete_library(folder / "library")  # it may be that of another version of the model
+    with Library(folder / "library", EMBEDDED) as library:
+        _index(library, folder / "reports", len(pages), console)
+        num, dim = library.binding.page_vectors, library.binding.dimension
+        console.print(f"each page is {num} vectors of {dim} dimensions: {num * dim * 2:,} bytes in half precision\n")
+        searches = [_search(library, query, folder, known.get(query)) for query in queries or known]
     for search in searches:
         _print(search, console)
     right = sum(search.hits[0].note == MARKS[ANSWERS] for search in searches)
@@ -94,27 +94,18 @@ def _choose(asked: list[Asked]) -> list[Asked]:
     return [group[i * step] for i, group in enumerate(by_kind)]
 
 
-def _encode(model: MultiVectorEncoder, pages: list[str], console: Console) -> list[Tensor]:
+def _index(library: Library, folder: Path, num_pages: int, console: Console) -> None:
     columns = TextColumn("reading pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    vectors: list[Tensor] = []
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(pages))
-        for start in range(0, len(pages), BATCH):
-            vectors += model.encode_document(pages[start : start + BATCH])
-            progress.update(task, completed=len(vectors))
-    return vectors
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=num_pages)
+        library.add(folder, batch=BATCH, progress=lambda now: bar.update(task, completed=now.pages_done))
 
 
-def _search(
-    model: MultiVectorEncoder, query: str, pages: list[str], vectors: list[Tensor], grades: dict[str, int] | None
-) -> Search:
-    """Rank all pages for a query by MaxSim, exactly and in memory."""
-    scores = model.similarity(model.encode_query([query]), vectors)[0]
-    best = torch.topk(scores, HITS)
-    hits = [
-        Hit(pages[i], float(score), MARKS[grades.get(Path(pages[i]).name, 0)] if grades else "")
-        for score, i in zip(best.values, best.indices.tolist(), strict=True)
-    ]
+def _search(library: Library, query: str, folder: Path, grades: dict[str, int] | None) -> Search:
+    hits = []
+    for found in library.search(query, HITS):
+        page = f"{Path(found.source).relative_to(folder.absolute()).as_posix()}#page={found.page}"
+        hits.append(Hit(page, found.score, MARKS[grades.get(Path(page).name, 0)] if grades else ""))
     return Search(query, hits)
 
 

@@ -93,6 +93,7 @@ class SlotEncoder(InputModule):
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
         self.parts = backbone
+        self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
         self.backbone = backbone.model
         self.tokenizer = backbone.tokenizer
         self.image_processor = backbone.image_processor
@@ -133,6 +134,11 @@ class SlotEncoder(InputModule):
         # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
         least = min(self.image_processor.size["shortest_edge"], most // 4)
         return {"shortest_edge": least, "longest_edge": most}
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of a page image that the model looks at."""
+        return self._image_size()["longest_edge"]
 
     @property
     def modalities(self) -> list[Any]:
@@ -195,8 +201,7 @@ class SlotEncoder(InputModule):
 
     def _open(self, page: Any) -> Image.Image:
         # Above 200:1 the image processor refuses; above 1:visual_tokens it would exceed the limit.
-        pixels = self._image_size()["longest_edge"]
-        return limit_aspect(open_page(page, pixels), min(200, self.settings.visual_tokens))
+        return limit_aspect(open_page(page, self.most_pixels), min(200, self.settings.visual_tokens))
 
     def _pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
         return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
@@ -287,6 +292,7 @@ def load_encoder(
     """
     saved = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
     encoder = SlotEncoder(saved.backbone, make_settings(None, saved.settings, source.name), saved.rows)
+    encoder.home = source
     if isinstance(encoder.slots, Table):
         if not saved.tables:
             raise RandSlotError(f"{source.name} lacks {SLOTS}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
@@ -19,15 +21,17 @@ WHITE = (255, 255, 255)
 TOKEN_PIXELS = 32 * 32  # of a page image in one visual token, with the larger of the backbones' patch sizes
 PIXELS = 1536 * TOKEN_PIXELS
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+TIFF_SUFFIXES = (".tif", ".tiff")  # the images that can have several pages
+PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers take
 PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
-PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
+FILE_PAGE = re.compile(r"(?P<file>.+\.(?:pdf|tiff?))#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 
 
 def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
     """Open one page as an upright RGB image.
 
     A page is an image, the path of an image file, the bytes of one, or "report.pdf#page=3", which is rendered at about
-    `pixels` pixels.
+    `pixels` pixels; "scan.tif#page=2" is the second page of a TIFF.
 
     Errors: RandSlotError in one line that names the file, for a missing, corrupt, too large or foreign input.
     """
@@ -39,8 +43,8 @@ def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
         raise RandSlotError(f"a page must be an image or the path of one, not {type(page).__name__}")
     path = Path(page).expanduser()
     if not is_file(path):
-        if found := PDF_PAGE.fullmatch(str(path)):
-            return render_pdf_page(Path(found["file"]), int(found["number"]), pixels)
+        if found := FILE_PAGE.fullmatch(str(path)):
+            return open_file_page(Path(found["file"]), int(found["number"]), pixels)
         raise RandSlotError(f"page image not found: {short(str(page))}")
     if path.suffix.lower() == ".pdf":
         raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
@@ -62,7 +66,7 @@ def short(name: str) -> str:
 
 def page_file(page: str) -> Path:
     """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
-    found = None if is_file(Path(page)) else PDF_PAGE.fullmatch(page)
+    found = None if is_file(Path(page)) else FILE_PAGE.fullmatch(page)
     return Path(found["file"] if found else page)
 
 
@@ -79,6 +83,38 @@ def list_pages(folder: Path) -> list[str]:
         elif file.suffix.lower() in IMAGE_SUFFIXES:
             found.append(name)
     return found
+
+
+def num_pages(file: Path) -> int:
+    """Return how many pages a PDF or an image file has; only a TIFF can have more than one image.
+
+    Errors: RandSlotError if it cannot be opened, or is no PDF and no image.
+    """
+    if file.suffix.lower() == ".pdf":
+        return num_pdf_pages(file)
+    with _image_errors(str(file)), Image.open(file) as image:
+        return int(getattr(image, "n_frames", 1)) if file.suffix.lower() in TIFF_SUFFIXES else 1
+
+
+def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
+    """Open one page of a PDF, TIFF or other image file, counted from 1.
+
+    Errors: RandSlotError as `open_page`, or if there is no such page.
+    """
+    if file.suffix.lower() == ".pdf":
+        return render_pdf_page(file, number, pixels)
+    if not is_file(file):
+        raise RandSlotError(f"page image not found: {short(str(file))}")
+    return _open_image(file, str(file), number)
+
+
+def shrink(image: Image.Image, pixels: int) -> Image.Image:
+    """Return an image with at most about `pixels` pixels, of the same shape."""
+    scale = (pixels / (image.width * image.height)) ** 0.5
+    if scale >= 1:
+        return image
+    size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
+    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def num_pdf_pages(file: Path) -> int:
@@ -106,16 +142,31 @@ def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Imag
                 raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
             page = pdf[number - 1]
             width, height = page.get_size()
+            if not max(width, height) <= PDF_SIDE:
+                raise RandSlotError(
+                    f"page {number} of {file} is {width:.0f} x {height:.0f} points, more than {PDF_SIDE} a side"
+                )
             image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
             return image.convert("RGB")
     except pdfium.PdfiumError as error:
         raise RandSlotError(f"cannot read page {number} of {file}: {error}") from error
 
 
-def _open_image(source: Path | BytesIO, name: str) -> Image.Image:
+def _open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Image:
+    with _image_errors(name), Image.open(source) as image:
+        if number != 1:
+            frames = int(getattr(image, "n_frames", 1))
+            if not 1 <= number <= frames:
+                raise RandSlotError(f"{name} has {frames} pages, so there is no page {number}")
+            image.seek(number - 1)
+        return _read(image, name)
+
+
+@contextmanager
+def _image_errors(name: str) -> Iterator[None]:
+    """Say in one line of ours what Pillow found wrong with an image."""
     try:
-        with Image.open(source) as image:
-            return _read(image, name)
+        yield
     except UnidentifiedImageError as error:
         raise RandSlotError(f"not an image that can be read: {name}") from error
     except Image.DecompressionBombError as error:

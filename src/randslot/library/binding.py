@@ -1,0 +1,94 @@
+"""Which model a library belongs to: vectors of two models cannot be compared, so another one is refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sentence_transformers import MultiVectorEncoder
+
+from ..errors import RandSlotError
+from ..model import load, weights_key
+
+FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A model as a library remembers it: where it came from, a hash of its weights, and how it makes vectors.
+
+    name is None for a model that was made in memory.
+    """
+
+    name: str | None
+    revision: str | None
+    weights: str
+    dtype: str
+    slots: str
+    inference: str
+    query_vectors: int
+    page_vectors: int
+    visual_tokens: int
+    seed: int
+    reduction: str
+    dimension: int
+
+    def __str__(self) -> str:
+        revision = f" at revision {self.revision}" if self.revision else ""
+        return f"{self.name or 'a model in memory'}{revision} (weights {self.weights[:8]})"
+
+    def check(self, other: Binding, library: str) -> None:
+        """Refuse another model.
+
+        Errors: RandSlotError in one line that says what differs.
+        """
+        names = [field.name for field in fields(self) if field.name not in FREE]
+        differ = [name for name in names if getattr(self, name) != getattr(other, name)]
+        if "weights" in differ:
+            raise RandSlotError(
+                f"library {library} belongs to {self}, and this is {other}: "
+                "open it with its own model, or make another library"
+            )
+        if differ:
+            what = ", ".join(f"{name}={getattr(self, name)!r} and not {getattr(other, name)!r}" for name in differ)
+            raise RandSlotError(f"library {library} was made with {what}: load the model so, or make another library")
+
+
+def describe(model: MultiVectorEncoder) -> Binding:
+    """Return what a library remembers of a model."""
+    encoder = model[0]
+    return Binding(
+        name=encoder.home.name,
+        revision=encoder.home.revision,
+        weights=weights_key(model),
+        dtype=str(encoder.backbone.dtype).removeprefix("torch."),
+        dimension=encoder.get_embedding_dimension(),
+        **asdict(encoder.settings),
+    )
+
+
+def read_binding(values: Any, library: str) -> Binding:
+    """Read a binding as `asdict` wrote it.
+
+    Errors: RandSlotError if something is missing or unknown.
+    """
+    try:
+        return Binding(**values)
+    except TypeError as error:
+        raise RandSlotError(f"library.json of {library} does not say which model it belongs to: {error}") from error
+
+
+def load_bound(bound: Binding, name: str | None, library: str) -> MultiVectorEncoder:
+    """Load the model that a library belongs to, from where it came from or from `name`, set as it was.
+
+    Errors: RandSlotError if that is another model, or cannot be found.
+    """
+    if name is None and bound.name is None:
+        raise RandSlotError(f"library {library} was made with a model in memory: pass that model")
+    revision = bound.revision if name is None else None
+    model = load(name or bound.name or "", revision=revision, dtype=bound.dtype)
+    if weights_key(model) == bound.weights:
+        settings = ("inference", "query_vectors", "page_vectors", "visual_tokens", "seed", "reduction")
+        model[0].use(**{setting: getattr(bound, setting) for setting in settings})
+    bound.check(describe(model), library)
+    return model

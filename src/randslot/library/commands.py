@@ -1,0 +1,215 @@
+"""The commands `index`, `search` and `library`: parse, call one function, print. Heavy imports wait inside."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+
+Place = Annotated[str, typer.Option("--library", "-l", help="The library's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+library_app = typer.Typer(help="Look into a library, and remove files from it.", no_args_is_help=True)
+
+
+def index(
+    paths: Annotated[list[str], typer.Argument(help="PDFs, images, folders, or patterns in quotes.")],
+    library: Place,
+    model: Annotated[str | None, typer.Option(help="A folder or hub id; embedded by default.")] = None,
+    page_vectors: Annotated[int | None, typer.Option(help="Vectors of a page, for a new library.")] = None,
+    inference: Annotated[str | None, typer.Option(help="What is appended, for a new library: zero, ...")] = None,
+    meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what failed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a library up to date with files and folders: only what is new or changed is read.
+
+    randslot index ~/papers -l mylib
+
+    randslot index ~/papers -l mylib --prune --quiet
+
+    randslot index 2023/*.pdf -l mylib --meta year=2023
+    """
+    from ..hub import EMBEDDED
+    from ..model import load
+    from .library import Library
+    from .show import print_problems, print_summary, show_progress
+
+    metadata = _pairs(meta or [], "--meta") if meta else None
+    if quiet:
+        logging.getLogger("randslot").setLevel(logging.ERROR)
+    chosen: Any = model
+    if page_vectors is not None or inference is not None:
+        chosen = load(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
+    with Library(library, chosen) as opened:
+        with show_progress(quiet or as_json) as progress:
+            try:
+                summary = opened.add(
+                    paths, metadata=metadata, prune=prune, batch=batch, workers=workers, progress=progress
+                )
+            except KeyboardInterrupt:
+                progress.bar.stop()
+                done = f"{progress.pages} pages are stored, {progress.files} files are whole"
+                print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
+                raise typer.Exit(130) from None
+        total = len(opened)
+    if as_json:
+        print(json.dumps({**summary.as_dict(), "library_pages": total}, indent=2))
+    elif not quiet:
+        print_summary(summary, total)
+    if not as_json:
+        if quiet:
+            summary.others = []
+        print_problems(summary)
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+def search(
+    query: Annotated[list[str], typer.Argument(help="What to look for; - reads queries from stdin, one a line.")],
+    library: Place,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many pages.")] = 5,
+    filters: Annotated[
+        list[str] | None, typer.Option("--filter", help="source=report.pdf, page=3-9, key=value; may repeat.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Score every page in full.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show which readouts matched.")] = False,
+    query_vectors: Annotated[int | None, typer.Option(help="Vectors of the query.")] = None,
+    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find pages in a library.
+
+    randslot search "deferred tax 2023" -l mylib -k 5
+
+    randslot search "deferred tax" -l mylib --filter source=report.pdf --filter page=10-20 --explain
+
+    randslot search - -l mylib --json < questions.txt
+    """
+    from .library import Library
+    from .show import print_hits
+
+    queries = [line for line in sys.stdin.read().splitlines() if line.strip()] if query == ["-"] else query
+    if not queries or any(not one.strip() for one in queries):
+        raise UsageError("empty query: ask for something that a page could have")
+    chosen = _filters(filters or [])
+    with Library(library, model, create=False) as opened:
+        results = opened.search_all(queries, k, filters=chosen, exact=exact, query_vectors=query_vectors)
+    if as_json:
+        shown: list[Any] = [[hit.as_dict() for hit in hits] for hits in results]
+        many = [{"query": one, "hits": hits} for one, hits in zip(queries, shown, strict=True)]
+        print(json.dumps(shown[0] if len(queries) == 1 else many, indent=2))
+        return
+    for one, hits in zip(queries, results, strict=True):
+        if len(queries) > 1:
+            print(f"? {one}")
+        print_hits(hits, explain)
+
+
+@library_app.command()
+def status(library: Place, as_json: AsJson = False) -> None:
+    """Show what a library holds and which model it belongs to.
+
+    randslot library status -l mylib
+    """
+    from .library import Library
+    from .show import print_status
+
+    with Library(library, create=False) as opened:
+        found = opened.status()
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        print_status(found)
+
+
+@library_app.command("list")
+def list_files(library: Place, as_json: AsJson = False) -> None:
+    """List the files of a library with their numbers of pages.
+
+    randslot library list -l mylib
+    """
+    from dataclasses import asdict
+
+    from .library import Library
+    from .show import readable
+
+    with Library(library, create=False) as opened:
+        files = opened.files()
+    if as_json:
+        print(json.dumps([asdict(file) for file in files], indent=2))
+        return
+    for file in files:
+        notes = [f"{file.num_pages} pages"] + ["not whole yet"] * (file.state != "done")
+        notes += [f"{key}={value}" for key, value in file.metadata.items()]
+        print(f"{readable(file.source)}  ({', '.join(notes)})")
+
+
+@library_app.command()
+def remove(
+    patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or wildcards in quotes.")],
+    library: Place,
+) -> None:
+    """Forget files; the files themselves stay where they are.
+
+    randslot library remove report.pdf "2019/*.pdf" -l mylib
+    """
+    from .library import Library
+    from .show import readable
+
+    with Library(library, create=False) as opened:
+        for source in opened.remove(*patterns):
+            print(f"removed {readable(source)}")
+
+
+@library_app.command()
+def verify(
+    library: Place,
+    repair: Annotated[bool, typer.Option("--repair", help="Hide torn files until they are indexed again.")] = False,
+) -> None:
+    """Check that every page of every file is stored.
+
+    randslot library verify -l mylib
+    """
+    from .library import Library
+    from .show import readable
+
+    with Library(library, create=False) as opened:
+        problems = opened.verify(repair=repair)
+        total = len(opened)
+    for line in problems:
+        print(readable(line), file=sys.stderr)
+    if not problems:
+        print(f"{total:,} pages, all as they should be")
+    elif repair:
+        print("repaired: index the files again to have them back")
+    if problems and not repair:
+        raise typer.Exit(1)
+
+
+def _pairs(given: list[str], option: str) -> dict[str, Any]:
+    pairs = {}
+    for one in given:
+        key, sign, value = one.partition("=")
+        if not key or not sign:
+            raise UsageError(f"{option} takes key=value, not {one!r}")
+        pairs[key] = value
+    return pairs
+
+
+def _filters(given: list[str]) -> dict[str, Any]:
+    filters = _pairs(given, "--filter")
+    if "page" in filters:
+        first, _, last = filters["page"].partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise UsageError(f"--filter page takes a number or a range as in 3-9, not {filters['page']!r}")
+        filters["page"] = (int(first), int(last or first))
+    return filters

@@ -1,0 +1,90 @@
+"""From what a user names (files, folders, patterns) to document files, and from a pattern to files of a library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from glob import glob, has_magic
+from pathlib import Path
+
+from ..errors import UsageError
+from ..pages import IMAGE_SUFFIXES, is_file, short
+
+DOCUMENT_SUFFIXES = (".pdf", *IMAGE_SUFFIXES)
+
+
+@dataclass
+class Listing:
+    """The files to index, the folders they were looked for in, other files there, and folders that do not open."""
+
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listing:
+    """List files by absolute path: those that are named, whatever they are, and all documents below named folders.
+
+    Hidden files and folders are passed over, and so is the library's own folder.
+
+    Errors: UsageError for a path that does not exist and a pattern that nothing matches.
+    """
+    listing = Listing()
+    for path in paths:
+        for found in _expand(os.fspath(path)):
+            if os.path.isdir(found):
+                listing.folders.append(found)
+                for file in _walk(found, library, listing.failed):
+                    known = file.lower().endswith(DOCUMENT_SUFFIXES)
+                    (listing.files if known else listing.others).append(file)
+            else:
+                listing.files.append(found)
+    listing.files = list(dict.fromkeys(listing.files))
+    return listing
+
+
+def _expand(path: str) -> list[str]:
+    full = os.path.abspath(os.path.expanduser(path))
+    if os.path.isdir(full) or is_file(Path(full)):
+        return [full]
+    found = glob(full, recursive=True) if has_magic(full) else []
+    if not found:
+        raise UsageError(f"no such file or folder: {short(path)}")
+    # A link to a folder above gives the same file many times: the shortest path counts.
+    real = {os.path.realpath(one): one for one in sorted(found, key=len, reverse=True)}
+    return sorted(real.values())
+
+
+def _walk(folder: str, library: Path, failed: dict[str, str]) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        failed[str(error.filename)] = f"cannot be listed: {error.strerror}"
+
+    own = os.path.abspath(library)
+    for place, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and os.path.join(place, name) != own)
+        yield from (os.path.join(place, name) for name in sorted(files) if not name.startswith("."))
+
+
+def is_match(pattern: str, source: str) -> bool:
+    """Whether a source is meant by a pattern: its path, its last parts, a folder above it, or wildcards for either."""
+    full = os.path.abspath(os.path.expanduser(pattern))
+    if source == full or source.endswith(f"/{pattern}") or is_below(source, full):
+        return True
+    return has_magic(pattern) and (fnmatchcase(source, full) or fnmatchcase(source, f"*/{pattern}"))
+
+
+def is_gone(source: str) -> bool:
+    """Whether a file is no longer there; one that may not be looked at is not gone."""
+    try:
+        os.lstat(source)
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return False
+
+
+def is_below(source: str, folder: str) -> bool:
+    """Whether a file is in a folder or further down."""
+    return source.startswith(os.path.join(folder, ""))

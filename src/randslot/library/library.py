@@ -1,0 +1,453 @@
+"""A library: files in, ranked pages out. It opens or makes a folder, and remembers its model inside.
+
+The folder has `library.json` (format and model), `files.sqlite` (the manifest), `pages/` (the store), `images/` (what
+was added without a file), and `lock`: one process at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from filelock import FileLock, Timeout
+from PIL import Image
+from sentence_transformers import MultiVectorEncoder
+
+from ..errors import RandSlotError, UsageError
+from ..hub import EMBEDDED, read_json
+from ..model import load
+from ..pages import PIXELS, open_file_page, open_page
+from .binding import Binding, describe, load_bound, read_binding
+from .files import is_below, is_gone, is_match, list_files
+from .ingest import Ingest, Progress, Summary, clear
+from .manifest import File, Manifest
+from .qdrant import EdgeStore
+from .renderers import Renderers
+from .store import Found, Vectors, Where
+
+FORMAT = 1
+HOME, IMAGES = "library.json", "images"
+BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
+NOTES = logging.getLogger("randslot")
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which page readout was nearest to a query readout, both from 1, and how near."""
+
+    query: int
+    page: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A page that was found: its id, its file, its number from 1, its score, and the matches that add up to it."""
+
+    id: str
+    source: str
+    page: int
+    score: float
+    matches: tuple[Match, ...]
+    metadata: Mapping[str, Any]
+
+    def image(self, pixels: int = PIXELS) -> Image.Image:
+        """Open the page, from the file that it is in.
+
+        Errors: RandSlotError if the file is not there any more, or cannot be read.
+        """
+        return open_file_page(Path(self.source), self.page, pixels)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a library holds: files and pages that can be seen, files that are not whole yet, sizes, and its model."""
+
+    folder: str
+    files: int
+    pages: int
+    pending: int
+    missing: int
+    bytes: int
+    bytes_per_page: int
+    model: Mapping[str, Any]
+    format: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Library:
+    """A folder of files that can be searched. Close it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str] | MultiVectorEncoder | None = None,
+        *,
+        create: bool = True,
+    ) -> None:
+        """Open a library, or make one.
+
+        model: a folder, a hub id or a loaded model; a new library takes the embedded one unless another is named, and
+        an open one loads its own when it is needed.
+
+        Errors: RandSlotError in one line if the folder holds something else, belongs to another model, or is open in
+        another process.
+        """
+        self.folder = Path(folder).expanduser()
+        self._model: MultiVectorEncoder | None = None
+        self._encoding, self._writing = Lock(), Lock()
+        if not (self.folder / HOME).is_file():
+            self._check_new(create)
+        self._lock()
+        try:
+            exists = (self.folder / HOME).is_file()
+            self.binding = self._open(model) if exists else self._create(model)
+            self.manifest = Manifest(self.folder / "files.sqlite")
+            self.store = EdgeStore(self.folder / "pages", self.binding.dimension)
+            self._follow_images()
+            clear(self.manifest, self.store, self.manifest.find(state="gone"))
+        except BaseException:
+            self.lock.release()
+            self._leave_nothing()
+            raise
+
+    def _check_new(self, create: bool) -> None:
+        if not create:
+            raise UsageError(f"no library at {self.folder}: randslot index makes one")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            others = [path.name for path in self.folder.iterdir() if path.name not in BEGUN]
+        except OSError as error:
+            raise UsageError(f"cannot make a library at {self.folder}: {error.strerror or error}") from error
+        if others:
+            raise UsageError(f"{self.folder} is no library and not empty: name another folder")
+
+    def _leave_nothing(self) -> None:
+        """Remove what was begun of a library that could not be made."""
+        if not (self.folder / HOME).is_file():
+            for name in BEGUN:
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
+
+    def _lock(self) -> None:
+        self.lock = FileLock(self.folder / "lock")
+        owner = self.folder / "owner"
+        try:
+            self.lock.acquire(timeout=0)
+            owner.write_text(str(os.getpid()))
+        except Timeout as error:
+            by = owner.read_text() if owner.is_file() else "unknown"
+            raise RandSlotError(
+                f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends"
+            ) from error
+        except OSError as error:
+            raise UsageError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+
+    def _create(self, model: str | os.PathLike[str] | MultiVectorEncoder | None) -> Binding:
+        if model is None:
+            NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.folder)
+        self._model = model if isinstance(model, MultiVectorEncoder) else load(os.fspath(model or EMBEDDED))
+        binding = describe(self._model)
+        self._write_home(binding)
+        return binding
+
+    def _write_home(self, binding: Binding) -> None:
+        home = {"format": FORMAT, "folder": str(self.folder.absolute()), "model": asdict(binding)}
+        part = self.folder / f"{HOME}.part"
+        part.write_text(json.dumps(home, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, self.folder / HOME)
+
+    def _follow_images(self) -> None:
+        """Know the images that are kept in here by their new paths, if the library was moved."""
+        before, now = read_json(self.folder / HOME)["folder"], str(self.folder.absolute())
+        if before != now:
+            kept = [file for file in self.manifest.find() if is_below(file.source, os.path.join(before, IMAGES))]
+            self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
+            self._write_home(self.binding)
+
+    def _open(self, model: str | os.PathLike[str] | MultiVectorEncoder | None) -> Binding:
+        home = read_json(self.folder / HOME)
+        if home.get("format") != FORMAT:
+            raise RandSlotError(
+                f"library {self.folder} has format {home.get('format')!r}, and this version of randslot reads {FORMAT}"
+            )
+        binding = read_binding(home.get("model"), str(self.folder))
+        if isinstance(model, MultiVectorEncoder):
+            binding.check(describe(model), str(self.folder))
+            self._model = model
+        elif model is not None:
+            self._model = load_bound(binding, os.fspath(model), str(self.folder))
+        return binding
+
+    @property
+    def model(self) -> MultiVectorEncoder:
+        """The model that the library belongs to, loaded when it is first needed."""
+        with self._encoding:
+            if self._model is None:
+                self._model = load_bound(self.binding, None, str(self.folder))
+            return self._model
+
+    def close(self) -> None:
+        """Let go of the library; another process can open it then."""
+        self.store.close()
+        self.manifest.close()
+        self.lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """How many pages can be found."""
+        return self.manifest.totals()[1]
+
+    # -- files in
+
+    def add(
+        self,
+        inputs: Iterable[str | os.PathLike[str] | Image.Image] | str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        prune: bool = False,
+        batch: int = 8,
+        workers: int = 0,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Summary:
+        """Index files, folders (with all below them), patterns and images; what is known already is left as it is.
+
+        metadata: what searches may filter by. prune: forget files of the named folders that are not there any more.
+        batch: pages that are encoded at once. workers: processes that open files; by default one less than cores.
+
+        Files that cannot be read do not stop the others: they are in the summary with the reason.
+        """
+        start = time.monotonic()
+        if batch < 1 or workers < 0:
+            raise UsageError(f"batch must be at least 1 and workers at least 0, not {batch} and {workers}")
+        _check_metadata(metadata)
+        inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+        images = [self._keep_image(one) for one in inputs if isinstance(one, Image.Image)]
+        listing = list_files([one for one in inputs if not isinstance(one, Image.Image)], self.folder)
+        summary = Summary(others=listing.others, failed=listing.failed)
+        try:
+            with self._writing, Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
+                ingest = Ingest(
+                    self.manifest, self.store, lambda: self.model, renderers, batch, metadata, progress, summary
+                )
+                ingest.run([*listing.files, *images])
+            if prune:
+                summary.removed = self._prune(listing.folders)
+        finally:
+            summary.seconds = round(time.monotonic() - start, 3)
+        return summary
+
+    def _keep_image(self, image: Image.Image) -> str:
+        """Keep an image that has no file of its own in the library, and return its path there."""
+        image = open_page(image)
+        name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
+        file = self.folder.absolute() / IMAGES / f"{name}.png"
+        if not file.is_file():
+            file.parent.mkdir(exist_ok=True)
+            part = file.with_suffix(".part")
+            image.save(part, "PNG")
+            os.replace(part, file)
+        return str(file)
+
+    def _prune(self, folders: list[str]) -> list[str]:
+        files = self.manifest.find(state="done") + self.manifest.find(state="pending")
+        return self._drop(
+            file for file in files if any(is_below(file.source, folder) for folder in folders) and is_gone(file.source)
+        )
+
+    def remove(self, *patterns: str) -> list[str]:
+        """Forget files by path, name, folder or wildcards, and return what they were; the files themselves stay.
+
+        Errors: UsageError if nothing in the library matches one of them.
+        """
+        files = self.manifest.find()
+        for pattern in patterns:
+            if not any(is_match(pattern, file.source) for file in files):
+                raise UsageError(
+                    f"nothing in library {self.folder} matches {pattern!r}: randslot library list shows all"
+                )
+        return self._drop(file for file in files if any(is_match(pattern, file.source) for pattern in patterns))
+
+    def _drop(self, files: Iterable[File]) -> list[str]:
+        files = list(files)
+        with self._writing:
+            clear(self.manifest, self.store, files)
+        for file in files:
+            if is_below(file.source, str(self.folder.absolute() / IMAGES)):
+                Path(file.source).unlink(missing_ok=True)
+        if files:
+            self.store.optimize()
+        return [file.source for file in files]
+
+    # -- pages out
+
+    def search(
+        self,
+        query: str,
+        k: int = 5,
+        *,
+        filters: Mapping[str, Any] | None = None,
+        exact: bool = False,
+        query_vectors: int | None = None,
+    ) -> list[Hit]:
+        """Return the k best pages for a query, best first.
+
+        filters: "source" (a path, name, folder or wildcards), "page" (a number, or first and last), and metadata by
+        their keys; all must hold. exact: score every page in full, not only the best by their compressed vectors.
+        query_vectors: another budget of the query than the model's own.
+        """
+        return self.search_all([query], k, filters=filters, exact=exact, query_vectors=query_vectors)[0]
+
+    def search_all(
+        self,
+        queries: Sequence[str],
+        k: int = 5,
+        *,
+        filters: Mapping[str, Any] | None = None,
+        exact: bool = False,
+        query_vectors: int | None = None,
+    ) -> list[list[Hit]]:
+        """Search for several queries at once; options as `search`."""
+        if k < 1:
+            raise UsageError(f"k must be at least 1, not {k}")
+        where = self._where(filters or {})
+        vectors = self._encode(list(queries), query_vectors)
+        if where is None or not vectors:
+            return [[] for _ in queries]
+        found = self.store.search(vectors, k, where, exact)
+        pages = self.store.read(list({one.id for hits in found for one in hits}))
+        files = self.manifest.get({one.file for hits in found for one in hits})
+        # Another thread may have begun with a file, or removed one, since `where` was made.
+        seen = {id for id, file in files.items() if file.state == "done"}
+        return [
+            [
+                _hit(one, files[one.file], query, pages[one.id].vectors)
+                for one in hits
+                if one.file in seen and one.id in pages
+            ]
+            for query, hits in zip(vectors, found, strict=True)
+        ]
+
+    def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
+        model = self.model
+        with self._encoding:
+            own = model[0].settings.query_vectors
+            if num is not None:
+                if model[0].settings.slots == "tokens":
+                    raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
+                model[0].use(query_vectors=num)
+            try:
+                encoded = model.encode_query(queries) if queries else []
+            finally:
+                model[0].use(query_vectors=own)
+        return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]
+
+    def _where(self, filters: Mapping[str, Any]) -> Where | None:
+        """Return which pages to look at, or None if there are none."""
+        hidden = self.manifest.hidden()
+        first, last = _page_range(filters.get("page"))
+        rest = {key: value for key, value in filters.items() if key != "page"}
+        if not rest:
+            return Where(None, hidden, first, last)
+        source = rest.pop("source", None)
+        files = frozenset(
+            file.id
+            for file in self.manifest.find(state="done")
+            if (source is None or is_match(str(source), file.source))
+            and all(key in file.metadata and _text(file.metadata[key]) == _text(value) for key, value in rest.items())
+        )
+        return Where(files, frozenset(), first, last) if files else None
+
+    # -- what is in it
+
+    def files(self) -> list[File]:
+        """Return the files of the library, also those that are not whole yet, by their paths."""
+        return self.manifest.find()
+
+    def status(self) -> Status:
+        """Return what the library holds; the model is not loaded for it."""
+        files, pages = self.manifest.totals()
+        size = sum(path.stat().st_blocks * 512 for path in self.folder.rglob("*") if path.is_file())
+        return Status(
+            folder=str(self.folder),
+            files=files,
+            pages=pages,
+            pending=len(self.manifest.find(state="pending")),
+            missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
+            bytes=size,
+            bytes_per_page=2 * self.binding.page_vectors * self.binding.dimension,
+            model=asdict(self.binding),
+            format=FORMAT,
+        )
+
+    def verify(self, *, repair: bool = False) -> list[str]:
+        """Compare the manifest with the pages that are stored, and return what is wrong, a line each.
+
+        repair: hide files that lack pages until they are indexed again, and delete pages of no file.
+        """
+        counts = self.store.counts()
+        files = {file.id: file for file in self.manifest.find()}
+        torn = [file for file in files.values() if file.state == "done" and counts.get(file.id, 0) != file.num_pages]
+        stray = sorted(counts.keys() - files.keys())
+        if repair:
+            self.manifest.put(*(replace(file, state="pending") for file in torn))
+            for id in stray:
+                self.store.delete(id)
+        problems = [f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored" for file in torn]
+        return problems + [f"{counts[id]} pages belong to no file ({id})" for id in stray]
+
+
+def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:
+    similarities = query @ page.T
+    best = similarities.argmax(1)
+    matches = tuple(Match(i + 1, int(j) + 1, float(similarities[i, j])) for i, j in enumerate(best))
+    return Hit(found.id, file.source, found.number, found.score, matches, file.metadata)
+
+
+def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
+    for key, value in (metadata or {}).items():
+        if key in ("source", "page") or not isinstance(key, str):
+            raise UsageError(f"metadata cannot be called {key!r}: searches filter by source and page already")
+        if not isinstance(value, (str, int, float, bool)):
+            raise UsageError(f"metadata {key!r} must be text, a number, or true or false, not {type(value).__name__}")
+
+
+def _text(value: Any) -> str:
+    """Return a value of metadata as text: 2023 and "2023" are the same to a filter."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _page_range(page: Any) -> tuple[int, int | None]:
+    if page is None:
+        return 1, None
+    match page if isinstance(page, (tuple, list)) else (page, page):
+        case (int(first), int(last)) if 1 <= first <= last:
+            return first, last
+    raise UsageError(f"page must be a number from 1, or the first and the last of a range, not {page!r}")
+
+
+def delete_library(folder: Path) -> None:
+    """Delete a library, if there is one in this folder."""
+    if (folder / HOME).is_file():
+        shutil.rmtree(folder)

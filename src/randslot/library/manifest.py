@@ -1,0 +1,133 @@
+"""Which files a library holds, in one SQLite file: what is known of each, and whether its pages may be seen.
+
+A file is "pending" while its pages come in, "done" once they are all stored, "gone" when its pages are to be deleted.
+Only pages of files that are done are ever shown, and going from one state to the next is one transaction: whenever a
+process is killed, a search sees the whole old version of a file or the whole new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..errors import RandSlotError
+
+TABLE = """
+create table if not exists files (
+    id text primary key, source blob not null, hash text not null, size integer not null, modified integer not null,
+    num_pages integer not null, state text not null, metadata text not null
+);
+create index if not exists by_source on files (source);
+create index if not exists by_hash on files (hash);
+create index if not exists by_state on files (state);
+"""
+
+
+@dataclass(frozen=True)
+class File:
+    """One version of a file: where it is, what it held, and what the user said about it.
+
+    modified: nanoseconds, as the file system tells. hash: of its content.
+    """
+
+    source: str
+    hash: str
+    size: int
+    modified: int
+    num_pages: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    state: str = "pending"
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class Manifest:
+    """The files of a library. Safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a manifest, or make an empty one.
+
+        Errors: RandSlotError if the file is damaged.
+        """
+        self.path, self.lock = path, Lock()
+        try:
+            self.db = sqlite3.connect(path, check_same_thread=False)
+            self.db.execute("pragma journal_mode = wal")
+            self.db.execute("pragma synchronous = full")
+            self.db.executescript(TABLE)
+        except sqlite3.Error as error:
+            raise RandSlotError(f"cannot open {path}: {error}") from error
+
+    def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
+        """Return the files with this source, hash and state, whichever are given."""
+        wanted = {"source": None if source is None else os.fsencode(source), "hash": hash, "state": state}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        terms = " and ".join(f"{name} = ?" for name in given) or "true"
+        return self._read(f"select * from files where {terms} order by source", list(given.values()))
+
+    def get(self, ids: Iterable[str]) -> dict[str, File]:
+        """Return files by their ids."""
+        found = (self._read("select * from files where id = ?", [id]) for id in set(ids))
+        return {file.id: file for files in found for file in files}
+
+    def hidden(self) -> frozenset[str]:
+        """Return the ids of files whose pages must not be seen."""
+        with self.lock:
+            return frozenset(id for (id,) in self.db.execute("select id from files where state != 'done'"))
+
+    def put(self, *files: File) -> None:
+        """Keep files as they are given, all in one transaction."""
+        with self._transaction():
+            self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, files))
+
+    def show(self, file: File) -> list[File]:
+        """Make a file visible in place of what had its source before; return that, whose pages are to be deleted."""
+        old = [replace(one, state="gone") for one in self.find(source=file.source) if one.id != file.id]
+        self.put(replace(file, state="done"), *old)
+        return old
+
+    def forget(self, file: File) -> None:
+        """Remove a file whose pages are deleted."""
+        with self._transaction():
+            self.db.execute("delete from files where id = ?", [file.id])
+
+    def totals(self) -> tuple[int, int]:
+        """Return how many files and pages can be seen."""
+        with self.lock:
+            files, pages = self.db.execute("select count(*), sum(num_pages) from files where state = 'done'").fetchone()
+        return files, pages or 0
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self.lock, self.db:
+                yield
+        except sqlite3.Error as error:
+            raise RandSlotError(f"cannot write {self.path}: {error}") from error
+
+    def close(self) -> None:
+        self.db.close()
+
+    def _read(self, query: str, values: list[Any]) -> list[File]:
+        with self.lock:
+            rows = self.db.execute(query, values).fetchall()
+        return [_file(*row) for row in rows]
+
+
+def _row(file: File) -> tuple[Any, ...]:
+    source = os.fsencode(file.source)  # bytes: a name need not be valid text
+    metadata = json.dumps(dict(file.metadata))
+    return file.id, source, file.hash, file.size, file.modified, file.num_pages, file.state, metadata
+
+
+def _file(
+    id: str, source: bytes, hash: str, size: int, modified: int, num_pages: int, state: str, metadata: str
+) -> File:
+    return File(os.fsdecode(source), hash, size, modified, num_pages, json.loads(metadata), state, id)

@@ -1,0 +1,134 @@
+"""How a library looks in a terminal: progress, a summary, hits, and why each was found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from .ingest import Progress, Summary
+from .library import Hit, Status
+
+NAMES = 10  # of other files that are told one by one
+
+
+class Progressing:
+    """Shows how far a run is, with pages a second, files done and the time left; counts also where nothing is shown."""
+
+    def __init__(self, bar: Bar) -> None:
+        self.bar = bar
+        self.task = bar.add_task("looking at files", total=None, more="")
+        self.pages = self.files = 0
+
+    def __call__(self, now: Progress) -> None:
+        if not now.num_pages:
+            self.bar.update(self.task, completed=now.files_done, total=now.num_files)
+            return
+        if not self.pages:
+            self.bar.reset(self.task, description="reading pages", total=now.num_pages)
+        self.pages = now.pages_done
+        self.files += len(now.finished)
+        speed = self.bar.tasks[self.task].speed
+        rate = f"{speed:.1f} pages/s, " if speed else ""
+        self.bar.update(self.task, completed=now.pages_done, more=f"{rate}{now.files_done} of {now.num_files} files")
+
+
+@contextmanager
+def show_progress(quiet: bool) -> Iterator[Progressing]:
+    """Show progress on stderr while files are indexed."""
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[more]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        yield Progressing(bar)
+
+
+def print_summary(summary: Summary, total: int) -> None:
+    """Print what a run did, and what it could not do."""
+    counts = {
+        "added": len(summary.added),
+        "changed": len(summary.changed),
+        "moved": len(summary.moved),
+        "removed": len(summary.removed),
+        "unchanged": summary.unchanged,
+    }
+    what = ", ".join(f"{num} {name}" for name, num in counts.items() if num) or "none"
+    print(f"files: {what}" + f", {len(summary.failed)} failed" * bool(summary.failed))
+    if summary.pages:
+        speed = summary.encoded / max(summary.seconds, 1e-9)
+        print(
+            f"{summary.pages} pages, {summary.encoded} of them read, {summary.bytes_per_page:,} bytes a page, in "
+            f"{summary.seconds:.1f} s ({speed:.1f} pages/s)"
+        )
+    print(f"the library has {total:,} pages")
+
+
+def print_problems(summary: Summary) -> None:
+    """Print on stderr which files could not be indexed, and which were no documents."""
+    for name in summary.others[:NAMES]:
+        print(f"left out, not a PDF or an image: {readable(name)}", file=sys.stderr)
+    if len(summary.others) > NAMES:
+        print(f"left out, not a PDF or an image: {len(summary.others) - NAMES} more", file=sys.stderr)
+    for name, reason in summary.failed.items():
+        print(f"could not index {readable(name)}: {reason}", file=sys.stderr)
+
+
+def print_hits(hits: Sequence[Hit], explain: bool) -> None:
+    """Print ranked pages with their scores, and on demand which readout of the page answered which of the query."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for rank, hit in enumerate(hits, start=1):
+        table.add_row(f"{rank}.", f"{hit.score:.3f}", Text(f"{shorten(hit.source)}  page {hit.page}"))
+        if explain:
+            matches = "  ".join(f"{one.query}>{one.page} {one.similarity:.3f}" for one in hit.matches)
+            table.add_row("", "", Text(matches, style="dim"))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table if hits else "no pages found")
+    if explain and hits:
+        console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
+
+
+def print_status(status: Status) -> None:
+    """Print what a library holds."""
+    model = status.model
+    table = Table(show_header=False, box=None, pad_edge=False)
+    where = f"{model['name'] or 'made in memory'}, weights {model['weights'][:8]}"
+    how = f"{model['page_vectors']} vectors a page, {model['query_vectors']} a query, {model['dimension']} dimensions"
+    rows = {
+        "library": status.folder,
+        "files": f"{status.files:,}",
+        "pages": f"{status.pages:,}",
+        "not whole yet": f"{status.pending:,} files: index them again to go on" if status.pending else "",
+        "not on disk now": f"{status.missing:,} files: --prune forgets them" if status.missing else "",
+        "model": where,
+        "vectors": f"{how}; slots {model['slots']}, inference {model['inference']}",
+        "bytes a page": f"{status.bytes_per_page:,}",
+        "bytes on disk": f"{status.bytes:,}",
+        "format": str(status.format),
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(readable(value)))
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def shorten(source: str) -> str:
+    """Return a path as it is seen from here, if it is below, and as text that can be printed."""
+    here = os.path.join(os.getcwd(), "")
+    return readable(source.removeprefix(here))
+
+
+def readable(name: str) -> str:
+    """Return a name as text that any terminal can print: no control characters, no broken ones."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)

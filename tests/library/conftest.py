@@ -1,0 +1,48 @@
+"""A tiny model, and files of known pages: noise as TIFFs, each frame a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sentence_transformers import MultiVectorEncoder
+
+from conftest import make, noise
+from randslot.library.library import Library
+
+
+@pytest.fixture(scope="session")
+def model() -> MultiVectorEncoder:
+    return make("qwen3-vl", visual_tokens=16)
+
+
+@pytest.fixture(scope="session")
+def saved(model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture
+def library(tmp_path, model):
+    opened = Library(tmp_path / "lib", model)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def papers(tmp_path) -> Path:
+    """A folder with two files of three pages and an image in a folder below."""
+    folder = tmp_path / "papers"
+    (folder / "below").mkdir(parents=True)
+    write_tiff(folder / "a.tif", [1, 2, 3])
+    write_tiff(folder / "b.tif", [4, 5, 6])
+    noise(90, 120, 7).save(folder / "below" / "c.png")
+    return folder
+
+
+def write_tiff(file: Path, seeds: Sequence[int]) -> None:
+    """Write a TIFF whose pages are noise of these seeds."""
+    first, *rest = [noise(64, 96, seed) for seed in seeds]
+    first.save(file, save_all=True, append_images=rest)

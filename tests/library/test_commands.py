@@ -1,0 +1,208 @@
+"""The commands: what they print, their exit codes, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import noise
+from randslot.cli import main
+from randslot.library.library import Library
+
+from .conftest import write_tiff
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder; return its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.Logger.setLevel", lambda *_: None)
+
+    def call(*words: str, stdin: str = "") -> tuple[int, str, str]:
+        import io
+
+        monkeypatch.setattr(sys, "argv", ["randslot", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def indexed(run, papers, saved) -> None:
+    assert run("index", "papers", "-l", "lib", "--model", str(saved), "--quiet") == (0, "", "")
+
+
+def test_index_tells_what_it_did(run, papers, saved):
+    code, out, err = run("index", "papers", "-l", "lib", "--model", str(saved))
+    assert (code, err) == (0, "")
+    assert "files: 3 added\n7 pages, 7 of them read, 512 bytes a page, in" in out
+    assert "the library has 7 pages" in out
+    write_tiff(papers / "a.tif", [1, 2, 30])
+    os.remove(papers / "b.tif")
+    code, out, _ = run("index", "papers", "-l", "lib", "--prune")
+    assert (code, "files: 1 changed, 1 removed, 1 unchanged\n3 pages, 1 of them read" in out) == (0, True)
+    code, out, _ = run("index", "papers", "-l", "lib")
+    assert (code, out) == (0, "files: 2 unchanged\nthe library has 4 pages\n")
+
+
+def test_index_in_json(run, papers, saved):
+    code, out, err = run("index", "papers", "-l", "lib", "--model", str(saved), "--json")
+    summary = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (len(summary["added"]), summary["pages"], summary["library_pages"], summary["failed"]) == (3, 7, 7, {})
+    assert summary["bytes_per_page"] == 512
+    assert summary["seconds"] > 0
+
+
+def test_files_that_fail_are_told_at_the_end_with_code_1(run, papers, saved):
+    (papers / "torn.pdf").write_bytes(b"%PDF-1.4 torn")
+    (papers / "notes.txt").write_text("mine")
+    code, out, err = run("index", "papers", "-l", "lib", "--model", str(saved))
+    assert code == 1
+    assert "files: 3 added, 1 failed" in out
+    assert err.splitlines()[0] == f"left out, not a PDF or an image: {papers}/notes.txt"
+    assert err.splitlines()[1].startswith(f"could not index {papers}/torn.pdf: cannot open")
+    code, out, err = run("index", "papers", "-l", "lib", "--quiet")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+
+
+def test_search_prints_pages_or_json(run, indexed):
+    code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "3")
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert out.startswith("1.")
+    assert "papers/" in out
+    code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "2", "--json", "--exact")
+    hits = json.loads(out)
+    assert len(hits) == 2
+    assert hits[0].keys() == {"id", "source", "page", "score", "matches", "metadata"}
+    assert hits[0]["score"] >= hits[1]["score"]
+    assert [match["query"] for match in hits[0]["matches"]] == [1, 2, 3, 4]
+
+
+def test_search_explains(run, indexed):
+    _, out, _ = run("search", "tax", "-l", "lib", "-k", "1", "--explain", "--query-vectors", "2")
+    matches = out.splitlines()[1].split()
+    assert next(match for match in matches if ">" in match).startswith("1>")
+    assert len(matches) == 4
+    hit = json.loads(run("search", "tax", "-l", "lib", "-k", "1", "--json", "--query-vectors", "2")[1])[0]
+    assert matches[0] == f"1>{hit['matches'][0]['page']}"
+    assert matches[1] == f"{hit['matches'][0]['similarity']:.3f}"
+
+
+def test_search_reads_many_queries(run, indexed):
+    code, out, _ = run("search", "-", "-l", "lib", "-k", "1", "--json", stdin="deferred tax\n\nsales\n")
+    answers = json.loads(out)
+    assert (code, [one["query"] for one in answers]) == (0, ["deferred tax", "sales"])
+    assert all(len(one["hits"]) == 1 for one in answers)
+    _, out, _ = run("search", "tax", "sales", "-l", "lib", "-k", "1")
+    assert out.count("? ") == 2
+
+
+def test_search_filters(run, indexed, papers, saved):
+    def pages(*filters: str) -> set[tuple[str, int]]:
+        words = [word for one in filters for word in ("--filter", one)]
+        hits = json.loads(run("search", "tax", "-l", "lib", "-k", "9", "--json", *words)[1])
+        return {(Path(hit["source"]).name, hit["page"]) for hit in hits}
+
+    assert pages("source=a.tif", "page=2-3") == {("a.tif", 2), ("a.tif", 3)}
+    assert pages("page=3") == {("a.tif", 3), ("b.tif", 3)}
+    run("index", "papers/b.tif", "-l", "lib", "--meta", "year=2023")
+    assert pages("year=2023") == {("b.tif", 1), ("b.tif", 2), ("b.tif", 3)}
+    code, out, _ = run("search", "tax", "-l", "lib", "--filter", "year=1999")
+    assert (code, out) == (0, "no pages found\n")
+
+
+def test_library_commands(run, indexed, papers):
+    _, out, _ = run("library", "status", "-l", "lib")
+    assert "files          3" in out
+    assert "pages          7" in out
+    status = json.loads(run("library", "status", "-l", "lib", "--json")[1])
+    assert (status["files"], status["pages"], status["bytes_per_page"], status["pending"]) == (3, 7, 512, 0)
+    assert status["bytes"] > 7 * 512
+    _, out, _ = run("library", "list", "-l", "lib")
+    assert out.splitlines()[0] == f"{papers}/a.tif  (3 pages)"
+    assert [file["num_pages"] for file in json.loads(run("library", "list", "-l", "lib", "--json")[1])] == [3, 3, 1]
+    assert run("library", "verify", "-l", "lib")[:2] == (0, "7 pages, all as they should be\n")
+    assert run("library", "remove", "*.tif", "-l", "lib")[1].count("removed ") == 2
+    assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 1
+
+
+def test_verify_fails_and_repairs(run, indexed, papers, model):
+    with Library("lib", model) as library:
+        library.store.delete(library.manifest.find(source=str(papers / "a.tif"))[0].id)
+    code, _, err = run("library", "verify", "-l", "lib")
+    assert (code, "a.tif: 0 of 3 pages are stored" in err) == (1, True)
+    assert run("library", "verify", "-l", "lib", "--repair")[0] == 0
+    assert "not whole yet" in run("library", "list", "-l", "lib")[1]
+    assert run("index", "papers", "-l", "lib", "-q")[0] == 0
+    assert run("library", "verify", "-l", "lib")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["index", "nowhere", "-l", "lib"], 2, "no such file or folder: nowhere"),
+        (["index", "papers", "-l", "papers"], 2, "papers is no library and not empty"),
+        (["index", "papers", "-l", "lib", "--model", "gone"], 1, "no model found at 'gone'"),
+        (["index", "papers", "-l", "lib", "--model", "embedded"], 1, "belongs to"),
+        (["index", "papers", "-l", "lib", "--page-vectors", "6"], 1, "belongs to"),
+        (["index", "papers", "-l", "lib", "--meta", "year"], 2, "--meta takes key=value, not 'year'"),
+        (["index", "papers", "-l", "lib", "--meta", "page=3"], 2, "metadata cannot be called 'page'"),
+        (["search", "x", "-l", "nolib"], 2, "no library at nolib: randslot index makes one"),
+        (["search", " ", "-l", "lib"], 2, "empty query"),
+        (["search", "-", "-l", "lib"], 2, "empty query"),
+        (["search", "x", "-l", "lib", "--filter", "page=x"], 2, "--filter page takes a number or a range"),
+        (["search", "x", "-l", "lib", "--filter", "page=9-3"], 2, "page must be a number from 1"),
+        (["search", "x", "-l", "lib", "--model", "embedded"], 1, "belongs to"),
+        (["search", "x", "-l", "lib", "--query-vectors", "0"], 2, "query_vectors must be a whole number"),
+        (["library", "status", "-l", "nolib"], 2, "no library at nolib"),
+        (["library", "remove", "x.pdf", "-l", "lib"], 2, "matches 'x.pdf'"),
+    ],
+)
+def test_errors_are_one_line_with_the_right_code(run, indexed, words, code, message):
+    found, out, err = run(*words)
+    assert (found, out, len(err.splitlines())) == (code, "", 1), err
+    assert message in err
+
+
+def test_names_are_printed_as_they_are(run, tmp_path, saved):
+    (tmp_path / "in").mkdir()
+    noise(40, 40).save(tmp_path / "in" / "[bold]x.png")
+    noise(40, 40, 1).save(tmp_path / "in" / "line\nbreak.png")
+    assert run("index", "in", "-l", "lib", "--model", str(saved), "-q")[0] == 0
+    _, out, _ = run("search", "x", "-l", "lib")
+    assert "in/[bold]x.png  page 1" in out
+    assert len(out.splitlines()) == 2
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, saved, model):
+    """In a real process, while it reads pages."""
+    for number in range(60):
+        write_tiff(tmp_path / f"{number}.tif", range(10 * number, 10 * number + 10))
+    words = [sys.executable, "-m", "randslot", "index", str(tmp_path), "-l", str(tmp_path / "lib")]
+    process = subprocess.Popen(
+        [*words, "--model", str(saved), "--batch", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not (tmp_path / "lib" / "pages" / "segments").exists():
+        time.sleep(0.05)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the same command goes on from here" in err
+    assert "Traceback" not in out + err
+    with Library(tmp_path / "lib", model) as library:
+        assert library.verify() == []
+        assert library.status().files < 60

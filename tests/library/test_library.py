@@ -1,0 +1,595 @@
+"""A library is what its files are: added once, changed page by page, moved by name, forgotten when told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import randslot
+from conftest import make, noise
+from randslot.errors import RandSlotError, UsageError
+from randslot.library.library import Library
+from randslot.library.renderers import Renderers
+from randslot.pages import open_page
+from randslot_pdf import write_pdf
+
+from .conftest import write_tiff
+
+
+def shown(library: Library) -> dict[str, list[int]]:
+    """Return what a search can find: page numbers by name of their file."""
+    found: dict[str, list[int]] = {}
+    for hit in library.search("anything", 1000, exact=True):
+        found.setdefault(Path(hit.source).name, []).append(hit.page)
+    return {name: sorted(pages) for name, pages in sorted(found.items())}
+
+
+# -- the three calls
+
+
+def test_pages_are_ranked_as_the_model_ranks_them(library, model, tmp_path):
+    write_pdf(tmp_path / "report.pdf", 5, [], size=(160, 240))
+    image = noise(80, 100, 9)
+    summary = library.add([tmp_path / "report.pdf", image])
+    assert (len(summary.added), summary.pages, summary.encoded, summary.failed) == (2, 6, 6, {})
+    assert summary.bytes_per_page == 4 * 64 * 2
+    pages = [open_page(f"{tmp_path}/report.pdf#page={number}", model[0].most_pixels) for number in range(1, 6)]
+    pages.append(image)
+    scores = model.similarity(model.encode_query(["deferred tax"]), model.encode_document(pages))[0].numpy()
+    for exact in (True, False):
+        hits = library.search("deferred tax", k=6, exact=exact)
+        places = [hit.page - 1 if hit.source.endswith(".pdf") else 5 for hit in hits]
+        np.testing.assert_allclose([hit.score for hit in hits], scores[places], atol=5e-3)
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert sorted(places) == list(range(6))
+
+
+def test_a_hit_says_which_readouts_matched_and_shows_its_page(library, model, papers):
+    library.add(papers)
+    hit = library.search("revenue", k=1)[0]
+    query = np.asarray(model.encode_query(["revenue"])[0])
+    (page,) = library.store.read([hit.id]).values()
+    similarities = query @ page.vectors.T
+    assert [match.query for match in hit.matches] == [1, 2, 3, 4]
+    assert [match.page - 1 for match in hit.matches] == similarities.argmax(1).tolist()
+    assert hit.score == pytest.approx(sum(match.similarity for match in hit.matches), abs=5e-3)
+    seed = {"a.tif": 0, "b.tif": 3, "c.png": 6}[Path(hit.source).name] + hit.page
+    size = (90, 120) if seed == 7 else (64, 96)
+    assert hit.image().tobytes() == noise(*size, seed).tobytes()
+    os.remove(hit.source)
+    with pytest.raises(RandSlotError, match="not found"):
+        hit.image()
+
+
+def test_queries_in_a_batch_are_answered_as_alone(library, papers):
+    library.add(papers)
+    queries = ["tax", "revenue by region in 2023", "Größe der Flotte?"]
+    together = library.search_all(queries, 3)
+    for query, hits in zip(queries, together, strict=True):
+        assert [hit.id for hit in hits] == [hit.id for hit in library.search(query, 3)]
+    assert library.search_all([], 3) == []
+
+
+def test_a_query_may_have_a_budget_of_its_own(library, model, papers):
+    library.add(papers)
+    for num in (1, 2, 7):
+        hit = library.search("tax", 1, query_vectors=num)[0]
+        assert len(hit.matches) == num
+        assert hit.score <= num + 1e-3
+    assert len(library.search("tax", 1)[0].matches) == model[0].settings.query_vectors == 4
+    with pytest.raises(UsageError, match="query_vectors must be"):
+        library.search("tax", query_vectors=0)
+
+
+# -- only what changed
+
+
+def test_the_second_time_nothing_is_opened(library, papers, monkeypatch):
+    library.add(papers)
+    before = library.files()
+    monkeypatch.setattr(Renderers, "render", lambda *_: pytest.fail("rendered"))
+    monkeypatch.setattr(Renderers, "inspect", lambda *_: pytest.fail("opened"))
+    summary = library.add(papers)
+    assert (summary.unchanged, summary.added, summary.encoded, summary.failed) == (3, [], 0, {})
+    assert library.files() == before
+
+
+def test_the_model_is_not_loaded_where_nothing_is_to_be_read(tmp_path, saved, papers, monkeypatch):
+    with Library(tmp_path / "lib", saved) as library:
+        library.add(papers)
+    monkeypatch.setattr("randslot.library.binding.load", lambda *_, **__: pytest.fail("loaded"))
+    with Library(tmp_path / "lib") as library:
+        (papers / "a.tif").rename(papers / "x.tif")
+        summary = library.add(papers)
+        assert (len(summary.moved), summary.unchanged) == (1, 2)
+        assert library.status().pages == 7
+        assert library.remove("x.tif")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may look into every folder")
+def test_a_folder_that_does_not_open_is_told_and_not_pruned(library, papers):
+    library.add(papers)
+    (papers / "below").chmod(0)
+    try:
+        summary = library.add(papers, prune=True)
+    finally:
+        (papers / "below").chmod(0o755)
+    assert summary.failed == {str(papers / "below"): "cannot be listed: Permission denied"}
+    assert summary.removed == []
+
+
+def test_a_touched_file_is_not_rendered_again(library, papers, monkeypatch):
+    library.add(papers)
+    os.utime(papers / "a.tif", (1, 1))
+    monkeypatch.setattr(Renderers, "render", lambda *_: pytest.fail("rendered"))
+    assert library.add(papers).unchanged == 3
+    monkeypatch.setattr(Renderers, "inspect", lambda *_: pytest.fail("opened"))
+    assert library.add(papers).unchanged == 3
+
+
+def test_a_changed_file_is_replaced_page_by_page(library, papers):
+    library.add(papers)
+    before = {hit.page: hit.score for hit in library.search("tax", 9, filters={"source": "a.tif"}, exact=True)}
+    write_tiff(papers / "a.tif", [50, 1, 2, 51])
+    summary = library.add(papers)
+    assert (summary.changed, summary.unchanged) == ([str(papers / "a.tif")], 2)
+    assert (summary.pages, summary.encoded) == (4, 2)
+    assert shown(library) == {"a.tif": [1, 2, 3, 4], "b.tif": [1, 2, 3], "c.png": [1]}
+    after = {hit.page: hit.score for hit in library.search("tax", 9, filters={"source": "a.tif"}, exact=True)}
+    assert (after[2], after[3]) == pytest.approx((before[1], before[2]), abs=1e-6)
+    assert library.verify() == []
+
+
+def test_a_moved_file_is_only_renamed(library, papers, monkeypatch):
+    library.add(papers, metadata={"year": 2023})
+    ids = {hit.id for hit in library.search("tax", 9)}
+    (papers / "a.tif").rename(papers / "below" / "x.tif")
+    (papers / "b.tif").rename(papers / "below" / "c.png.tif")
+    monkeypatch.setattr(Renderers, "render", lambda *_: pytest.fail("rendered"))
+    summary = library.add(papers)
+    assert len(summary.moved) == 2
+    assert {hit.id for hit in library.search("tax", 9)} == ids
+    assert shown(library) == {"c.png": [1], "c.png.tif": [1, 2, 3], "x.tif": [1, 2, 3]}
+    assert len(library.search("tax", 9, filters={"source": "x.tif", "year": 2023})) == 3
+
+
+def test_a_file_moved_over_another_takes_its_place(library, papers):
+    library.add(papers)
+    (papers / "a.tif").rename(papers / "b.tif")
+    summary = library.add(papers)
+    assert (summary.moved, summary.encoded) == ([str(papers / "b.tif")], 0)
+    assert shown(library) == {"b.tif": [1, 2, 3], "c.png": [1]}
+    assert len(library.files()) == 2
+    assert library.verify() == []
+
+
+def test_a_copy_is_a_file_of_its_own(library, papers):
+    library.add(papers)
+    shutil.copy(papers / "a.tif", papers / "copy.tif")
+    assert library.add(papers).added == [str(papers / "copy.tif")]
+    os.remove(papers / "a.tif")
+    library.add(papers, prune=True)
+    assert shown(library) == {"b.tif": [1, 2, 3], "c.png": [1], "copy.tif": [1, 2, 3]}
+
+
+def test_files_are_removed_by_name_folder_and_pattern(library, papers):
+    library.add(papers)
+    assert library.remove("a.tif") == [str(papers / "a.tif")]
+    assert shown(library) == {"b.tif": [1, 2, 3], "c.png": [1]}
+    assert library.remove("*/below/*.png") == [str(papers / "below" / "c.png")]
+    with pytest.raises(UsageError, match=r"nothing .* matches 'a\.tif'"):
+        library.remove("a.tif")
+    assert library.remove(str(papers)) == [str(papers / "b.tif")]
+    assert len(library) == 0
+    assert library.store.counts() == {}
+    assert (papers / "a.tif").is_file()
+
+
+def test_pruning_forgets_what_is_gone_from_the_named_folders_only(library, papers, tmp_path):
+    image = noise(30, 30)
+    (tmp_path / "other").mkdir()
+    write_tiff(tmp_path / "other" / "o.tif", [20])
+    library.add([papers, tmp_path / "other", image])
+    os.remove(papers / "a.tif")
+    os.remove(tmp_path / "other" / "o.tif")
+    assert library.add(papers).removed == []
+    assert library.add(papers, prune=True).removed == [str(papers / "a.tif")]
+    assert len(library.files()) == 4
+    assert library.status().missing == 1
+
+
+def test_an_image_without_a_file_is_kept_and_removed_with_the_library(library):
+    image = noise(60, 80, 3)
+    library.add([image])
+    assert library.add([image]).unchanged == 1
+    hit = library.search("tax")[0]
+    assert hit.image().tobytes() == image.tobytes()
+    library.remove(Path(hit.source).name)
+    assert not Path(hit.source).exists()
+
+
+def test_a_library_that_was_moved_still_has_its_images(tmp_path, model, papers):
+    with Library(tmp_path / "lib", model) as library:
+        library.add([noise(60, 80, 3), papers / "a.tif"])
+    (tmp_path / "lib").rename(tmp_path / "moved")
+    with Library(tmp_path / "moved", model) as library:
+        hits = library.search("tax")
+        assert len(hits) == 4
+        assert {hit.image().size for hit in hits} == {(60, 80), (64, 96)}
+        assert library.add([noise(60, 80, 3)]).unchanged == 1
+
+
+def test_metadata_can_be_given_later(library, papers):
+    library.add(papers / "a.tif")
+    library.add(papers, metadata={"year": 2023, "draft": True})
+    assert len(library.search("tax", 9, filters={"year": "2023", "draft": "true"})) == 7
+    library.add(papers / "a.tif", metadata={"year": 2024})
+    assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
+    assert len(library.search("tax", 9, filters={"year": 2024})) == 3
+    assert library.add(papers).unchanged == 3
+    assert len(library.search("tax", 9, filters={"year": 2023})) == 4
+
+
+# -- filters
+
+
+def test_filters_all_hold(library, papers):
+    library.add(papers / "a.tif", metadata={"kind": "law"})
+    library.add(papers / "b.tif", metadata={"kind": "tax"})
+
+    def pages(**filters: object) -> set[tuple[str, int]]:
+        return {(Path(hit.source).name, hit.page) for hit in library.search("x", 9, filters=filters)}
+
+    assert pages(source="a.tif") == {("a.tif", 1), ("a.tif", 2), ("a.tif", 3)}
+    assert pages(source=str(papers), page=2) == {("a.tif", 2), ("b.tif", 2)}
+    assert pages(kind="tax", page=(2, 3)) == {("b.tif", 2), ("b.tif", 3)}
+    assert pages(kind="tax", source="a.tif") == set()
+    assert pages(year=2023) == set()
+    for wrong in (0, (3, 2), "two", (1, None)):
+        with pytest.raises(UsageError, match="page must be a number"):
+            library.search("x", filters={"page": wrong})
+
+
+def test_wrong_metadata_is_refused(library, papers):
+    with pytest.raises(UsageError, match="cannot be called 'source'"):
+        library.add(papers, metadata={"source": "x"})
+    with pytest.raises(UsageError, match="'tags' must be text"):
+        library.add(papers, metadata={"tags": ["a"]})
+
+
+# -- files that cannot be read
+
+
+def bad_files(folder: Path) -> dict[str, str]:
+    """Write a file of each bad kind and return what must be said of it."""
+    write_pdf(folder / "large.pdf", 1, [], size=(1_000_000, 1_000_000))
+    write_pdf(folder / "nopages.pdf", 0, [])
+    (folder / "corrupt.pdf").write_bytes(b"%PDF-1.4 nothing of the kind")
+    (folder / "empty.pdf").write_bytes(b"")
+    (folder / "text.png").write_text("I am no image")
+    torn = noise(300, 300)
+    torn.save(folder / "torn.png")
+    (folder / "torn.png").write_bytes((folder / "torn.png").read_bytes()[:5000])
+    Image.new("1", (30_000, 30_000)).save(folder / "bomb.png")
+    return {
+        "large.pdf": "1000000 x 1000000 points",
+        "nopages.pdf": "no pages|cannot open",
+        "corrupt.pdf": "cannot open",
+        "empty.pdf": "the file is empty",
+        "text.png": "not an image that can be read",
+        "torn.png": "cannot read page image",
+        "bomb.png": "too large to open safely",
+    }
+
+
+def test_bad_files_are_told_and_the_rest_is_indexed(library, papers):
+    expected = bad_files(papers)
+    (papers / "notes.txt").write_text("mine")
+    summary = library.add(papers)
+    failed = {Path(name).name: reason for name, reason in summary.failed.items()}
+    assert failed.keys() == expected.keys()
+    for name, reason in expected.items():
+        assert any(part in failed[name] for part in reason.split("|")), (name, failed[name])
+        assert "\n" not in failed[name]
+    assert summary.others == [str(papers / "notes.txt")]
+    assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
+    assert library.verify() == []
+    assert len(library.files()) == 3
+
+
+def test_an_encrypted_pdf_is_told(library, tmp_path):
+    """A PDF that says it is encrypted, with a password nobody knows."""
+    write_pdf(tmp_path / "x.pdf", 1, [])
+    content = (tmp_path / "x.pdf").read_bytes()
+    secret = b"/Encrypt << /Filter /Standard /V 1 /R 2 /O <" + b"00" * 32 + b"> /U <" + b"11" * 32 + b"> /P -4 >>"
+    identity = b"/ID [<00112233445566778899aabbccddeeff> <00112233445566778899aabbccddeeff>]"
+    (tmp_path / "x.pdf").write_bytes(content.replace(b"/Root 1 0 R", b"/Root 1 0 R " + secret + identity))
+    summary = library.add(tmp_path / "x.pdf")
+    assert "encrypted" in summary.failed[str(tmp_path / "x.pdf")]
+
+
+def test_a_named_file_that_is_no_document_fails(library, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert library.add(tmp_path / "notes.txt").failed == {str(tmp_path / "notes.txt"): "not a PDF or an image"}
+    with pytest.raises(UsageError, match="no such file or folder: "):
+        library.add(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no such file or folder"):
+        library.add(tmp_path / "*.pdf")
+
+
+def test_a_file_that_broke_keeps_its_old_pages(library, papers):
+    library.add(papers)
+    (papers / "a.tif").write_bytes((papers / "a.tif").read_bytes()[:300])
+    summary = library.add(papers)
+    assert list(summary.failed) == [str(papers / "a.tif")]
+    assert shown(library)["a.tif"] == [1, 2, 3]
+    assert library.verify() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["Größe_東京 🗼.png", "x" * 251 + ".png", "a[1] (copy)?.png", "[bold]x.png", "line\nbreak.png"]
+)
+def test_any_name_works(library, tmp_path, name):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    noise(40, 40).save(folder / name)
+    assert library.add(folder).failed == {}
+    assert library.search("x", filters={"source": name})[0].source == str(folder / name)
+    assert library.remove(name) == [str(folder / name)]
+
+
+def test_a_name_that_is_not_text_works(library, tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    noise(40, 40).save(tmp_path / "plain.png")
+    try:
+        os.rename(tmp_path / "plain.png", tmp_path / name)
+    except OSError:
+        pytest.skip("this file system takes only names that are text")
+    library.add(tmp_path / name)
+    hit = library.search("x")[0]
+    assert hit.source == str(tmp_path / name)
+    assert hit.image().size == (40, 40)
+
+
+def test_patterns_links_and_the_librarys_own_folder(library, papers, tmp_path):
+    (papers / ".hidden").mkdir()
+    shutil.copy(papers / "a.tif", papers / ".hidden" / "h.tif")
+    os.symlink(papers, papers / "loop")
+    library.add([noise(20, 20)])
+    summary = library.add([str(tmp_path / "**" / "*.tif"), tmp_path])
+    assert sorted(Path(name).name for name in summary.added) == ["a.tif", "b.tif", "c.png"]
+
+
+# -- stopped in the middle
+
+
+def stop_after(model, num: int, monkeypatch) -> None:
+    """Let the model be interrupted once it has encoded some batches."""
+    calls, encode = [], model.encode_document
+
+    def counted(images, **options):
+        if len(calls) == num:
+            raise KeyboardInterrupt
+        calls.append(len(images))
+        return encode(images, **options)
+
+    monkeypatch.setattr(model, "encode_document", counted)
+
+
+def test_a_stopped_run_shows_only_whole_files_and_goes_on(library, model, papers, monkeypatch):
+    with monkeypatch.context() as patched:
+        stop_after(model, 2, patched)
+        with pytest.raises(KeyboardInterrupt):
+            library.add(papers, batch=2)
+    assert shown(library) == {"a.tif": [1, 2, 3]}
+    assert sum(library.store.counts().values()) == 4
+    assert library.status().pending == 2
+    summary = library.add(papers)
+    assert (len(summary.added), summary.encoded, summary.unchanged) == (2, 3, 1)
+    assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
+
+
+def test_until_a_changed_file_is_whole_its_old_pages_are_shown(library, model, papers, monkeypatch):
+    library.add(papers)
+    before = library.search("tax", 1, filters={"source": "a.tif"}, exact=True)
+    write_tiff(papers / "a.tif", [31, 32, 33, 34])
+    with monkeypatch.context() as patched:
+        stop_after(model, 3, patched)
+        with pytest.raises(KeyboardInterrupt):
+            library.add(papers, batch=1)
+    assert shown(library)["a.tif"] == [1, 2, 3]
+    assert library.search("tax", 1, filters={"source": "a.tif"}, exact=True) == before
+    write_tiff(papers / "a.tif", [41, 42])
+    assert library.add(papers).encoded == 2
+    assert shown(library)["a.tif"] == [1, 2]
+    assert library.verify() == []
+
+
+def test_a_disk_that_cannot_be_written_is_one_line(library, papers, monkeypatch):
+    def fail(_):
+        raise Exception("No space left on device")
+
+    class Shard:
+        update = staticmethod(fail)
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    real = library.store.shard
+    monkeypatch.setattr(library.store, "shard", Shard())
+    with pytest.raises(RandSlotError, match=r"cannot write vectors into .*: No space left on device"):
+        library.add(papers)
+    monkeypatch.undo()
+    assert shown(library) == {}
+    assert len(library.add(papers).added) == 3
+
+
+def test_what_was_to_be_deleted_is_deleted_when_opened_again(tmp_path, model, papers, monkeypatch):
+    with Library(tmp_path / "lib", model) as library:
+        library.add(papers)
+        with monkeypatch.context() as patched:
+            patched.setattr(library.store, "delete", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                library.remove("a.tif")
+        assert shown(library) == {"b.tif": [1, 2, 3], "c.png": [1]}
+        assert sum(library.store.counts().values()) == 7
+    with Library(tmp_path / "lib", model) as library:
+        assert sum(library.store.counts().values()) == 4
+        assert library.verify() == []
+
+
+def test_searching_while_another_thread_indexes(library, papers):
+    library.add(papers / "a.tif")
+    for number in range(8):
+        write_tiff(papers / f"more{number}.tif", range(100 + 4 * number, 104 + 4 * number))
+    thread = threading.Thread(target=lambda: library.add(papers, batch=1))
+    thread.start()
+    seen = []
+    while thread.is_alive():
+        seen.append(shown(library))
+    thread.join()
+    sizes = {"a": 3, "b": 3, "c": 1, "m": 4}
+    for found in [*seen, shown(library)]:
+        assert all(len(pages) == sizes[name[0]] for name, pages in found.items())
+    assert len(shown(library)) == 11
+    assert len(seen) > 1
+
+
+# -- verify
+
+
+def test_verify_finds_missing_and_stray_pages_and_repairs(library, papers):
+    library.add(papers)
+    (file,) = library.manifest.find(source=str(papers / "a.tif"))
+    library.store.delete(file.id)
+    (other,) = library.manifest.find(source=str(papers / "b.tif"))
+    library.manifest.forget(other)
+    problems = library.verify()
+    assert len(problems) == 2
+    assert "a.tif: 0 of 3 pages are stored" in problems[0]
+    assert "3 pages belong to no file" in problems[1]
+    assert library.verify(repair=True) == problems
+    assert library.verify() == []
+    assert library.status().pending == 1
+    assert len(library.add(papers).added) == 2
+    assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
+
+
+# -- one model, one process
+
+
+def test_a_library_remembers_its_model(tmp_path, saved, papers):
+    with Library(tmp_path / "lib", saved) as library:
+        library.add(papers)
+        before = library.search("tax", 3)
+    with Library(tmp_path / "lib") as library:
+        assert library.search("tax", 3) == before
+        assert library.binding.name == str(saved)
+    record = json.loads((tmp_path / "lib" / "library.json").read_text())
+    assert record["format"] == 1
+    wanted = {"slots": "random", "inference": "zero", "page_vectors": 4, "dimension": 64, "revision": None}
+    assert wanted.items() <= record["model"].items()
+
+
+def test_budgets_of_a_new_library_are_remembered(tmp_path, saved, papers):
+    with Library(tmp_path / "lib", randslot.load(saved, page_vectors=6, query_vectors=2)) as library:
+        library.add(papers)
+    with Library(tmp_path / "lib") as library:
+        hit = library.search("tax", 1)[0]
+        assert len(hit.matches) == 2
+        (page,) = library.store.read([hit.id]).values()
+        assert page.vectors.shape == (6, 64)
+
+
+def test_another_model_is_refused_in_one_line(tmp_path, model, saved, papers):
+    Library(tmp_path / "lib", saved).close()
+    other = make("qwen2.5-vl", visual_tokens=16)
+    with pytest.raises(RandSlotError, match=r"belongs to .* and this is a model in memory") as refused:
+        Library(tmp_path / "lib", other)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(RandSlotError, match=r"belongs to .* and this is embedded"):
+        Library(tmp_path / "lib", "embedded")
+    more = randslot.load(saved, page_vectors=6)
+    with pytest.raises(RandSlotError, match="was made with page_vectors=4 and not 6"):
+        Library(tmp_path / "lib", more)
+    fewer = randslot.load(saved, query_vectors=2)
+    Library(tmp_path / "lib", fewer).close()
+    Library(tmp_path / "lib", model).close()
+
+
+def test_a_model_that_changed_in_its_place_is_refused(tmp_path, model, papers):
+    model.save_pretrained(str(tmp_path / "model"))
+    with Library(tmp_path / "lib", tmp_path / "model") as library:
+        library.add(papers)
+    shutil.rmtree(tmp_path / "model")
+    randslot.tiny("qwen3-vl", seed=5, visual_tokens=16).save_pretrained(str(tmp_path / "model"))
+    with Library(tmp_path / "lib") as library, pytest.raises(RandSlotError, match="belongs to"):
+        library.search("tax")
+
+
+def test_a_saved_adapter_is_remembered_by_its_own_folder(tmp_path, saved, papers):
+    """Not by that of its backbone, from which it is loaded too."""
+    model = randslot.load(saved, lora=True)
+    model.save_pretrained(str(tmp_path / "adapter"))
+    with Library(tmp_path / "lib", tmp_path / "adapter") as library:
+        library.add(papers / "a.tif")
+    with Library(tmp_path / "lib") as library:
+        assert len(library.search("tax")) == 3
+
+
+def test_a_model_in_memory_has_to_be_passed_again(tmp_path, model):
+    Library(tmp_path / "lib", model).close()
+    with Library(tmp_path / "lib") as library:
+        assert len(library) == 0
+        with pytest.raises(RandSlotError, match="made with a model in memory: pass that model"):
+            library.search("tax")
+
+
+def test_another_format_or_a_torn_file_is_refused(tmp_path, model):
+    Library(tmp_path / "lib", model).close()
+    home = tmp_path / "lib" / "library.json"
+    record = json.loads(home.read_text())
+    home.write_text(json.dumps({**record, "format": 2}))
+    with pytest.raises(RandSlotError, match="has format 2, and this version of randslot reads 1"):
+        Library(tmp_path / "lib")
+    home.write_text(json.dumps({"format": 1, "model": {}}))
+    with pytest.raises(RandSlotError, match="does not say which model"):
+        Library(tmp_path / "lib")
+    home.write_text("{")
+    with pytest.raises(RandSlotError, match="is not valid JSON"):
+        Library(tmp_path / "lib")
+    home.write_text(json.dumps(record))
+    Library(tmp_path / "lib").close()
+    (tmp_path / "lib" / "files.sqlite").write_text("nonsense" * 100)
+    with pytest.raises(RandSlotError, match="cannot open"):
+        Library(tmp_path / "lib")
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path, papers):
+    with pytest.raises(UsageError, match="is no library and not empty"):
+        Library(papers)
+    with pytest.raises(UsageError, match="no library at"):
+        Library(tmp_path / "new", create=False)
+    with pytest.raises(RandSlotError, match="no model found"):
+        Library(tmp_path / "new", "nowhere")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UsageError, match="cannot make a library"):
+        Library(papers / "a.tif" / "below")
+
+
+def test_the_default_model_is_named(tmp_path, caplog):
+    Library(tmp_path / "lib").close()
+    assert "is made with the embedded model" in caplog.text
+
+
+def test_one_process_at_a_time(library, model, tmp_path):
+    with pytest.raises(RandSlotError, match=f"is in use by another process \\({os.getpid()}\\): one at a time"):
+        Library(tmp_path / "lib", model)
+    assert library.search("tax") == []
