@@ -222,9 +222,10 @@ def analyse(
 
     randslot analyse embedded --data data/test -o report
 
-    randslot analyse cost
+    randslot analyse cost mylib
     """
     from .analysis.budgets import MOST
+    from .analysis.cost import is_library, measure_libraries
     from .analysis.report import PARTS, make_sections, write_report
     from .analysis.runs import read_runs
     from .tables import STYLES, write_table
@@ -243,8 +244,13 @@ def analyse(
         for model in wanted:
             _evaluate(model, tasks, model, results, results / "vectors", 8, budgets)
         wanted = [str(results)]
-    runs = read_runs([Path(folder) for folder in wanted]) if wanted else []
-    sections = make_sections(parts, runs, vectors)
+    libraries = [Path(folder) for folder in wanted if is_library(Path(folder))]
+    if libraries and parts != ["cost"]:
+        raise UsageError(f"{libraries[0]} is a library: only its cost can be analysed, by randslot analyse cost")
+    folders = [Path(folder) for folder in wanted if Path(folder) not in libraries]
+    sections = make_sections(parts, read_runs(folders) if folders else [], vectors)
+    if libraries:
+        sections[0].tables["libraries"] = measure_libraries(libraries)
     for section in sections:
         for table in section.tables.values():
             print(write_table(table, style))

@@ -176,6 +176,17 @@ def test_files_take_little_more_than_their_vectors(results):
         assert theory < files < 1.5 * theory
 
 
+def test_a_library_shows_what_its_pages_really_take(sets, tmp_path):
+    with randslot.Library(tmp_path / "mylib", make("qwen3-vl", visual_tokens=16)) as library:
+        library.add([sets[0] / "pages"])
+    rows = list(
+        csv.reader(StringIO(run("analyse", "cost", tmp_path / "mylib", "--format", "csv").split("library,")[1]))
+    )
+    assert rows[1][:4] == ["mylib", "4", "64", "9"]
+    assert float(rows[1][4]) == 4 * 64 * 2 < float(rows[1][5])
+    assert "is a library: only its cost" in run("analyse", tmp_path / "mylib", code=2)
+
+
 # -- compare
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import UsageError
+from ..library.library import HOME, Library
 from ..tables import Cell, Table
 from .runs import Run
 
@@ -68,6 +70,30 @@ def list_costs(budgets: Sequence[Budget], pages: int = PAGES) -> Table:
     pages_head = f"GiB for {pages:,} pages"
     heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB a page", pages_head, "dot products", "multiply-adds"]
     return Table("Cost of the vectors alone; products are those of one query with one page", heads, rows, digits=2)
+
+
+def measure_libraries(folders: Sequence[Path]) -> Table:
+    """Return what the pages of some libraries take: their vectors in half precision, and all files on disk.
+
+    Errors: UsageError for a folder that is no library, or an empty one.
+    """
+    rows: list[list[Cell]] = []
+    for folder in folders:
+        with Library(folder, create=False) as library:
+            status, binding = library.status(), library.binding
+        if not status.pages:
+            raise UsageError(f"library {folder} has no pages: index some first")
+        vectors = Budget(str(folder), 1, binding.page_vectors, binding.dimension).page_bytes
+        rows.append(
+            [folder.name, binding.page_vectors, binding.dimension, status.pages, vectors, status.bytes / status.pages]
+        )
+    heads = ["library", "Kd", "dimensions", "pages", "bytes a page, vectors alone", "bytes a page, on disk"]
+    return Table("Libraries: float16 vectors with their codes, payload and the list of files", heads, rows, digits=0)
+
+
+def is_library(folder: Path) -> bool:
+    """Whether a folder is a library."""
+    return (folder / HOME).is_file()
 
 
 def measure_files(runs: Sequence[Run]) -> Table:
