@@ -36,6 +36,8 @@ from .hub import Source, first_line, read_json
 from .slots import seeded
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
+# Servers load it along with the image processor; without its name one family would get that of the other.
+VIDEO_PROCESSORS = {"qwen2.5-vl": "Qwen2VLVideoProcessor", "qwen3-vl": "Qwen3VLVideoProcessor"}
 
 # Appendix A of the paper, character for character. Queries have no template at all.
 PAGE_PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
