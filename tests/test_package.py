@@ -34,6 +34,8 @@ ORDER = [
     "checkpoint",
     "encoder",
     "model",
+    "export",
+    "client",
     "demo",
     "evaluation.metrics",
     "evaluation.published",
@@ -75,6 +77,7 @@ def test_public_names():
         "UsageError",
         "__version__",
         "load",
+        "remote",
         "tiny",
         "train",
         "untrained",
@@ -126,16 +129,19 @@ def python_blocks(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "docs/guide.md", "docs/training.md", "docs/embedded.md", "docs/evaluation.md"]
+    "file",
+    ["README.md", "docs/guide.md", "docs/training.md", "docs/embedded.md", "docs/evaluation.md", "docs/serving.md"],
 )
 def test_the_examples_in_the_docs_run(file, tmp_path, monkeypatch):
-    """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
+    """Each file's blocks run in order; a block that needs the hub or a server says so in its first line."""
     from conftest import noise
 
     monkeypatch.chdir(tmp_path)
     noise(100, 140).save("page.png")
     names: dict[str, object] = {}
-    blocks = [block for block in python_blocks(ROOT / file) if not block.startswith("# needs the hub")]
+    blocks = [
+        block for block in python_blocks(ROOT / file) if not block.startswith(("# needs the hub", "# needs a server"))
+    ]
     assert blocks
     for block in blocks:
         exec(compile(block, file, "exec"), names)

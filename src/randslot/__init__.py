@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .client import remote
     from .encoder import Settings, SlotEncoder
     from .errors import RandSlotError, UsageError
     from .model import load, tiny, untrained
@@ -21,6 +22,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "load",
+    "remote",
     "tiny",
     "train",
     "untrained",
@@ -33,6 +35,7 @@ _HOMES = {
     "UsageError": "errors",
     "Recipe": "training.recipe",
     "load": "model",
+    "remote": "client",
     "tiny": "model",
     "train": "training.run",
     "untrained": "model",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig
+from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
@@ -28,6 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
@@ -226,6 +228,17 @@ def _with_linear_patches(model: PreTrainedModel) -> PreTrainedModel:
         raise RandSlotError("this backbone's patch embedding overlaps, which no known Qwen-VL model does")
     model.visual.patch_embed = LinearPatches(proj)
     return model
+
+
+def fit_page(image: Image.Image, factor: int, shortest_edge: int, longest_edge: int) -> Image.Image:
+    """Resize a page as the image processor would, so that it has nothing left to resize.
+
+    The edges are numbers of pixels, as the image processor calls them, and `factor` is the side of a visual token.
+    """
+    height, width = smart_resize(image.height, image.width, factor, shortest_edge, longest_edge)
+    if max(height, width) > 200 * min(height, width):  # rounding led beyond what the processor takes
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 @dataclass(frozen=True)

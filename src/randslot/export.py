@@ -34,7 +34,8 @@ SERVING = "serving.json"
 GUIDE = "SERVING.md"
 ZERO_TOKEN = "<|randslot_zero|>"
 DTYPES = ("float32", "bfloat16", "float16")
-# Why these cannot be tokens; what can is zero, fixed and learned.
+SERVED = ("zero", "fixed", "learned")
+# Why the others cannot be tokens.
 REFUSED = {
     "random": "random slots are drawn afresh and a token is constant; a model trained with them goes out with zeros",
     "feedback": "direct feedback makes each slot from the output before it, and a server runs its input in one pass",
@@ -66,14 +67,14 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
         raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UsageError(f"{output} is not empty: name a new folder")
-    if slots in REFUSED:
-        raise UsageError(f"cannot export slots={slots!r}: {REFUSED[slots]}")
+    if slots is not None and slots not in SERVED:
+        raise UsageError(f"slots {slots!r} is not one of {', '.join(SERVED)}" + _because(slots))
     model = load(name, device="cpu", dtype="float32")
     encoder: SlotEncoder = model[0]
     trained, slots = encoder.settings.slots, slots or encoder.settings.inference
-    for kind in (trained, slots):
-        if kind in REFUSED and (kind, slots) != ("random", "zero"):
-            raise UsageError(f"cannot export {name}, a model with slots={kind!r}: {REFUSED[kind]}")
+    if slots not in SERVED or trained in ("feedback", "tokens"):
+        kind = slots if slots not in SERVED else trained
+        raise UsageError(f"cannot export {name}, a model with slots={kind!r}" + _because(kind))
     encoder.use(inference=slots)
     serving = describe(encoder, weights_key(model), dtype)
     full = add_head(merge_adapter(encoder.backbone))
@@ -84,6 +85,10 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
     except OSError as error:
         raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
     return serving
+
+
+def _because(slots: str) -> str:
+    return f": {REFUSED[slots]}" if slots in REFUSED else ""
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
