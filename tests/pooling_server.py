@@ -90,6 +90,8 @@ def serve(answer: Any, root: Path | str, port: int = 0, wanted: str = "") -> Ite
             )
 
         def do_POST(self) -> None:
+            if wanted and self.headers["Authorization"] != f"Bearer {wanted}":
+                return self._send(401, {"error": "Unauthorized"})
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
                 self._send(200, answer(body))

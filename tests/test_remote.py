@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,13 @@ def test_a_page_is_sent_in_the_size_that_the_model_reads(family, size):
     encoder = make(family)[0]
     factor = encoder.image_processor.patch_size * encoder.image_processor.merge_size
     page = noise(*size)
-    fitted = fit_page(page, factor, **encoder.image_size())
+    fitted, num = fit_page(page, factor, **encoder.image_size())
     once, twice = (
         encoder.image_processor([image], size=encoder.image_size(), return_tensors="pt") for image in (page, fitted)
     )
     assert torch.equal(once["pixel_values"], twice["pixel_values"])
-    assert fit_page(fitted, factor, **encoder.image_size()).size == fitted.size
+    assert num == once["image_grid_thw"].prod() // 4
+    assert fit_page(fitted, factor, **encoder.image_size()) == (fitted, num)
 
 
 def test_the_client_in_serving_md_works(url, embedded, monkeypatch, tmp_path):
@@ -139,6 +140,14 @@ def test_fewer_vectors_are_the_first_ones(url, states, tmp_path):
         few.save_pretrained(str(tmp_path / "saved"))
 
 
+@contextmanager
+def met(states: TokenStates, later: Any, **options: Any) -> Iterator[tuple[str, Any]]:
+    """A model on a server that starts well, and then answers as `later` does."""
+    answers = iter([states.answer])
+    with serve(lambda body: next(answers, later)(body), states.folder) as url:
+        yield url, randslot.remote(url, **options)
+
+
 def pack(rows: torch.Tensor) -> str:
     return base64.b64encode(rows.numpy().tobytes()).decode()
 
@@ -162,30 +171,26 @@ def reply(*items: str, tokens: int) -> dict[str, Any]:
         (b"<html>", "answers no JSON"),
     ],
 )
-def test_a_wrong_answer_is_one_line(answer, message, embedded):
-    with serve(lambda body: answer, embedded) as url, pytest.raises(RandSlotError, match=message) as caught:
-        randslot.remote(url).encode_query("tax")
+def test_a_wrong_answer_is_one_line(answer, message, states):
+    with met(states, lambda body: answer) as (url, model), pytest.raises(RandSlotError, match=message) as caught:
+        model.encode_query("tax")
     assert "\n" not in str(caught.value)
     assert url in str(caught.value)
 
 
-def test_the_words_of_the_server_are_passed_on(embedded):
+def test_the_words_of_the_server_are_passed_on(states):
     def refuse(body: dict[str, Any]) -> Any:
-        raise ValueError("This model's maximum context length\nis 512 tokens.")
+        raise ValueError("This model's maximum length\nis 512 tokens.")
 
-    with (
-        serve(refuse, embedded) as url,
-        pytest.raises(
-            RandSlotError, match=r"/pooling answers 400: This model's maximum context length is 512 tokens\."
-        ),
-    ):
-        randslot.remote(url).encode_query("tax")
+    message = r"/pooling answers 400: This model's maximum length is 512 tokens\."
+    with met(states, refuse) as (_, model), pytest.raises(RandSlotError, match=message):
+        model.encode_query("tax")
 
 
-def test_a_slow_server_is_given_up(embedded):
+def test_a_slow_server_is_given_up(states):
     done = threading.Event()
-    with serve(lambda body: done.wait(5) and {}, embedded) as url:
-        model = randslot.remote(url, timeout=0.2)
+    with met(states, lambda body: done.wait(30) and {}) as (_, model):
+        model[0].server.timeout = 0.2
         with pytest.raises(RandSlotError, match=r"no answer from .*/pooling within 0.2 seconds"):
             model.encode_query("tax")
         done.set()
@@ -218,8 +223,8 @@ def test_a_server_that_comes_up_late_is_waited_for(embedded, states, monkeypatch
     assert pauses == [0.5]
 
 
-def test_where_the_model_is_must_be_known(embedded, tmp_path):
-    with serve(lambda body: {}, "owner/on-another-machine") as url:
+def test_where_the_model_is_must_be_known(embedded, states, tmp_path):
+    with serve(states.answer, "owner/on-another-machine") as url:
         with pytest.raises(UsageError, match=r"runs owner/on-another-machine, which has no serving.json here"):
             randslot.remote(url)
         assert randslot.remote(url, embedded).get_embedding_dimension() == 128
@@ -233,12 +238,28 @@ def test_where_the_model_is_must_be_known(embedded, tmp_path):
         randslot.remote("localhost:8000", embedded)
 
 
-def test_a_token_is_sent_along(embedded):
-    seen: list[Any] = []
-    with serve(lambda body: seen.append(body) or {}, embedded, wanted="secret") as url:
+def test_a_token_is_sent_along(embedded, states):
+    with serve(states.answer, embedded, wanted="secret") as url:
         with pytest.raises(RandSlotError, match="answers 401: Unauthorized"):
             randslot.remote(url)
         assert randslot.remote(url, token="secret").get_embedding_dimension() == 128
+
+
+def test_another_model_than_the_folder_has_is_noticed(states, tmp_path):
+    """Of the same dimension: its tokenizer takes slots for text, or its image settings or template differ."""
+    slots = {"query_slots": "<|randslot_query_1|><|randslot_query_2|><|randslot_query_3|>"}
+    serving = json.loads((states.folder / "serving.json").read_text())
+    with serve(states.answer, states.folder) as url:
+        (tmp_path / "serving.json").write_text(json.dumps(serving | slots))
+        with pytest.raises(RandSlotError, match="does not know the slot tokens: does it run the exported folder"):
+            randslot.remote(url, tmp_path)
+        larger = {"image": serving["image"] | {"longest_edge": 4 * serving["image"]["longest_edge"]}}
+        (tmp_path / "serving.json").write_text(json.dumps(serving | larger))
+        with pytest.raises(RandSlotError, match=r"reads pages of \[\d+\] tokens as \[\d+\]: does it use the chat"):
+            randslot.remote(url, tmp_path).encode_document(noise(600, 800))
+        (tmp_path / "serving.json").write_text(json.dumps(serving | {"page_prompt": serving["page_prompt"] + "."}))
+        with pytest.raises(RandSlotError, match="does it use the chat template"):
+            randslot.remote(url, tmp_path).encode_document(noise(60, 80))
 
 
 def test_options_that_the_export_has_set(url, tmp_path, monkeypatch, capsys):

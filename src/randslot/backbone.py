@@ -230,15 +230,15 @@ def _with_linear_patches(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def fit_page(image: Image.Image, factor: int, shortest_edge: int, longest_edge: int) -> Image.Image:
-    """Resize a page as the image processor would, so that it has nothing left to resize.
+def fit_page(image: Image.Image, factor: int, shortest_edge: int, longest_edge: int) -> tuple[Image.Image, int]:
+    """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.
 
     The edges are numbers of pixels, as the image processor calls them, and `factor` is the side of a visual token.
     """
     height, width = smart_resize(image.height, image.width, factor, shortest_edge, longest_edge)
-    if max(height, width) > 200 * min(height, width):  # rounding led beyond what the processor takes
-        return image
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+    if max(height, width) <= 200 * min(height, width):  # else rounding led beyond what the processor takes
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    return image, height * width // factor**2
 
 
 @dataclass(frozen=True)

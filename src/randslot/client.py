@@ -29,13 +29,13 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
-from .backbone import fit_page
+from .backbone import IMAGE_TOKEN, fit_page
 from .encoder import Settings, check_query, open_pages, sort_inputs
 from .errors import RandSlotError, UsageError
 from .export import FORMAT, SERVING
 from .hub import Source, first_line, read_json
 from .model import RandSlotModel
-from .slots import Side
+from .slots import SIDES, Side
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
 AT_ONCE = 8  # pages on their way together: the server makes batches of them
@@ -56,7 +56,7 @@ def remote(
     alone; by default where the server says its model is, if that is on this machine. query_vectors, page_vectors:
     fewer than were exported. timeout: in seconds, of one request. token: what the server wants as a bearer token.
 
-    Errors: RandSlotError in one line if the server cannot be reached.
+    Errors: RandSlotError in one line if the server cannot be reached, or runs another model than the folder has.
     """
     server = Server(url, timeout, token)
     name, root = server.find_model()
@@ -64,6 +64,7 @@ def remote(
     encoder = RemoteEncoder(server, name, source)
     budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors}
     encoder.use(**{side: num for side, num in budgets.items() if num is not None})
+    encoder.meet()
     return RandSlotModel(modules=[encoder], device="cpu")
 
 
@@ -159,7 +160,8 @@ class RemoteEncoder(InputModule):
         try:
             self.exported = self.settings = Settings(**content["settings"])
             self.dimension = int(content["dimension"])
-            self.query_slots, self.image = str(content["query_slots"]), dict(content["image"])
+            self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
+            self.image = dict(content["image"])
             self.family = str(content["family"])
             what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
         except (KeyError, TypeError, ValueError) as error:
@@ -171,14 +173,24 @@ class RemoteEncoder(InputModule):
         if other := sorted(changes.keys() - {"query_vectors", "page_vectors"}):
             raise UsageError(f"{other[0]} is fixed by the export; on a server only the budgets can be changed")
         settings = replace(self.settings, **changes)
-        sides: tuple[Side, Side] = ("query", "page")
-        for side in sides:
+        for side in SIDES:
             if settings.vectors(side) > self.exported.vectors(side):
                 raise UsageError(
                     f"{side}_vectors={settings.vectors(side)}: this model was exported with "
                     f"{self.exported.vectors(side)}; export it again with more"
                 )
         self.settings = settings
+
+    def meet(self) -> None:
+        """Ask the server for something small.
+
+        Errors: RandSlotError if slots are not tokens there: it would take them for text, and give other vectors.
+        """
+        prompt = self.page_prompt.replace(IMAGE_TOKEN, "")
+        plain, slotted, page = self._ask({"input": ["x", "x" + self.query_slots, prompt]})
+        if len(slotted) - len(plain) != self.exported.query_vectors - 1:
+            raise RandSlotError(f"{self.server.url} does not know the slot tokens: does it run the exported folder?")
+        self.num_prompt_tokens = len(page)
 
     @property
     def modalities(self) -> list[Any]:
@@ -193,7 +205,9 @@ class RemoteEncoder(InputModule):
         if side == "query":
             return {"side": side, "bodies": [{"input": [self._query(query, prompt) for query in items]}]}
         pages = open_pages(items, prompt, self.image["longest_edge"], self.settings.visual_tokens)
-        return {"side": side, "bodies": [self._page(page) for page in pages]}
+        fitted = [fit_page(page, **self.image) for page in pages]
+        num_tokens = [self.num_prompt_tokens + visual for _, visual in fitted]
+        return {"side": side, "bodies": [self._page(page) for page, _ in fitted], "num_tokens": num_tokens}
 
     def _query(self, query: Any, prompt: str | None) -> str:
         text = (prompt or "") + check_query(query)
@@ -203,7 +217,7 @@ class RemoteEncoder(InputModule):
 
     def _page(self, page: Image.Image) -> dict[str, Any]:
         file = BytesIO()
-        fit_page(page, **self.image).save(file, "PNG", compress_level=1)
+        page.save(file, "PNG", compress_level=1)
         url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
         image = {"type": "image_url", "image_url": {"url": url}}
         return {"messages": [{"role": "user", "content": [image]}]}
@@ -213,9 +227,15 @@ class RemoteEncoder(InputModule):
         side: Side = features["side"]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             states = [rows for answer in pool.map(self._ask, features["bodies"]) for rows in answer]
+        found = [len(rows) for rows in states]
+        if side == "page" and found != features["num_tokens"]:
+            raise RandSlotError(
+                f"{self.server.url} reads pages of {features['num_tokens']} tokens as {found}: does it use the chat "
+                "template and image settings of the exported folder?"
+            )
         first, num = self.exported.vectors(side), self.settings.vectors(side)
-        if short := [len(rows) for rows in states if len(rows) < first]:
-            raise RandSlotError(f"{self.server.url} answers with {short[0]} states, too few for {first} vectors")
+        if min(found) < first:
+            raise RandSlotError(f"{self.server.url} answers with {min(found)} states, too few for {first} vectors")
         vectors = torch.stack([F.normalize(rows[len(rows) - first :][:num], dim=-1) for rows in states])
         if not vectors.isfinite().all():
             raise RandSlotError(f"{self.server.url} answers with states that are not finite: does it run in float16?")

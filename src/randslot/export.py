@@ -199,5 +199,5 @@ def _guide(serving: dict[str, Any]) -> str:
     }
     text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
     for name, value in values.items():
-        text = text.replace(f"{{{{ {name} }}}}", str(value))
+        text = text.replace(f"__{name.upper()}__", str(value))
     return text
