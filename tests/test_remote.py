@@ -223,10 +223,12 @@ def test_a_server_that_comes_up_late_is_waited_for(embedded, states, monkeypatch
     assert pauses == [0.5]
 
 
-def test_where_the_model_is_must_be_known(embedded, states, tmp_path):
+def test_where_the_model_is_must_be_known(embedded, states, tmp_path, monkeypatch):
     with serve(states.answer, "owner/on-another-machine") as url:
-        with pytest.raises(UsageError, match=r"runs owner/on-another-machine, which has no serving.json here"):
+        with pytest.raises(UsageError, match=r"runs 'owner/on-another-machine', which is not a folder known here"):
             randslot.remote(url)
+        with pytest.raises(UsageError, match=r"no serving.json in .*: name the exported folder"):
+            randslot.remote(url, tmp_path)
         assert randslot.remote(url, embedded).get_embedding_dimension() == 128
         (tmp_path / "serving.json").write_text('{"format": 7}')
         with pytest.raises(RandSlotError, match="has format 7, but this version reads 1"):
@@ -234,6 +236,12 @@ def test_where_the_model_is_must_be_known(embedded, states, tmp_path):
         (tmp_path / "serving.json").write_text('{"format": 1}')
         with pytest.raises(RandSlotError, match=r"serving.json is broken: 'settings'"):
             randslot.remote(url, tmp_path)
+    monkeypatch.chdir(embedded)
+    with (
+        serve(states.answer, ".") as url,
+        pytest.raises(UsageError, match=r"runs '\.', which is not"),
+    ):
+        randslot.remote(url)  # where the server stands is not where we are
     with pytest.raises(UsageError, match="'localhost:8000' is not the address of a server"):
         randslot.remote("localhost:8000", embedded)
 

@@ -60,8 +60,7 @@ def remote(
     """
     server = Server(url, timeout, token)
     name, root = server.find_model()
-    source = _find_serving(server.url, folder if folder is not None else root)
-    encoder = RemoteEncoder(server, name, source)
+    encoder = RemoteEncoder(server, name, _find_serving(server.url, folder, root))
     budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors}
     encoder.use(**{side: num for side, num in budgets.items() if num is not None})
     encoder.meet()
@@ -73,11 +72,14 @@ def is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-def _find_serving(url: str, place: str | Path) -> Path:
-    file = Path(place).expanduser()
-    file = file / SERVING if file.is_dir() else file
+def _find_serving(url: str, folder: str | Path | None, root: str) -> Path:
+    """Return the serving.json of a folder, or of the server's own if it is on this machine."""
+    place = Path(root if folder is None else folder).expanduser()
+    file = place / SERVING if place.is_dir() else place
+    if folder is None and not (file.is_file() and place.is_absolute()):  # relative to where the server was started
+        raise UsageError(f"{url} runs {root!r}, which is not a folder known here: name the exported folder")
     if not file.is_file():
-        raise UsageError(f"{url} runs {place}, which has no {SERVING} here: name the exported folder or that file")
+        raise UsageError(f"no {SERVING} in {place}: name the exported folder, or that file of it")
     return file
 
 
