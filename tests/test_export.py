@@ -208,7 +208,7 @@ def test_what_no_token_can_stand_for_is_refused(trained, slots, message, tmp_pat
 
 def test_random_at_inference_is_refused_and_says_what_to_do(tmp_path):
     save(randslot.tiny("qwen3-vl", inference="random"), tmp_path / "model")
-    with pytest.raises(UsageError, match="a model trained with them goes out with zeros"):
+    with pytest.raises(UsageError, match="a model trained with them goes out with slots zero"):
         export_model(tmp_path / "model", tmp_path / "out")
     export_model(tmp_path / "model", tmp_path / "out", slots="zero")
 

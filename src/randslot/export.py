@@ -37,7 +37,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 SERVED = ("zero", "fixed", "learned")
 # Why the others cannot be tokens.
 REFUSED = {
-    "random": "random slots are drawn afresh and a token is constant; a model trained with them goes out with zeros",
+    "random": "random slots are drawn afresh, a token is constant; a model trained with them goes out with slots zero",
     "feedback": "direct feedback makes each slot from the output before it, and a server runs its input in one pass",
     "tokens": "a full-token model appends no slots and keeps every vector; a server can run its backbone as it is",
 }
