@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,50 @@ def test_plain_transformers_gives_the_same_vectors(family, slots, pages, queries
     assert far([plain["encode_queries"]([query])[0] for query in queries], vectors) < 1e-5
 
 
-def test_the_embedded_model_by_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["randslot", "export", "embedded", str(tmp_path / "out"), "--slots", "zero"])
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["randslot", "export", *words])
     with pytest.raises(SystemExit) as end:
         main()
-    assert not end.value.code
+    return int(end.value.code or 0)
+
+
+EMBEDDED_PAGES = [noise(256, 352, 1), noise(300, 200, 2)]
+EMBEDDED_QUERIES = ["Quebec traffic", "sales of wool, Oslo report"]
+
+
+def check_embedded(plain: dict[str, Any], model: Any) -> None:
+    for encode, inputs, expected in (
+        (plain["encode_pages"], EMBEDDED_PAGES, model.encode_document(EMBEDDED_PAGES)),
+        (plain["encode_queries"], EMBEDDED_QUERIES, model.encode_query(EMBEDDED_QUERIES)),
+    ):
+        assert far(encode(inputs), expected) < 1e-5
+        assert far([encode([one])[0] for one in inputs], expected) < 1e-5
+
+
+def test_the_embedded_model_by_the_command_line(tmp_path, monkeypatch, capsys):
+    assert run(monkeypatch, "embedded", str(tmp_path / "out"), "--slots", "zero") == 0
     assert "4 vectors a query, 4 a page, zero slots" in capsys.readouterr().out
-    plain = follow(tmp_path / "out", monkeypatch)
-    model = randslot.load("embedded", device="cpu")
-    pages, queries = [noise(256, 352, 1), noise(300, 200, 2)], ["Quebec traffic", "sales of wool, Oslo report"]
-    assert far(plain["encode_pages"](pages), model.encode_document(pages)) < 1e-5
-    assert far(plain["encode_queries"](queries), model.encode_query(queries)) < 1e-5
+    check_embedded(follow(tmp_path / "out", monkeypatch), randslot.load("embedded", device="cpu"))
+
+
+@pytest.mark.parametrize("slots", ["fixed", "learned"])
+def test_the_embedded_backbone_with_tables(slots, tmp_path, monkeypatch):
+    home = Path(randslot.__file__).parent / "embedded"
+    shutil.copytree(home, tmp_path / "bare", ignore=shutil.ignore_patterns("randslot.json", "modules.json"))
+    model = randslot.load(tmp_path / "bare", slots=slots, visual_tokens=88, device="cpu")
+    export_model(save(model, tmp_path / "model"), tmp_path / "out", slots=slots)
+    check_embedded(follow(tmp_path / "out", monkeypatch), model)
+
+
+def test_errors_of_the_command_are_one_line_with_the_right_code(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("mine")
+    for words, code in (
+        (("embedded", str(tmp_path)), 2),
+        (("embedded", str(tmp_path / "out"), "--slots", "feedback"), 2),
+        (("nowhere at all", str(tmp_path / "out")), 1),
+    ):
+        assert run(monkeypatch, *words) == code
+        assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_random_model_goes_out_with_zeros_by_itself(pages, tmp_path, monkeypatch):
