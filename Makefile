@@ -21,6 +21,7 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/tables.py
 
 # The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.

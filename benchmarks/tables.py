@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PLACES = ["README.md", "docs/log.md", "docs/training.md", "docs/embedded.md", "docs/library.md"]
+PLACES = ["README.md", *(f"docs/{name}.md" for name in ("log", "training", "embedded", "library", "serving"))]
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

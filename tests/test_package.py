@@ -34,6 +34,8 @@ ORDER = [
     "checkpoint",
     "encoder",
     "model",
+    "export",
+    "client",
     "library.store",
     "library.memory",
     "library.qdrant",
@@ -88,6 +90,7 @@ def test_public_names():
         "UsageError",
         "__version__",
         "load",
+        "remote",
         "tiny",
         "train",
         "untrained",
@@ -148,16 +151,18 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library"])
+@pytest.mark.parametrize(
+    "name", ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library", "serving"]
+)
 def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
-    """Each file's blocks run in order; a block that needs the hub is marked by its first line."""
+    """Each file's blocks run in order; a block that needs the hub or a server says so in its first line."""
     from conftest import noise
 
     monkeypatch.chdir(tmp_path)
     noise(100, 140).save("page.png")
     names: dict[str, object] = {}
     file = ROOT / "docs" / f"{name}.md"
-    blocks = [block for block in python_blocks(file) if not block.startswith("# needs the hub")]
+    blocks = [block for block in python_blocks(file) if not block.startswith(("# needs the hub", "# needs a server"))]
     assert blocks
     for block in blocks:
         exec(compile(block, str(file), "exec"), names)

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .client import remote
     from .encoder import Settings, SlotEncoder
     from .errors import RandSlotError, UsageError
     from .library.library import Library
@@ -23,6 +24,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "load",
+    "remote",
     "tiny",
     "train",
     "untrained",
@@ -36,6 +38,7 @@ _HOMES = {
     "Library": "library.library",
     "Recipe": "training.recipe",
     "load": "model",
+    "remote": "client",
     "tiny": "model",
     "train": "training.run",
     "untrained": "model",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig
+from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
@@ -28,6 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
@@ -36,6 +38,8 @@ from .hub import Source, first_line, read_json
 from .slots import seeded
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
+# Servers load it along with the image processor; without its name one family would get that of the other.
+VIDEO_PROCESSORS = {"qwen2.5-vl": "Qwen2VLVideoProcessor", "qwen3-vl": "Qwen3VLVideoProcessor"}
 
 # Appendix A of the paper, character for character. Queries have no template at all.
 PAGE_PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
@@ -224,6 +228,17 @@ def _with_linear_patches(model: PreTrainedModel) -> PreTrainedModel:
         raise RandSlotError("this backbone's patch embedding overlaps, which no known Qwen-VL model does")
     model.visual.patch_embed = LinearPatches(proj)
     return model
+
+
+def fit_page(image: Image.Image, factor: int, shortest_edge: int, longest_edge: int) -> tuple[Image.Image, int]:
+    """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.
+
+    The edges are numbers of pixels, as the image processor calls them, and `factor` is the side of a visual token.
+    """
+    height, width = smart_resize(image.height, image.width, factor, shortest_edge, longest_edge)
+    if max(height, width) <= 200 * min(height, width):  # else rounding led beyond what the processor takes
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    return image, height * width // factor**2
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from .errors import RandSlotError, UsageError
 from .library.commands import index, library_app, search
 
 if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder
+
     from .evaluation.tasks import Task
 
 EXTRAS = {"datasets": "train", "matplotlib": "evaluate", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
@@ -136,8 +138,31 @@ def demo(
 
 
 @app.command()
-def evaluate(
+def export(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
+    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    slots: Annotated[
+        str | None, typer.Option(help="zero, fixed or learned; by default what the model appends when encoding.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+) -> None:
+    """Write a model for serving in vLLM or plain transformers: slots become tokens, no custom code.
+
+    randslot export runs/my-model exported --slots zero --dtype bfloat16
+    """
+    from .export import GUIDE, export_model
+
+    serving = export_model(model, output, slots=slots, dtype=dtype)
+    settings = serving["settings"]
+    print(
+        f"{settings['query_vectors']} vectors a query, {settings['page_vectors']} a page, {settings['inference']} slots"
+    )
+    print(f"see {output / GUIDE}")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server.")],
     benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help='"ViDoRe(v3)"; may repeat.')] = None,
     tasks: Annotated[str, typer.Option(help="Only these, as in hr,finance_en.")] = "",
     data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
@@ -159,6 +184,8 @@ def evaluate(
     randslot evaluate embedded --data data/test
 
     randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
+
+    randslot evaluate http://localhost:8000 --data data/test
     """
     loading = {
         "inference": inference,
@@ -193,13 +220,24 @@ def _evaluate(
     model: str, tasks: list[Task], name: str, output: Path, cache: Path, batch: int, options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     from .evaluation.run import Evaluation
-    from .model import load
 
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
-    return Evaluation(load(model, **options), name, output, cache, batch).run(tasks)
+    return Evaluation(_load(model, options), name, output, cache, batch).run(tasks)
+
+
+def _load(model: str, options: dict[str, Any]) -> MultiVectorEncoder:
+    from .client import is_url, remote
+    from .model import load
+
+    if not is_url(model):
+        return load(model, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+        raise UsageError(f"--{fixed[0]} does not go with a server: its export has set it")
+    return remote(model, **given)
 
 
 @app.command()

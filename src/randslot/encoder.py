@@ -128,7 +128,7 @@ class SlotEncoder(InputModule):
     def source(self) -> Source:
         return self.parts.source
 
-    def _image_size(self) -> dict[str, int]:
+    def image_size(self) -> dict[str, int]:
         """Return the least and most pixels of a page, as the image processor calls them."""
         most = self.settings.visual_tokens * (self.image_processor.patch_size * self.image_processor.merge_size) ** 2
         # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
@@ -138,7 +138,7 @@ class SlotEncoder(InputModule):
     @property
     def most_pixels(self) -> int:
         """The most pixels of a page image that the model looks at."""
-        return self._image_size()["longest_edge"]
+        return self.image_size()["longest_edge"]
 
     @property
     def modalities(self) -> list[Any]:
@@ -165,28 +165,17 @@ class SlotEncoder(InputModule):
 
         The side is named by `task` ("query" or "document"); without one, text is a query and an image a page.
         """
-        items = [_unwrap(item) for item in inputs]
-        if task is None:
-            task = "query" if all(isinstance(item, str) for item in items) else "document"
-        return self._preprocess_queries(items, prompt) if task == "query" else self._preprocess_pages(items, prompt)
+        items, side = sort_inputs(inputs, task)
+        return self._preprocess_queries(items, prompt) if side == "query" else self._preprocess_pages(items, prompt)
 
     def _preprocess_queries(self, queries: list[Any], prompt: str | None) -> dict[str, Tensor]:
-        for query in queries:
-            if not isinstance(query, str):
-                raise RandSlotError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
-            if not query.strip():
-                raise RandSlotError("empty query: a query needs at least one character that is not a space")
-            if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-                raise RandSlotError(f"a query has broken characters (half of a pair): {ascii(query)[:80]}")
-        texts = [(prompt or "") + query for query in queries]
+        texts = [(prompt or "") + check_query(query) for query in queries]
         ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return self._pad(ids) | {"keys": _keys([text.encode() for text in texts])}
 
     def _preprocess_pages(self, pages: list[Any], prompt: str | None) -> dict[str, Tensor]:
-        if prompt:
-            raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
-        images = [self._open(page) for page in pages]
-        seen = self.image_processor(images, size=self._image_size(), return_tensors="pt")
+        images = self._open(pages, prompt)
+        seen = self.image_processor(images, size=self.image_size(), return_tensors="pt")
         before, after = (
             self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in PAGE_PROMPT.split(IMAGE_TOKEN)
         )
@@ -199,9 +188,8 @@ class SlotEncoder(InputModule):
             "keys": keys,
         }
 
-    def _open(self, page: Any) -> Image.Image:
-        # Above 200:1 the image processor refuses; above 1:visual_tokens it would exceed the limit.
-        return limit_aspect(open_page(page, self.most_pixels), min(200, self.settings.visual_tokens))
+    def _open(self, pages: list[Any], prompt: str | None) -> list[Image.Image]:
+        return open_pages(pages, prompt, self.most_pixels, self.settings.visual_tokens)
 
     def _pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
         return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
@@ -315,6 +303,36 @@ def make_settings(base: Settings | None, values: dict[str, Any], name: str | Non
     if missing := sorted(known - values.keys() - {"reduction"}):  # models of before lack it
         raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
     return Settings(**values)
+
+
+def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
+    """Return plain inputs and their side: by `task`, or else text is a query and an image a page."""
+    items = [_unwrap(item) for item in inputs]
+    if task is None:
+        return items, "query" if all(isinstance(item, str) for item in items) else "page"
+    return items, "query" if task == "query" else "page"
+
+
+def check_query(query: Any) -> str:
+    """Return a query that can be encoded.
+
+    Errors: RandSlotError in one line if it is no text, empty, or broken.
+    """
+    if not isinstance(query, str):
+        raise RandSlotError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
+    if not query.strip():
+        raise RandSlotError("empty query: a query needs at least one character that is not a space")
+    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
+        raise RandSlotError(f"a query has broken characters (half of a pair): {ascii(query)[:80]}")
+    return query
+
+
+def open_pages(pages: list[Any], prompt: str | None, pixels: int, visual_tokens: int) -> list[Image.Image]:
+    """Open pages as images that the image processor takes: PDFs at about `pixels` pixels, no extreme sides."""
+    if prompt:
+        raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
+    # Above 200:1 the image processor refuses; above 1:visual_tokens it would exceed the limit.
+    return [limit_aspect(open_page(page, pixels), min(200, visual_tokens)) for page in pages]
 
 
 def _unwrap(item: Any) -> Any:
