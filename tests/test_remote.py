@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import randslot
 import randslot.client
 from conftest import make, noise
 from pooling_server import TokenStates, serve
 from randslot.backbone import fit_page
-from randslot.cli import main
+from randslot.cli import app, main
 from randslot.errors import RandSlotError, UsageError
 from randslot.export import export_model
 from randslot.samples.sets import write_set
@@ -103,6 +104,20 @@ def test_the_client_in_serving_md_works(url, embedded, monkeypatch, tmp_path):
     assert far([page], [model.encode_document("page.png")]) < 1e-5
     query = torch.from_numpy(client["encode_query"]("sales of wool"))
     assert far([query], [model.encode_query("sales of wool")]) < 1e-5
+
+
+def test_a_library_takes_a_server_for_a_model(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_set(Path("set"), 2, split="test", seed=0)
+    with randslot.Library("home") as library:
+        library.add(["set/pages"])
+        expected = [(Path(hit.source).name, hit.page) for hit in library.search("sales of wool", 3)]
+    done = CliRunner().invoke(app, ["index", "set/pages", "-l", "mylib", "--model", url, "--quiet"])
+    assert done.exit_code == 0, done.output
+    hits = json.loads(CliRunner().invoke(app, ["search", "sales of wool", "-l", "mylib", "-k", "3", "--json"]).stdout)
+    assert [(Path(hit["source"]).name, hit["page"]) for hit in hits] == expected
+    with pytest.raises(RandSlotError, match="belongs to"):
+        randslot.Library("home", url)
 
 
 def test_evaluate_takes_a_server_for_a_model(url, tmp_path, monkeypatch, capsys):

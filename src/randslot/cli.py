@@ -14,8 +14,6 @@ from .errors import RandSlotError, UsageError
 from .library.commands import index, library_app, search
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder
-
     from .evaluation.tasks import Task
 
 EXTRAS = {"datasets": "train", "matplotlib": "evaluate", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
@@ -219,25 +217,14 @@ def _choose_tasks(benchmark: list[str] | None, tasks: str, data: Path | None, da
 def _evaluate(
     model: str, tasks: list[Task], name: str, output: Path, cache: Path, batch: int, options: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    from .client import open_model
     from .evaluation.run import Evaluation
 
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
-    return Evaluation(_load(model, options), name, output, cache, batch).run(tasks)
-
-
-def _load(model: str, options: dict[str, Any]) -> MultiVectorEncoder:
-    from .client import is_url, remote
-    from .model import load
-
-    if not is_url(model):
-        return load(model, **options)
-    given = {name: value for name, value in options.items() if value is not None}
-    if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
-        raise UsageError(f"--{fixed[0]} does not go with a server: its export has set it")
-    return remote(model, **given)
+    return Evaluation(open_model(model, **options), name, output, cache, batch).run(tasks)
 
 
 @app.command()

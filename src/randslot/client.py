@@ -34,7 +34,7 @@ from .encoder import Settings, check_query, open_pages, sort_inputs
 from .errors import RandSlotError, UsageError
 from .export import FORMAT, SERVING
 from .hub import Source, first_line, read_json
-from .model import RandSlotModel
+from .model import RandSlotModel, load
 from .slots import SIDES, Side
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
@@ -65,6 +65,19 @@ def remote(
     encoder.use(**{side: num for side, num in budgets.items() if num is not None})
     encoder.meet()
     return RandSlotModel(modules=[encoder], device="cpu")
+
+
+def open_model(name: str, **options: Any) -> MultiVectorEncoder:
+    """Load a model by its folder or hub id, or ask for it at the address of a server; options that are None are left.
+
+    Errors: UsageError for an option that the export has set for good.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    if not is_url(name):
+        return load(name, **given)
+    if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+        raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
+    return remote(name, **given)
 
 
 def is_url(name: str) -> bool:
@@ -155,7 +168,7 @@ class RemoteEncoder(InputModule):
         super().__init__()
         self.server = server
         self.name = name
-        self.source = Source(server.url)
+        self.source = self.home = Source(server.url)
         content = read_json(serving)
         if content.get("format") != FORMAT:
             raise RandSlotError(f"{serving} has format {content.get('format')!r}, but this version reads {FORMAT}")
@@ -164,7 +177,7 @@ class RemoteEncoder(InputModule):
             self.dimension = int(content["dimension"])
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
             self.image = dict(content["image"])
-            self.family = str(content["family"])
+            self.family, self.dtype = str(content["family"]), str(content["dtype"])
             what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
         except (KeyError, TypeError, ValueError) as error:
             raise RandSlotError(f"{serving} is broken: {first_line(error)}") from error
@@ -197,6 +210,11 @@ class RemoteEncoder(InputModule):
     @property
     def modalities(self) -> list[Any]:
         return ["text", "image"]
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of a page that the model reads."""
+        return int(self.image["longest_edge"])
 
     def get_embedding_dimension(self) -> int:
         return self.dimension

@@ -125,6 +125,10 @@ class SlotEncoder(InputModule):
         return self.parts.family
 
     @property
+    def dtype(self) -> str:
+        return str(self.backbone.dtype).removeprefix("torch.")
+
+    @property
     def source(self) -> Source:
         return self.parts.source
 

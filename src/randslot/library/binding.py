@@ -7,8 +7,9 @@ from typing import Any
 
 from sentence_transformers import MultiVectorEncoder
 
+from ..client import is_url, open_model
 from ..errors import RandSlotError
-from ..model import load, weights_key
+from ..model import weights_key
 
 FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are
 
@@ -61,7 +62,7 @@ def describe(model: MultiVectorEncoder) -> Binding:
         name=encoder.home.name,
         revision=encoder.home.revision,
         weights=weights_key(model),
-        dtype=str(encoder.backbone.dtype).removeprefix("torch."),
+        dtype=encoder.dtype,
         dimension=encoder.get_embedding_dimension(),
         **asdict(encoder.settings),
     )
@@ -85,10 +86,12 @@ def load_bound(bound: Binding, name: str | None, library: str) -> MultiVectorEnc
     """
     if name is None and bound.name is None:
         raise RandSlotError(f"library {library} was made with a model in memory: pass that model")
-    revision = bound.revision if name is None else None
-    model = load(name or bound.name or "", revision=revision, dtype=bound.dtype)
+    place = name or bound.name or ""
+    at_home = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
+    model = open_model(place, **({} if is_url(place) else at_home))
     if weights_key(model) == bound.weights:
-        settings = ("inference", "query_vectors", "page_vectors", "visual_tokens", "seed", "reduction")
+        budgets = ("query_vectors", "page_vectors")
+        settings = budgets if is_url(place) else (*budgets, "inference", "visual_tokens", "seed", "reduction")
         model[0].use(**{setting: getattr(bound, setting) for setting in settings})
     bound.check(describe(model), library)
     return model

@@ -38,8 +38,8 @@ def index(
 
     randslot index 2023/*.pdf -l mylib --meta year=2023
     """
+    from ..client import open_model
     from ..hub import EMBEDDED
-    from ..model import load
     from .library import Library
     from .show import print_problems, print_summary, show_progress
 
@@ -48,7 +48,7 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     chosen: Any = model
     if page_vectors is not None or inference is not None:
-        chosen = load(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
+        chosen = open_model(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
     with Library(library, chosen) as opened:
         with show_progress(quiet or as_json) as progress:
             try:

@@ -24,9 +24,9 @@ from filelock import FileLock, Timeout
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 
+from ..client import open_model
 from ..errors import RandSlotError, UsageError
 from ..hub import EMBEDDED, read_json
-from ..model import load
 from ..pages import PIXELS, open_file_page, open_page
 from .binding import Binding, describe, load_bound, read_binding
 from .files import is_below, is_gone, is_match, list_files
@@ -162,7 +162,7 @@ class Library:
     def _create(self, model: str | os.PathLike[str] | MultiVectorEncoder | None) -> Binding:
         if model is None:
             NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.folder)
-        self._model = model if isinstance(model, MultiVectorEncoder) else load(os.fspath(model or EMBEDDED))
+        self._model = model if isinstance(model, MultiVectorEncoder) else open_model(os.fspath(model or EMBEDDED))
         binding = describe(self._model)
         self._write_home(binding)
         return binding
