@@ -24,12 +24,11 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/tables.py
 
-# The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.
+# The embedded model from nothing, in about two hours on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
 	test -d data/train || $(BIN)/randslot samples data/train -n 2000 --curriculum
 	test -d data/validation || $(BIN)/randslot samples data/validation -n 40 --split validation
 	$(BIN)/randslot pretrain embedded-reading --resume
-	$(BIN)/randslot train embedded-matching --resume
 	$(BIN)/randslot train embedded --resume
 	$(BIN)/python benchmarks/embedded.py --ship
 	$(BIN)/python benchmarks/tables.py

@@ -13,7 +13,7 @@ from randslot.errors import UsageError
 from randslot.pages import open_page
 from randslot.samples.drawing import HEIGHT, WIDTH, draw_report
 from randslot.samples.reports import make_reports
-from randslot.samples.sets import EASY, PASSES, write_set
+from randslot.samples.sets import PASSES, write_set
 
 
 def rows(file) -> list[dict[str, object]]:
@@ -79,15 +79,11 @@ def test_a_set_writes_over_nothing(tmp_path):
         write_set(tmp_path / "kept.txt" / "below", 1, split="train", seed=0)
 
 
-def read_lessons(file) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the texts and the sizes of the images."""
-    table = pq.read_table(file)
-    return table["text"].to_pylist(), [open_page(image).size for image in table["image"].to_pylist()]
-
-
-def test_reading_goes_from_words_to_blocks_to_pages(tmp_path):
+def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
     write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
-    texts, sizes = read_lessons(tmp_path / "set" / "reading.parquet")
+    table = pq.read_table(tmp_path / "set" / "reading.parquet")
+    texts = table["text"].to_pylist()
+    sizes = [open_page(image).size for image in table["image"].to_pylist()]
     assert len(texts) == 12 + 12 + 6 + 6
     assert all(" " not in text for text in texts[:12])
     assert {text.count("\n") for text in texts[12:24]} == {0, 1, 2}
@@ -97,30 +93,19 @@ def test_reading_goes_from_words_to_blocks_to_pages(tmp_path):
     assert set(texts[:12]) <= {word for text in texts[24:] for word in text.split()}
 
 
-def test_matching_goes_from_words_to_parts_of_pages_that_grow(tmp_path):
-    write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
-    texts, sizes = read_lessons(tmp_path / "set" / "matching.parquet")
-    pages = [row["text"].replace(".", "") for row in rows(tmp_path / "set" / "texts.jsonl")]
-    lines = {line for text in pages for line in text.splitlines()}
-    assert len(texts) == 6 * 7
-    assert all(height == 32 for _, height in sizes[:6])
-    assert all(height in (64, 96) for _, height in sizes[6:24])
-    assert set(texts[12:]) <= lines
-    heights = [np.mean([height for _, height in sizes[start : start + 6]]) for start in range(12, 42, 6)]
-    assert max(heights[:2]) < heights[2] < min(heights[3:])
-    assert max(height for _, height in sizes) < HEIGHT
-
-
-def test_lessons_go_from_lines_to_questions(tmp_path):
+def test_lessons_go_from_titles_to_questions(tmp_path):
     write_set(tmp_path / "set", 3, split="train", seed=0, curriculum=True)
     lessons = rows(tmp_path / "set" / "lessons.jsonl")
-    texts = {row["image"]: row["text"].replace(".", "").splitlines() for row in rows(tmp_path / "set" / "texts.jsonl")}
+    texts = {row["image"]: row["text"].replace(".", "").split() for row in rows(tmp_path / "set" / "texts.jsonl")}
     passes = [lessons[start : start + len(texts)] for start in range(0, len(lessons), len(texts))]
     assert len(passes) == PASSES
     assert all({row["image"] for row in lesson} == set(texts) for lesson in passes)
-    assert all(row["query"] in texts[row["image"]] for lesson in passes[:EASY] for row in lesson)
-    later = [row for lesson in passes[EASY:] for row in lesson]
-    assert 0.6 < np.mean([row["query"] not in texts[row["image"]] for row in later]) < 0.95
-    for lesson in passes[EASY:]:
+    assert all(row["query"].split() == texts[row["image"]][:2] for row in passes[0])
+    assert all(set(row["query"].split()) <= set(texts[row["image"]]) for row in passes[1])
+    questions = [
+        row for lesson in passes[2:] for row in lesson if not set(row["query"].split()) <= set(texts[row["image"]])
+    ]
+    assert len(questions) > 0.6 * sum(map(len, passes[2:]))
+    for lesson in passes[2:]:
         files = [str(row["image"]).partition("#")[0] for row in lesson]
         assert files[0::3] == files[1::3] == files[2::3]

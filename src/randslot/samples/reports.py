@@ -55,10 +55,9 @@ class Page:
         }
         return "\n".join(line for block in self.blocks for line in parts[block])
 
-    def keep(self, num: int, random: Random) -> Page:
-        """Return a smaller page with some of the blocks, in their order: easier to learn from."""
-        chosen = random.sample(self.blocks, num)
-        return replace(self, blocks=tuple(block for block in self.blocks if block in chosen))
+    def clippings(self) -> list[Page]:
+        """Return each block as a small page of its own: easier to learn reading from."""
+        return [replace(self, blocks=(block,)) for block in self.blocks]
 
     def facts(self) -> set[tuple[str, ...]]:
         """Return what the page states: its title, each cell, each sentence, and which labels stand side by side."""

@@ -5,11 +5,8 @@ queries.jsonl   {"id", "query", "kind"}
 qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 1 of the report that it names}
 pairs.jsonl     {"query", "image"}: pairs to train retrieval on
 texts.jsonl     {"text", "image"}: what is written on each page
-
-and, if a curriculum is asked for:
-reading.parquet  "text", "image": words, blocks and pages to read
-matching.parquet "text", "image": words, blocks and parts of pages with words of theirs, to find them by
-lessons.jsonl    {"query", "image"}: pages with lines of theirs, then with questions
+reading.parquet "text", "image": a curriculum for learning to read, if asked for
+lessons.jsonl   {"query", "image"}: another for learning to retrieve, from titles to questions
 """
 
 from __future__ import annotations
@@ -100,7 +97,7 @@ def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curricul
     )
     _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
     if curriculum:
-        _write_curriculum(folder, reports, seed)
+        _write_curriculum(folder / "reading.parquet", reports, seed)
         _write(folder / "lessons.jsonl", _make_lessons(reports, seed))
     return len(pages), len(asked)
 
@@ -114,52 +111,34 @@ def _make_empty(folder: Path) -> None:
         raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
-def _write_curriculum(folder: Path, reports: list[Report], seed: int) -> None:
-    """Write what to read and what to match, in order, from easy to hard.
+def _write_curriculum(file: Path, reports: list[Report], seed: int) -> None:
+    """Write what to read, in order: single words, then blocks of pages, then whole pages, these twice.
 
     They are images, since a page of a PDF is rendered as large as a model may read it, and words shall stay small.
     """
-    random = Random(seed)
-    words: list[Lesson] = []
-    for report in reports:
-        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 2)]
-        words += zip(chosen, _render(draw_words(chosen, report.style)), strict=True)
-    blocks = [_cut_out(reports, num, random) for num in (1, 1, 2, 3, 4)]
-    reading = [words, [*blocks[0], *blocks[1]], blocks[4], blocks[4]]
-    _write_lessons(folder / "reading.parquet", reading, random)
-    lines = [[(_choose_line(text, random), image) for text, image in part] for part in (*blocks[:4], blocks[3])]
-    _write_lessons(folder / "matching.parquet", [words[: len(words) // 2], blocks[1], *lines], random)
-
-
-Lesson = tuple[str, bytes]  # text, image
-
-
-def _cut_out(reports: list[Report], num: int, random: Random) -> list[Lesson]:
-    """Return every page with only some of its blocks, as small pages with their texts."""
-    found: list[Lesson] = []
-    for report in reports:
-        parts = replace(report, pages=tuple(page.keep(num, random) for page in report.pages))
-        found += zip((page.text for page in parts.pages), _render(draw_report(parts)), strict=True)
-    return found
-
-
-def _choose_line(text: str, random: Random) -> str:
-    return random.choice(text.replace(".", "").splitlines())
-
-
-def _write_lessons(file: Path, groups: list[list[Lesson]], random: Random) -> None:
-    """Write groups of lessons one after the other, each in an order of chance."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [row for group in groups for row in random.sample(group, len(group))]
+    random = Random(seed)
+    words: list[tuple[str, bytes]] = []
+    blocks: list[tuple[str, bytes]] = []
+    pages: list[tuple[str, bytes]] = []
+    for report in reports:
+        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 2)]
+        parts = replace(
+            report, pages=tuple(part for page in report.pages for part in random.sample(page.clippings(), 2))
+        )
+        words += zip(chosen, _render(draw_words(chosen, report.style)), strict=True)
+        blocks += zip((page.text for page in parts.pages), _render(draw_report(parts)), strict=True)
+        pages += zip((page.text for page in report.pages), _render(draw_report(report)), strict=True)
+    rows = [row for group in (words, blocks, pages, pages) for row in random.sample(group, len(group))]
     pq.write_table(pa.table({"text": [text for text, _ in rows], "image": [image for _, image in rows]}), file)
 
 
 def _make_lessons(reports: list[Report], seed: int) -> Iterator[dict[str, str]]:
-    """Yield queries with their pages, every page once in each pass: lines of the page, then mostly questions.
+    """Yield queries with their pages, every page once in each pass: titles, then lines too, then mostly questions.
 
-    With questions the pages of a report follow each other, so that a batch holds them side by side: the title
+    In the last passes the pages of a report follow each other, so that a batch holds them side by side: the title
     alone does not tell them apart.
     """
     random = Random(seed)
@@ -175,8 +154,11 @@ def _make_lessons(reports: list[Report], seed: int) -> Iterator[dict[str, str]]:
 
 def _lesson(page: Page, number: int, random: Random) -> str:
     """Make a query for a page in one of the passes."""
+    if number == 0:
+        return page.title
     if number < EASY or random.random() < 0.2:
-        return _choose_line(page.text, random)
+        _, _, *lines = page.text.replace(".", "").splitlines()
+        return f"{random.choice((page.place, page.theme))} {random.choice(lines)}"
     return random.choice(ask(page, random)).text
 
 
