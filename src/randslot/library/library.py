@@ -1,7 +1,7 @@
 """A library: files in, ranked pages out. It opens or makes a folder, and remembers its model inside.
 
 The folder has `library.json` (format and model), `files.sqlite` (the manifest), `pages/` (the store), `images/` (what
-was added without a file), and `lock`: one process at a time.
+was added without a file), `uploads/` (what was added in a browser), and `lock`: one process at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sentence_transformers import MultiVectorEncoder
 from ..errors import RandSlotError, UsageError
 from ..hub import EMBEDDED, read_json
 from ..model import load
-from ..pages import PIXELS, open_file_page, open_page
+from ..pages import PIXELS, open_file_page, open_page, short
 from .binding import Binding, describe, load_bound, read_binding
 from .files import is_below, is_match, list_files
 from .ingest import Ingest, Progress, Summary, clear
@@ -38,6 +38,7 @@ from .store import Found, Vectors, Where
 
 FORMAT = 1
 HOME = "library.json"
+OWN = ("images", "uploads")  # folders with files that the library keeps itself
 NOTES = logging.getLogger("randslot")
 
 
@@ -283,7 +284,7 @@ class Library:
         with self._writing:
             clear(self.manifest, self.store, files)
         for file in files:
-            if is_below(file.source, str(self.folder.absolute() / "images")):
+            if any(is_below(file.source, str(self.folder.absolute() / own)) for own in OWN):
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()
@@ -333,6 +334,19 @@ class Library:
             [_hit(one, files[one.file], query, pages[one.id]) for one in hits if one.file in seen and one.id in pages]
             for query, hits in zip(vectors, found, strict=True)
         ]
+
+    def compare(self, query: str, page: str) -> Vectors:
+        """Return how near each readout of a query is to each of a page, which is given by its id.
+
+        Shape: vectors of the query x vectors of the page. The largest in each row add up to the page's score.
+
+        Errors: RandSlotError if there is no such page.
+        """
+        found = self.store.read([page])
+        if page not in found:
+            raise RandSlotError(f"no page {short(page)} in library {self.folder}")
+        similarities: Vectors = self._encode([query], None)[0] @ found[page].T
+        return similarities
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
         model = self.model
