@@ -19,6 +19,8 @@ check: $(READY)
 benchmark: $(READY)
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
+	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/tables.py
 
 # The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.

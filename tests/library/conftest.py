@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import make, noise
 from sentence_transformers import MultiVectorEncoder
 
+from conftest import make, noise
 from randslot.library.library import Library
 
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import noise
 
+from conftest import noise
 from randslot.cli import main
 from randslot.library.library import Library
 
@@ -94,7 +94,7 @@ def test_search_prints_pages_or_json(run, indexed):
 def test_search_explains(run, indexed):
     _, out, _ = run("search", "tax", "-l", "lib", "-k", "1", "--explain", "--query-vectors", "2")
     matches = out.splitlines()[1].split()
-    assert [match for match in matches if ">" in match][0].startswith("1>")
+    assert next(match for match in matches if ">" in match).startswith("1>")
     assert len(matches) == 4
     hit = json.loads(run("search", "tax", "-l", "lib", "-k", "1", "--json", "--query-vectors", "2")[1])[0]
     assert matches[0] == f"1>{hit['matches'][0]['page']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -43,10 +44,8 @@ class Indexer:
                 if said and not Path(f"/proc/{said[0]['pid']}").exists():
                     break
             time.sleep(wait)
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(int(said[0]["pid"]), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         killed = json.loads(self.process.stdout.readline())
         return killed, self._said()
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import noise
 
+from conftest import noise
 from randslot.errors import RandSlotError
 from randslot.library.renderers import Renderers
 from randslot.pages import open_page

@@ -51,11 +51,13 @@ def ranked(pages: list[StoredPage], query: np.ndarray) -> list[str]:
     return [page.id for page in sorted(pages, key=lambda page: -max_sim(query, page.vectors))]
 
 
+@pytest.mark.parametrize("many", [1, 5])
 @pytest.mark.parametrize("counts", [(4,), (1, 4, 7)])
-def test_an_exact_search_is_max_sim_over_all_pages(store, counts):
+def test_an_exact_search_is_max_sim_over_all_pages(store, counts, many):
     pages = make_pages(counts=counts)
     store.add(pages)
     queries = [unit(np.random.default_rng(seed), num) for seed, num in ((1, 4), (2, 1), (3, 6))]
+    queries *= many
     for query, hits in zip(queries, store.search(queries, 7, Where(), exact=True), strict=True):
         assert [hit.id for hit in hits] == ranked(pages, query)[:7]
         by_id = {page.id: page for page in pages}
@@ -134,7 +136,9 @@ def test_vectors_come_back_in_half_precision(store):
     read = store.read([pages[3].id, pages[12].id, page_id(FILES[0], 99)])
     assert read.keys() == {pages[3].id, pages[12].id}
     for page in (pages[3], pages[12]):
-        np.testing.assert_allclose(read[page.id], page.vectors, atol=5e-4)
+        found = read[page.id]
+        assert (found.id, found.file, found.number, found.image) == (page.id, page.file, page.number, page.image)
+        np.testing.assert_allclose(found.vectors, page.vectors, atol=5e-4)
 
 
 def test_many_pages_of_one_file_are_all_known(store):

@@ -17,11 +17,12 @@ DOCUMENT_SUFFIXES = (".pdf", *IMAGE_SUFFIXES)
 
 @dataclass
 class Listing:
-    """The files to index, the folders they were looked for in, and other files that were found there."""
+    """The files to index, the folders they were looked for in, other files there, and folders that do not open."""
 
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listing:
@@ -36,7 +37,7 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listin
         for found in _expand(os.fspath(path)):
             if os.path.isdir(found):
                 listing.folders.append(found)
-                for file in _walk(found, library):
+                for file in _walk(found, library, listing.failed):
                     known = file.lower().endswith(DOCUMENT_SUFFIXES)
                     (listing.files if known else listing.others).append(file)
             else:
@@ -57,9 +58,12 @@ def _expand(path: str) -> list[str]:
     return sorted(real.values())
 
 
-def _walk(folder: str, library: Path) -> Iterator[str]:
+def _walk(folder: str, library: Path, failed: dict[str, str]) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        failed[str(error.filename)] = f"cannot be listed: {error.strerror}"
+
     own = os.path.abspath(library)
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and os.path.join(place, name) != own)
         yield from (os.path.join(place, name) for name in sorted(files) if not name.startswith("."))
 
@@ -70,6 +74,15 @@ def is_match(pattern: str, source: str) -> bool:
     if source == full or source.endswith(f"/{pattern}") or is_below(source, full):
         return True
     return has_magic(pattern) and (fnmatchcase(source, full) or fnmatchcase(source, f"*/{pattern}"))
+
+
+def is_gone(source: str) -> bool:
+    """Whether a file is no longer there; one that may not be looked at is not gone."""
+    try:
+        os.lstat(source)
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return False
 
 
 def is_below(source: str, folder: str) -> bool:

@@ -20,6 +20,7 @@ from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 
 from ..errors import RandSlotError
+from .files import is_gone
 from .manifest import File, Manifest
 from .renderers import Inspected, Renderers
 from .store import Store, StoredPage, Vectors, page_id
@@ -75,9 +76,8 @@ class Ingest:
 
     manifest: Manifest
     store: Store
-    model: MultiVectorEncoder
+    load_model: Callable[[], MultiVectorEncoder]
     renderers: Renderers
-    pixels: int
     batch: int
     metadata: Mapping[str, Any] | None
     tell: Callable[[Progress], None]
@@ -145,7 +145,7 @@ class Ingest:
     def _moved(self, hash: str) -> File | None:
         """Return a file with this content that is no longer where it was."""
         same = self.manifest.find(hash=hash, state="done")
-        return next((file for file in same if not os.path.lexists(file.source)), None)
+        return next((file for file in same if is_gone(file.source)), None)
 
     def _make_job(self, new: File, old: File | None) -> Job:
         """Begin with a file, or go on with it where an earlier run was stopped."""
@@ -162,6 +162,10 @@ class Ingest:
     # -- from files to pages
 
     def _read(self, jobs: list[Job]) -> None:
+        if not any(job.missing for job in jobs):
+            return
+        self.model = self.load_model()  # not before it is needed: most runs find little new
+        self.pixels = self.model[0].most_pixels
         waiting: list[tuple[Job, int, str, Image.Image]] = []
         wanted = ((job, number) for job in jobs for number in sorted(job.missing) if not job.failed)
         depth = 2 * self.batch + len(self.renderers.workers)
@@ -198,7 +202,8 @@ class Ingest:
         pages = [page for page in pages if not page[0].failed]
         if not pages:
             return
-        known = self.store.read([job.reuse[image] for job, _, image, _ in pages if image in job.reuse])
+        stored = self.store.read([job.reuse[image] for job, _, image, _ in pages if image in job.reuse])
+        known = {id: page.vectors for id, page in stored.items()}
         vectors = [known.get(job.reuse.get(image, "")) for job, _, image, _ in pages]
         fresh = iter(self._encode([page[3] for page, found in zip(pages, vectors, strict=True) if found is None]))
         complete = [next(fresh) if found is None else found for found in vectors]

@@ -29,7 +29,7 @@ from ..hub import EMBEDDED, read_json
 from ..model import load
 from ..pages import PIXELS, open_file_page, open_page, short
 from .binding import Binding, describe, load_bound, read_binding
-from .files import is_below, is_match, list_files
+from .files import is_below, is_gone, is_match, list_files
 from .ingest import Ingest, Progress, Summary, clear
 from .manifest import File, Manifest
 from .qdrant import EdgeStore
@@ -224,27 +224,18 @@ class Library:
         inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
         images = [self._keep_image(one) for one in inputs if isinstance(one, Image.Image)]
         listing = list_files([one for one in inputs if not isinstance(one, Image.Image)], self.folder)
-        summary = Summary(others=listing.others)
+        summary = Summary(others=listing.others, failed=listing.failed)
         try:
             with self._writing, Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
-                self._ingest(renderers, batch, metadata, progress, summary).run([*listing.files, *images])
+                ingest = Ingest(
+                    self.manifest, self.store, lambda: self.model, renderers, batch, metadata, progress, summary
+                )
+                ingest.run([*listing.files, *images])
             if prune:
                 summary.removed = self._prune(listing.folders)
         finally:
             summary.seconds = round(time.monotonic() - start, 3)
         return summary
-
-    def _ingest(
-        self,
-        renderers: Renderers,
-        batch: int,
-        metadata: Mapping[str, Any] | None,
-        progress: Callable[[Progress], None],
-        summary: Summary,
-    ) -> Ingest:
-        model = self.model
-        pixels = model[0].most_pixels
-        return Ingest(self.manifest, self.store, model, renderers, pixels, batch, metadata, progress, summary)
 
     def _keep_image(self, image: Image.Image) -> str:
         """Keep an image that has no file of its own in the library, and return its path there."""
@@ -261,9 +252,7 @@ class Library:
     def _prune(self, folders: list[str]) -> list[str]:
         files = self.manifest.find(state="done") + self.manifest.find(state="pending")
         return self._drop(
-            file
-            for file in files
-            if any(is_below(file.source, folder) for folder in folders) and not os.path.lexists(file.source)
+            file for file in files if any(is_below(file.source, folder) for folder in folders) and is_gone(file.source)
         )
 
     def remove(self, *patterns: str) -> list[str]:
@@ -331,7 +320,11 @@ class Library:
         # Another thread may have begun with a file, or removed one, since `where` was made.
         seen = {id for id, file in files.items() if file.state == "done"}
         return [
-            [_hit(one, files[one.file], query, pages[one.id]) for one in hits if one.file in seen and one.id in pages]
+            [
+                _hit(one, files[one.file], query, pages[one.id].vectors)
+                for one in hits
+                if one.file in seen and one.id in pages
+            ]
             for query, hits in zip(vectors, found, strict=True)
         ]
 
@@ -393,7 +386,7 @@ class Library:
             files=files,
             pages=pages,
             pending=len(self.manifest.find(state="pending")),
-            missing=sum(not os.path.lexists(file.source) for file in self.manifest.find(state="done")),
+            missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
             bytes=size,
             bytes_per_page=2 * self.binding.page_vectors * self.binding.dimension,
             model=asdict(self.binding),

@@ -9,7 +9,8 @@ Shapes: P pages, N vectors of all pages, K vectors of one page or query, D dimen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numkong
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from .store import Found, StoredPage, Vectors, Where
 
 BLOCK_BYTES = 2**26  # of scores at a time
+FEW = 32  # query vectors up to which reading is what takes time; with more of them, multiplying
+ROWS = 1024  # vectors that are made float32 at once: they stay in the cache
 
 
 class MemoryStore:
@@ -38,7 +41,7 @@ class MemoryStore:
         ends = np.cumsum([len(page.vectors) for page in pages], dtype=np.int64)
         self.starts = np.concatenate([self.starts, self.starts[-1] + ends])
         none = np.empty((0, self.dim), np.float32)
-        self._take([*self.pages, *(StoredPage(page.file, page.number, page.image, none) for page in pages)])
+        self._take([*self.pages, *(replace(page, vectors=none) for page in pages)])
 
     def delete(self, file: str) -> None:
         self._keep([i for i, page in enumerate(self.pages) if page.file != file])
@@ -71,7 +74,7 @@ class MemoryStore:
         """Return the MaxSim scores (P) of each query with every page."""
         if not self.pages:
             return [np.empty(0, np.float32) for _ in queries]
-        packed = numkong.dots_pack(np.concatenate(queries).astype(np.float16), dtype="float16")
+        multiply = _multiplier(np.concatenate(queries))
         splits = np.cumsum([len(query) for query in queries])[:-1]
         step = max(BLOCK_BYTES // (4 * int(sum(len(query) for query in queries))), 1)
         blocks = []
@@ -80,8 +83,7 @@ class MemoryStore:
             last = int(np.searchsorted(self.starts, self.starts[first] + step, side="right")) - 1
             last = max(last, first + 1)
             start, end = int(self.starts[first]), int(self.starts[last])
-            products = np.asarray(numkong.dots_packed(self.matrix_ND[start:end], packed))
-            best = self._best_of_pages(products, first, last)
+            best = self._best_of_pages(multiply(self.matrix_ND[start:end]), first, last)
             blocks.append([part.sum(1) for part in np.split(best, splits, axis=1)])
             first = last
         return [np.concatenate([block[i] for block in blocks]) for i in range(len(queries))]
@@ -113,9 +115,12 @@ class MemoryStore:
         page = self.pages[place]
         return Found(page.id, page.file, page.number, score)
 
-    def read(self, ids: Sequence[str]) -> dict[str, Vectors]:
-        places = {id: self.places[id] for id in ids if id in self.places}
-        return {id: self.matrix_ND[self.starts[i] : self.starts[i + 1]].astype(np.float32) for id, i in places.items()}
+    def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+        return {id: self._page(self.places[id]) for id in ids if id in self.places}
+
+    def _page(self, place: int) -> StoredPage:
+        vectors = self.matrix_ND[self.starts[place] : self.starts[place + 1]]
+        return replace(self.pages[place], vectors=vectors.astype(np.float32))
 
     def images(self, file: str) -> dict[int, str]:
         return {page.number: page.image for page in self.pages if page.file == file}
@@ -131,3 +136,20 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def _multiplier(vectors: Vectors) -> Callable[[NDArray[np.float16]], NDArray[np.float32]]:
+    """Return what multiplies page vectors (N, D) with these query vectors, in the way that is fastest for so many."""
+    if len(vectors) <= FEW:
+        packed = numkong.dots_pack(vectors.astype(np.float16), dtype="float16")
+        return lambda pages: np.asarray(numkong.dots_packed(pages, packed))
+    turned = np.ascontiguousarray(vectors.T)
+
+    def multiply(pages: NDArray[np.float16]) -> NDArray[np.float32]:
+        products = np.empty((len(pages), len(vectors)), np.float32)
+        for start in range(0, len(pages), ROWS):
+            part = np.asarray(numkong.astype(pages[start : start + ROWS], "float32"))
+            np.matmul(part, turned, out=products[start : start + ROWS])
+        return products
+
+    return multiply

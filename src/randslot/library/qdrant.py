@@ -67,9 +67,9 @@ class EdgeStore:
         found = self.shard.query_batch(edge.QueryBatchRequest(requests))
         return [[_found(point) for point in points] for points in found]
 
-    def read(self, ids: Sequence[str]) -> dict[str, Vectors]:
-        records = self.shard.retrieve(list(ids), with_payload=False, with_vector=True)
-        return {str(record.id): np.array(_vectors(record), np.float32) for record in records}
+    def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+        records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
+        return {str(record.id): _page(record) for record in records}
 
     def images(self, file: str) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -127,8 +127,9 @@ def _point(page: StoredPage) -> edge.Point:
     return edge.Point(page.id, {NAME: page.vectors.tolist()}, payload)
 
 
-def _vectors(record: Any) -> Any:
-    return record.vector[NAME]
+def _page(record: Any) -> StoredPage:
+    payload, vectors = record.payload, np.array(record.vector[NAME], np.float32)
+    return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), vectors)
 
 
 def _found(point: Any) -> Found:

@@ -73,8 +73,8 @@ class Store(Protocol):
         exact: score every page in full; otherwise a store may look at compressed vectors first.
         """
 
-    def read(self, ids: Sequence[str]) -> dict[str, Vectors]:
-        """Return the vectors of pages by id; those that are not there are left out."""
+    def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+        """Return pages by id, their vectors in half precision; those that are not there are left out."""
 
     def images(self, file: str) -> dict[int, str]:
         """Return the hash of each stored page of a file, by number."""
