@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PLACES = ["README.md", "docs/log.md", "docs/training.md", "docs/embedded.md", "docs/library.md"]
+PLACES = ["README.md", "docs/log.md", "docs/training.md", "docs/embedded.md", "docs/library.md", "docs/serve.md"]
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

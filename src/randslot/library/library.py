@@ -338,7 +338,7 @@ class Library:
         found = self.store.read([page])
         if page not in found:
             raise RandSlotError(f"no page {short(page)} in library {self.folder}")
-        similarities: Vectors = self._encode([query], None)[0] @ found[page].T
+        similarities: Vectors = self._encode([query], None)[0] @ found[page].vectors.astype(np.float32).T
         return similarities
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:

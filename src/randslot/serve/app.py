@@ -34,7 +34,7 @@ PAGES = {
     "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-ABOUT = "Search a library of PDFs and images. Errors are JSON of the form `{\"error\": \"one line\"}`."
+ABOUT = 'Search a library of PDFs and images. Errors are JSON of the form `{"error": "one line"}`.'
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 

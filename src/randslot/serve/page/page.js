@@ -265,7 +265,7 @@ async function about() {
   const status = await call("/api/status");
   $("about").textContent = [status.library, plural(status.pages, "page"), plural(status.documents, "document"),
     `${plural(status.page_vectors, "vector")} a page`].join(" · ");
-  $("adding").hidden = status.read_only;
+  $("adding").hidden = $("add").hidden = status.read_only;
 }
 
 async function suggest() {
