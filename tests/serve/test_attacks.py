@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import struct
 import zlib
 from io import BytesIO
@@ -16,7 +17,9 @@ from randslot.serve import app as app_file
 from randslot.serve import guard, uploads
 from randslot.serve.guard import COOKIE, HEADERS, Access
 
-from .conftest import TOKEN, client_of, documents, pdf, upload
+from .conftest import TOKEN, client_of, documents, listening, pdf, upload, wait_for
+
+HOST = "127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +167,16 @@ def test_an_upload_that_harms_fails_alone(client, name, content):
     job = upload(client, name, content)
     assert job["state"] == "failed"
     assert job["error"]
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing(service, capsys):
+    head = b"POST /api/uploads?name=cut.pdf HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n"
+    with listening(service) as address, socket.create_connection((HOST, int(address.rpartition(":")[2]))) as visitor:
+        visitor.sendall(head + b"%PDF-1.4")
+        wait_for(lambda: service.uploads.coming)
+        visitor.close()
+        wait_for(lambda: not service.uploads.coming)
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_too_many_uploads_are_refused(client, tmp_path, monkeypatch):

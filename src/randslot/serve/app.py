@@ -15,6 +15,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import RandSlotError
@@ -148,7 +149,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if access.token else [],
-        responses={"4XX": {"model": ErrorAnswer, "description": "refused, and why"}},
+        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX")},
     )
     _add_errors(app)
     _add_page(app)
@@ -340,7 +341,10 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and len(length) < 20 and int(length) > UPLOAD_BYTES:
             raise Refused(413, f"the file is larger than {UPLOAD_BYTES >> 20} MB")
-        return _upload(await taken.receive(name, request.stream()))
+        try:
+            return _upload(await taken.receive(name, request.stream()))
+        except ClientDisconnect as error:
+            raise Refused(400, "the upload was cut off") from error
 
     @app.get("/api/uploads", tags=["uploads"])
     def list_uploads() -> UploadList:

@@ -49,9 +49,9 @@ class Service:
     def __init__(self, library: Library, *, read_only: bool = False) -> None:
         self.library = library
         _ = library.model  # the first search should not wait for it
-        self.searches = Searches(library)
-        self.uploads = None if read_only else Uploads(library)
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
+        self.searches = Searches(library)
+        self.uploads = None if read_only else Uploads(library, self.renderers)
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
 

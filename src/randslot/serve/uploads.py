@@ -81,8 +81,8 @@ def check_head(name: str, head: bytes) -> None:
 class Uploads:
     """Takes files in, and indexes them one after the other."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, renderers: Renderers) -> None:
+        self.library, self.renderers = library, renderers
         self.folder = library.folder.absolute() / "uploads"
         self.jobs: dict[str, Job] = {}
         self.coming = 0  # uploads that are being received
@@ -183,8 +183,7 @@ class Uploads:
             self._note(replace(self.jobs[id], pages_done=now.pages_done, num_pages=now.num_pages))
 
         self._note(replace(self.jobs[id], state="reading"))
-        with Renderers(1) as renderers:
-            num = renderers.inspect(str(file)).num_pages
+        num = self.renderers.inspect(str(file)).num_pages
         if num > UPLOAD_PAGES:
             raise RandSlotError(f"{file.name} has {num:,} pages, more than {UPLOAD_PAGES:,}")
         summary = self.library.add([file], workers=1, progress=tell)

@@ -74,5 +74,5 @@ function endpoint(path, method, does) {
 
 document.getElementById("about").textContent = schema.info.description.replaceAll("`", "");
 const found = Object.entries(schema.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, does]) => endpoint(path, method, does)));
-const used = Object.entries(schema.components.schemas).filter(([name]) => !name.endsWith("Body") && !/Validation/.test(name));
+const used = Object.entries(schema.components.schemas).filter(([name]) => !name.endsWith("Body"));
 document.getElementById("endpoints").replaceChildren(...found, make("section", {}, make("h2", { textContent: "What answers hold" }), ...used.map(([name, part]) => fields(name, part))));

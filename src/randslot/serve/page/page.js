@@ -301,7 +301,11 @@ $("search").addEventListener("submit", (event) => {
   if ($("query").value.trim()) go({ q: $("query").value.trim(), in: $("source").value.trim(), open: "" });
 });
 $("query").addEventListener("search", () => { if (!$("query").value) go({ q: "", open: "" }); });
-$("source").addEventListener("input", () => suggest().catch(() => {}));
+let typing = 0;
+$("source").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => suggest().catch(() => {}), 200);
+});
 $("login").addEventListener("cancel", (event) => event.preventDefault());
 $("viewer").addEventListener("close", () => { if (shown.get("open")) go({ open: "" }); });
 $("viewer").addEventListener("click", (event) => { if (event.target === $("viewer")) $("viewer").close(); });
