@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from randslot.serve.app import make_app
-from randslot.serve.guard import Access
+from randslot.serve.guard import LOCAL, Access
 
 from .conftest import HOME, documents
 
@@ -25,7 +25,7 @@ CHECKS = [not_a_server_error, status_code_conformance, response_schema_conforman
 
 @pytest.fixture
 def served(service):
-    return schemathesis.openapi.from_asgi("/openapi.json", make_app(service, Access()))
+    return schemathesis.openapi.from_asgi("/openapi.json", make_app(service, Access(hosts=LOCAL | {"testserver"})))
 
 
 schema = schemathesis.pytest.from_fixture("served")

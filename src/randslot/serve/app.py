@@ -9,12 +9,13 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException  # FastAPI's own is one of these
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
@@ -192,8 +193,6 @@ def _add_errors(app: FastAPI) -> None:
         Refused: refused,
         RandSlotError: wrong,
         HTTPException: http,
-        404: http,
-        405: http,
         RequestValidationError: invalid,
     }.items():
         app.add_exception_handler(kind, handler)  # type: ignore[arg-type]

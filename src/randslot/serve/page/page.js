@@ -307,7 +307,7 @@ $("source").addEventListener("input", () => {
   typing = setTimeout(() => suggest().catch(() => {}), 200);
 });
 $("login").addEventListener("cancel", (event) => event.preventDefault());
-$("viewer").addEventListener("close", () => { if (shown.get("open")) go({ open: "" }); });
+$("viewer").addEventListener("close", () => { if (shown.get("open")) go({ open: "" }, true); });
 $("viewer").addEventListener("click", (event) => { if (event.target === $("viewer")) $("viewer").close(); });
 $("viewer").addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") turn(-1);
