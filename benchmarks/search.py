@@ -6,7 +6,7 @@
 
 Vectors are generated: pages gather around topics, and a query is a page with noise. Every way runs in a process of its
 own, so that its peak memory is its own, and each measures right after its searches how fast memory can be read here:
-"x limit" is p50 over the time that reading what the way has to read would take (codes of one bit for the default).
+"x limit" is p50 over the time that reading what the way has to read would take (codes for the default).
 
 At the end the embedded model reads sample pages, and the default search is compared with the exact one on them.
 """
@@ -53,13 +53,15 @@ class Ours:
     """The store of a library; compressed by default."""
 
     def __init__(self, exact: bool) -> None:
-        self.exact, self.bits = exact, 16.0 if exact else 1.0
+        self.exact, self.bits = exact, 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from randslot.library.qdrant import EdgeStore
+        from randslot.library.qdrant import BITS_FROM, EdgeStore
         from randslot.library.store import StoredPage
 
         first = next(blocks)
+        if not self.exact:
+            self.bits = 1.0 if first.shape[-1] >= BITS_FROM else 8.0
         self.store = EdgeStore(folder / "pages", first.shape[-1])
         start = 0
         for block in _again(first, blocks):

@@ -215,6 +215,17 @@ def test_an_image_without_a_file_is_kept_and_removed_with_the_library(library):
     assert not Path(hit.source).exists()
 
 
+def test_a_library_that_was_moved_still_has_its_images(tmp_path, model, papers):
+    with Library(tmp_path / "lib", model) as library:
+        library.add([noise(60, 80, 3), papers / "a.tif"])
+    (tmp_path / "lib").rename(tmp_path / "moved")
+    with Library(tmp_path / "moved", model) as library:
+        hits = library.search("tax")
+        assert len(hits) == 4
+        assert {hit.image().size for hit in hits} == {(60, 80), (64, 96)}
+        assert library.add([noise(60, 80, 3)]).unchanged == 1
+
+
 def test_metadata_can_be_given_later(library, papers):
     library.add(papers / "a.tif")
     library.add(papers, metadata={"year": 2023, "draft": True})
@@ -401,6 +412,25 @@ def test_until_a_changed_file_is_whole_its_old_pages_are_shown(library, model, p
     assert library.verify() == []
 
 
+def test_a_disk_that_cannot_be_written_is_one_line(library, papers, monkeypatch):
+    def fail(_):
+        raise Exception("No space left on device")
+
+    class Shard:
+        update = staticmethod(fail)
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    real = library.store.shard
+    monkeypatch.setattr(library.store, "shard", Shard())
+    with pytest.raises(RandSlotError, match=r"cannot write vectors into .*: No space left on device"):
+        library.add(papers)
+    monkeypatch.undo()
+    assert shown(library) == {}
+    assert len(library.add(papers).added) == 3
+
+
 def test_what_was_to_be_deleted_is_deleted_when_opened_again(tmp_path, model, papers, monkeypatch):
     with Library(tmp_path / "lib", model) as library:
         library.add(papers)
@@ -547,6 +577,8 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path, papers):
         Library(papers)
     with pytest.raises(UsageError, match="no library at"):
         Library(tmp_path / "new", create=False)
+    with pytest.raises(RandSlotError, match="no model found"):
+        Library(tmp_path / "new", "nowhere")
     assert not (tmp_path / "new").exists()
     with pytest.raises(UsageError, match="cannot make a library"):
         Library(papers / "a.tif" / "below")

@@ -81,7 +81,7 @@ def test_sigterm_finishes_what_was_acknowledged(model, tmp_path):
                 Library(tmp_path / "lib", model)
             request = urllib.request.Request(
                 f"{address}/api/uploads?name=late.pdf",
-                pdf(tmp_path, 40),
+                pdf(tmp_path, 12),
                 {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/octet-stream"},
             )
             with urllib.request.urlopen(request) as answer:
@@ -95,6 +95,6 @@ def test_sigterm_finishes_what_was_acknowledged(model, tmp_path):
     assert err.endswith("stopped\n")
     assert "Traceback" not in err
     with Library(tmp_path / "lib", model) as library:
-        assert [file.num_pages for file in library.files()] == [40]
-        assert len(library) == 40
+        assert [file.num_pages for file in library.files()] == [12]
+        assert len(library) == 12
         assert library.verify() == []

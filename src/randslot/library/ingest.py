@@ -25,7 +25,7 @@ from .manifest import File, Manifest
 from .renderers import Inspected, Renderers
 from .store import Store, StoredPage, Vectors, page_id
 
-SAFE_SECONDS = 2.0  # between two times that everything is brought to the disk and whole files become visible
+SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and whole files become visible
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,11 @@ class Ingest:
     # -- from pages to visible files
 
     def _show_whole(self) -> None:
-        """Bring all to the disk, then make whole files visible and delete what they replace."""
-        if self.whole:
-            self.store.flush()
+        """Bring all to the disk, then make whole files visible and delete what they replace.
+
+        Also without whole files: after a crash the engine does again what was not on the disk, and that takes time.
+        """
+        self.store.flush()
         for job in self.whole:
             self._clear(self.manifest.show(job.file))
             (self.summary.changed if job.old else self.summary.added).append(job.file.source)

@@ -37,8 +37,8 @@ from .renderers import Renderers
 from .store import Found, Vectors, Where
 
 FORMAT = 1
-HOME = "library.json"
-OWN = ("images", "uploads")  # folders with files that the library keeps itself
+HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
+BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
 NOTES = logging.getLogger("randslot")
 
 
@@ -112,17 +112,19 @@ class Library:
         self.folder = Path(folder).expanduser()
         self._model: MultiVectorEncoder | None = None
         self._encoding, self._writing = Lock(), Lock()
-        exists = (self.folder / HOME).is_file()
-        if not exists:
+        if not (self.folder / HOME).is_file():
             self._check_new(create)
         self._lock()
         try:
+            exists = (self.folder / HOME).is_file()
             self.binding = self._open(model) if exists else self._create(model)
             self.manifest = Manifest(self.folder / "files.sqlite")
             self.store = EdgeStore(self.folder / "pages", self.binding.dimension)
+            self._follow_images()
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
         except BaseException:
             self.lock.release()
+            self._leave_nothing()
             raise
 
     def _check_new(self, create: bool) -> None:
@@ -130,11 +132,18 @@ class Library:
             raise UsageError(f"no library at {self.folder}: randslot index makes one")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            others = [path.name for path in self.folder.iterdir() if path.name not in ("lock", "owner")]
+            others = [path.name for path in self.folder.iterdir() if path.name not in BEGUN]
         except OSError as error:
             raise UsageError(f"cannot make a library at {self.folder}: {error.strerror or error}") from error
         if others:
             raise UsageError(f"{self.folder} is no library and not empty: name another folder")
+
+    def _leave_nothing(self) -> None:
+        """Remove what was begun of a library that could not be made."""
+        if not (self.folder / HOME).is_file():
+            for name in BEGUN:
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
 
     def _lock(self) -> None:
         self.lock = FileLock(self.folder / "lock")
@@ -155,10 +164,22 @@ class Library:
             NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.folder)
         self._model = model if isinstance(model, MultiVectorEncoder) else load(os.fspath(model or EMBEDDED))
         binding = describe(self._model)
-        part = self.folder / f"{HOME}.part"
-        part.write_text(json.dumps({"format": FORMAT, "model": asdict(binding)}, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, self.folder / HOME)
+        self._write_home(binding)
         return binding
+
+    def _write_home(self, binding: Binding) -> None:
+        home = {"format": FORMAT, "folder": str(self.folder.absolute()), "model": asdict(binding)}
+        part = self.folder / f"{HOME}.part"
+        part.write_text(json.dumps(home, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, self.folder / HOME)
+
+    def _follow_images(self) -> None:
+        """Know the images that are kept in here by their new paths, if the library was moved."""
+        before, now = read_json(self.folder / HOME)["folder"], str(self.folder.absolute())
+        if before != now:
+            kept = [file for file in self.manifest.find() if is_below(file.source, os.path.join(before, IMAGES))]
+            self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
+            self._write_home(self.binding)
 
     def _open(self, model: str | os.PathLike[str] | MultiVectorEncoder | None) -> Binding:
         home = read_json(self.folder / HOME)
@@ -241,7 +262,7 @@ class Library:
         """Keep an image that has no file of its own in the library, and return its path there."""
         image = open_page(image)
         name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
-        file = self.folder.absolute() / "images" / f"{name}.png"
+        file = self.folder.absolute() / IMAGES / f"{name}.png"
         if not file.is_file():
             file.parent.mkdir(exist_ok=True)
             part = file.with_suffix(".part")
@@ -273,7 +294,7 @@ class Library:
         with self._writing:
             clear(self.manifest, self.store, files)
         for file in files:
-            if any(is_below(file.source, str(self.folder.absolute() / own)) for own in OWN):
+            if any(is_below(file.source, str(self.folder.absolute() / own)) for own in (IMAGES, UPLOADS)):
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()

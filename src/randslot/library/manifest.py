@@ -11,7 +11,8 @@ import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -55,7 +56,7 @@ class Manifest:
 
         Errors: RandSlotError if the file is damaged.
         """
-        self.lock = Lock()
+        self.path, self.lock = path, Lock()
         try:
             self.db = sqlite3.connect(path, check_same_thread=False)
             self.db.execute("pragma journal_mode = wal")
@@ -83,7 +84,7 @@ class Manifest:
 
     def put(self, *files: File) -> None:
         """Keep files as they are given, all in one transaction."""
-        with self.lock, self.db:
+        with self._transaction():
             self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, files))
 
     def show(self, file: File) -> list[File]:
@@ -94,7 +95,7 @@ class Manifest:
 
     def forget(self, file: File) -> None:
         """Remove a file whose pages are deleted."""
-        with self.lock, self.db:
+        with self._transaction():
             self.db.execute("delete from files where id = ?", [file.id])
 
     def totals(self) -> tuple[int, int]:
@@ -102,6 +103,14 @@ class Manifest:
         with self.lock:
             files, pages = self.db.execute("select count(*), sum(num_pages) from files where state = 'done'").fetchone()
         return files, pages or 0
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self.lock, self.db:
+                yield
+        except sqlite3.Error as error:
+            raise RandSlotError(f"cannot write {self.path}: {error}") from error
 
     def close(self) -> None:
         self.db.close()

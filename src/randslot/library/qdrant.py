@@ -1,8 +1,8 @@
 """The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
 
-Vectors are kept in half precision, with binary codes beside them. By default a search compares codes, then scores the
-best candidates in full; an exact one scores every page. There is no graph: a page is four vectors, and comparing the
-codes of all pages takes milliseconds.
+Vectors are kept in half precision, with codes beside them: one bit a number where there are many numbers, and a byte
+where there are few. By default a search compares codes, then scores the best candidates in full; an exact one scores
+every page. There is no graph: a page is four vectors, and comparing the codes of all pages takes milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .store import Found, StoredPage, Vectors, Where
 NAME = "page"  # of the vectors of a point
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
 CANDIDATES, OVERSAMPLING = 200, 20  # pages that are scored in full: at least so many, and so many for each hit
-COMPRESS_FROM = 10_000  # KB of vectors from which a segment is worth its codes
+COMPRESS_FROM = 1000  # KB of vectors from which a segment is worth its codes
+BITS_FROM = 1024  # dimensions from which one bit of each number says enough: see the recall in docs/library.md
 
 
 class EdgeStore:
@@ -36,6 +37,9 @@ class EdgeStore:
         """
         if not folder.exists():
             _create(folder, dim)
+        self.folder = folder
+        self.warm = False
+        _read_through(folder, "quantized*")
         try:
             self.shard = edge.EdgeShard.load(str(folder))
         except Exception as error:  # the engine has no errors of its own
@@ -45,12 +49,21 @@ class EdgeStore:
     def add(self, pages: Sequence[StoredPage]) -> None:
         for start in range(0, len(pages), CHUNK):
             points = [_point(page) for page in pages[start : start + CHUNK]]
-            self.shard.update(edge.UpdateOperation.upsert_points(points))
+            self._update(edge.UpdateOperation.upsert_points(points))
 
     def delete(self, file: str) -> None:
-        self.shard.update(edge.UpdateOperation.delete_points_by_filter(_of_file(file)))
+        self._update(edge.UpdateOperation.delete_points_by_filter(_of_file(file)))
+
+    def _update(self, operation: edge.UpdateOperation) -> None:
+        try:
+            self.shard.update(operation)
+        except Exception as error:  # a full disk, for example; the engine has no errors of its own
+            raise RandSlotError(f"cannot write vectors into {self.folder}: {first_line(error)}") from error
 
     def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
+        if exact and not self.warm:
+            _read_through(self.folder, "vectors")
+            self.warm = True
         codes = edge.QuantizationSearchParams(
             ignore=exact, rescore=True, oversampling=max(OVERSAMPLING, CANDIDATES / max(k, 1))
         )
@@ -108,7 +121,7 @@ def _create(folder: Path, dim: int) -> None:
         multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        quantization_config=edge.BinaryQuantizationConfig(memory=edge.Memory.Cached),
+        quantization_config=_codes(dim),
         hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
     )
     config = edge.EdgeConfig(
@@ -120,6 +133,25 @@ def _create(folder: Path, dim: int) -> None:
     shard.flush()
     shard.close()
     os.rename(part, folder)
+
+
+def _read_through(folder: Path, name: str) -> None:
+    """Read files of the vectors once, from front to back, so that they are in the system's cache.
+
+    The engine maps them for access at random: from a cold disk it would fetch them four kilobytes at a time.
+    """
+    buffer = bytearray(2**20)
+    for place in folder.glob(f"segments/*/vector_storage-{NAME}/{name}"):
+        for file in [place] if place.is_file() else place.iterdir():
+            with file.open("rb", buffering=0) as content:
+                while content.readinto(buffer):
+                    pass
+
+
+def _codes(dim: int) -> edge.BinaryQuantizationConfig | edge.ScalarQuantizationConfig:
+    if dim >= BITS_FROM:
+        return edge.BinaryQuantizationConfig(memory=edge.Memory.Cached)
+    return edge.ScalarQuantizationConfig(edge.ScalarType.Int8, memory=edge.Memory.Cached)
 
 
 def _point(page: StoredPage) -> edge.Point:

@@ -22,7 +22,7 @@ from typing import IO
 
 from ..errors import RandSlotError
 from ..library.ingest import Progress
-from ..library.library import Library
+from ..library.library import UPLOADS, Library
 from ..library.renderers import Renderers
 from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
 
@@ -83,7 +83,7 @@ class Uploads:
 
     def __init__(self, library: Library, renderers: Renderers) -> None:
         self.library, self.renderers = library, renderers
-        self.folder = library.folder.absolute() / "uploads"
+        self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, Job] = {}
         self.coming = 0  # uploads that are being received
         self.lock = Lock()
