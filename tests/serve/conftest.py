@@ -45,8 +45,10 @@ def papers(tmp_path_factory) -> Path:
 def serving(folder: Path, model: MultiVectorEncoder, **options: bool) -> Iterator[Service]:
     with Library(folder, model) as library:
         service = Service(library, **options)
-        yield service
-        service.close()
+        try:
+            yield service
+        finally:
+            service.close()
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,12 @@ def listening(service: Service, access: Access | None = None) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(make_app(service, access or Access()), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield f"{HOME}:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    try:
+        yield f"{HOME}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
 
 
 def documents(client: TestClient) -> dict[str, dict]:

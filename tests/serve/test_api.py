@@ -170,6 +170,16 @@ def test_read_only_takes_no_uploads_but_shows_them(model, tmp_path):
         assert client.post("/api/search", json={"query": "tax"}).json() == {"hits": []}
 
 
+def test_uploads_move_with_their_library(model, tmp_path):
+    with serving(tmp_path / "lib", model) as service:
+        upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
+    (tmp_path / "lib").rename(tmp_path / "moved")
+    with serving(tmp_path / "moved", model) as service:
+        client = client_of(service)
+        assert client.get(documents(client)["a.pdf"]["file"]).content == pdf(tmp_path, 1)
+        assert service.uploads.list_jobs() == []
+
+
 def test_a_removed_upload_is_deleted(model, tmp_path):
     with serving(tmp_path / "lib", model) as service:
         upload(client_of(service), "a.pdf", pdf(tmp_path, 1))

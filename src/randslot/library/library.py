@@ -177,7 +177,7 @@ class Library:
         """Know the images that are kept in here by their new paths, if the library was moved."""
         before, now = read_json(self.folder / HOME)["folder"], str(self.folder.absolute())
         if before != now:
-            kept = [file for file in self.manifest.find() if is_below(file.source, os.path.join(before, IMAGES))]
+            kept = [file for file in self.manifest.find() if _is_kept(file, before)]
             self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
             self._write_home(self.binding)
 
@@ -294,7 +294,7 @@ class Library:
         with self._writing:
             clear(self.manifest, self.store, files)
         for file in files:
-            if any(is_below(file.source, str(self.folder.absolute() / own)) for own in (IMAGES, UPLOADS)):
+            if _is_kept(file, str(self.folder.absolute())):
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()
@@ -429,6 +429,11 @@ class Library:
                 self.store.delete(id)
         problems = [f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored" for file in torn]
         return problems + [f"{counts[id]} pages belong to no file ({id})" for id in stray]
+
+
+def _is_kept(file: File, library: str) -> bool:
+    """Whether a file is one that a library keeps inside its folder."""
+    return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
 
 
 def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:
