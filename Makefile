@@ -3,13 +3,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check benchmark embedded clean
+.PHONY: demo test check browser benchmark screenshot embedded clean
 
 demo: $(READY)
 	$(BIN)/randslot demo
 
-test: $(READY) check
+test: $(READY) check browser
 	$(BIN)/python -m pytest
+
+# Chromium for the tests of the page; where it cannot be installed they are skipped and say so.
+browser:
+	@which chromium chromium-browser google-chrome 2>/dev/null | grep -q . \
+	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Chromium for the tests of the page" \
+	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq chromium >/dev/null; } \
+	|| echo "no Chromium here: the tests of the page are skipped"
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -22,7 +29,12 @@ benchmark: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/export.py
+	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/tables.py
+
+# The picture of the page in the README; needs Chromium.
+screenshot: $(READY) browser
+	$(BIN)/python benchmarks/screenshot.py
 
 # The embedded model from nothing, in about two hours on two cores; run again after an interruption, it goes on.
 embedded: $(READY)

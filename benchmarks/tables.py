@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PLACES = ["README.md", *(f"docs/{name}.md" for name in ("log", "training", "embedded", "library", "serving"))]
+NAMES = ("log", "training", "embedded", "library", "serve", "serving")
+PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -48,6 +48,13 @@ ORDER = [
     "library.library",
     "library.show",
     "library.commands",
+    "serve.limits",
+    "serve.guard",
+    "serve.searches",
+    "serve.uploads",
+    "serve.service",
+    "serve.app",
+    "serve.run",
     "demo",
     "evaluation.metrics",
     "evaluation.published",
@@ -131,7 +138,15 @@ def test_only_one_file_knows_the_backbones_by_name():
             assert not [name for name in names if "qwen" in name.lower()], file
 
 
-@pytest.mark.parametrize(("package", "home"), [("qdrant_edge", "library.qdrant"), ("numkong", "library.memory")])
+@pytest.mark.parametrize(
+    ("package", "home"),
+    [
+        ("qdrant_edge", "library.qdrant"),
+        ("numkong", "library.memory"),
+        ("fastapi", "serve.app"),
+        ("uvicorn", "serve.run"),
+    ],
+)
 def test_only_one_file_knows_an_engine(package, home):
     for file in SOURCE.rglob("*.py"):
         code = ast.parse(file.read_text(encoding="utf-8"))

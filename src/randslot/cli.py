@@ -11,12 +11,20 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
-from .library.commands import index, library_app, search
+from .library.commands import Place, index, library_app, search
 
 if TYPE_CHECKING:
     from .evaluation.tasks import Task
 
-EXTRAS = {"datasets": "train", "matplotlib": "evaluate", "pyarrow": "train", "tensorboard": "train", "mteb": "evaluate"}
+EXTRAS = {
+    "datasets": "train",
+    "matplotlib": "evaluate",
+    "pyarrow": "train",
+    "tensorboard": "train",
+    "mteb": "evaluate",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+}
 
 app = typer.Typer(
     help="Compact visual document retrieval: four vectors a page.",
@@ -133,6 +141,33 @@ def demo(
     print(f"see the pages in {file}")
     if show and not webbrowser.open(file.resolve().as_uri()):
         print("no browser could be opened here: open that file yourself")
+
+
+@app.command()
+def serve(
+    library: Place,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine need --token.")] = (
+        "127.0.0.1"
+    ),
+    token: Annotated[
+        str | None, typer.Option(envvar="RANDSLOT_TOKEN", help="What visitors must know; better in the environment.")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added.")] = False,
+    origin: Annotated[
+        list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+) -> None:
+    """Search a library in a browser: a page, and an API with its description at /docs.
+
+    randslot serve -l mylib
+
+    RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
+    """
+    from .serve.run import Visitors, serve
+
+    serve(library, Visitors(host, port, token, tuple(origin or ())), read_only=read_only, model=model)
 
 
 @app.command()

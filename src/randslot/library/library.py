@@ -1,7 +1,7 @@
 """A library: files in, ranked pages out. It opens or makes a folder, and remembers its model inside.
 
 The folder has `library.json` (format and model), `files.sqlite` (the manifest), `pages/` (the store), `images/` (what
-was added without a file), and `lock`: one process at a time.
+was added without a file), `uploads/` (what was added in a browser), and `lock`: one process at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sentence_transformers import MultiVectorEncoder
 from ..client import open_model
 from ..errors import RandSlotError, UsageError
 from ..hub import EMBEDDED, read_json
-from ..pages import PIXELS, open_file_page, open_page
+from ..pages import PIXELS, open_file_page, open_page, short
 from .binding import Binding, describe, load_bound, read_binding
 from .files import is_below, is_gone, is_match, list_files
 from .ingest import Ingest, Progress, Summary, clear
@@ -37,7 +37,7 @@ from .renderers import Renderers
 from .store import Found, Vectors, Where
 
 FORMAT = 1
-HOME, IMAGES = "library.json", "images"
+HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
 BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
 NOTES = logging.getLogger("randslot")
 
@@ -177,7 +177,7 @@ class Library:
         """Know the images that are kept in here by their new paths, if the library was moved."""
         before, now = read_json(self.folder / HOME)["folder"], str(self.folder.absolute())
         if before != now:
-            kept = [file for file in self.manifest.find() if is_below(file.source, os.path.join(before, IMAGES))]
+            kept = [file for file in self.manifest.find() if _is_kept(file, before)]
             self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
             self._write_home(self.binding)
 
@@ -294,7 +294,7 @@ class Library:
         with self._writing:
             clear(self.manifest, self.store, files)
         for file in files:
-            if is_below(file.source, str(self.folder.absolute() / IMAGES)):
+            if _is_kept(file, str(self.folder.absolute())):
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()
@@ -348,6 +348,19 @@ class Library:
             ]
             for query, hits in zip(vectors, found, strict=True)
         ]
+
+    def compare(self, query: str, page: str) -> Vectors:
+        """Return how near each readout of a query is to each of a page, which is given by its id.
+
+        Shape: vectors of the query x vectors of the page. The largest in each row add up to the page's score.
+
+        Errors: RandSlotError if there is no such page.
+        """
+        found = self.store.read([page])
+        if page not in found:
+            raise RandSlotError(f"no page {short(page)} in library {self.folder}")
+        similarities: Vectors = self._encode([query], None)[0] @ found[page].vectors.astype(np.float32).T
+        return similarities
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
         model = self.model
@@ -416,6 +429,11 @@ class Library:
                 self.store.delete(id)
         problems = [f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored" for file in torn]
         return problems + [f"{counts[id]} pages belong to no file ({id})" for id in stray]
+
+
+def _is_kept(file: File, library: str) -> bool:
+    """Whether a file is one that a library keeps inside its folder."""
+    return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
 
 
 def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:

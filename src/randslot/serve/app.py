@@ -1,0 +1,382 @@
+"""The web app: routes of the page and the API, and what they take and answer. The only file that imports FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from importlib import resources
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException  # FastAPI's own is one of these
+from starlette.requests import ClientDisconnect
+
+from .. import __version__
+from ..errors import RandSlotError
+from ..library.library import Hit
+from ..library.manifest import File
+from .guard import COOKIE, Access, Guard
+from .limits import HITS, QUERY_LETTERS, SOURCE_LETTERS, UPLOAD_BYTES, Refused
+from .searches import Options
+from .service import Service, show_folder, show_name
+from .uploads import Job, Uploads
+
+PAGES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/docs": ("docs.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+ABOUT = 'Search a library of PDFs and images. Errors are JSON of the form `{"error": "one line"}`.'
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+
+class Body(BaseModel):
+    """What a request may hold: nothing but what is named."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+QueryText = Annotated[str, Field(min_length=1, max_length=QUERY_LETTERS, pattern=r"\S", examples=["revenue by region"])]
+
+
+class SearchBody(Body):
+    query: QueryText
+    k: int = Field(10, ge=1, le=HITS, description="how many pages")
+    source: str | None = Field(
+        None, min_length=1, max_length=SOURCE_LETTERS, description="a name, folder/name, or wildcards as in *.pdf"
+    )
+    exact: bool = Field(False, description="score every page in full")
+
+
+class ExplainBody(Body):
+    query: QueryText
+    document: UUID = Field(strict=False)
+    page: int = Field(ge=1, le=2**31)
+
+
+class SessionBody(Body):
+    token: str = Field(max_length=1000)
+
+
+class ErrorAnswer(BaseModel):
+    error: str
+
+
+class Document(BaseModel):
+    id: str
+    name: str
+    folder: str
+    pages: int
+    metadata: dict[str, Any]
+    file: str = Field(description="address of the file itself")
+
+
+class MatchAnswer(BaseModel):
+    query: int = Field(description="readout of the query, from 1")
+    page: int = Field(description="the readout of the page that is nearest to it, from 1")
+    similarity: float
+
+
+class HitAnswer(BaseModel):
+    document: Document
+    page: int
+    score: float
+    matches: list[MatchAnswer]
+    image: str = Field(description="address of the page's image")
+
+
+class SearchAnswer(BaseModel):
+    hits: list[HitAnswer]
+
+
+class Documents(BaseModel):
+    total: int
+    documents: list[Document]
+
+
+class ExplainAnswer(BaseModel):
+    similarities: list[list[float]] = Field(description="a row for each readout of the query")
+    winners: list[int] = Field(description="the nearest readout of the page in each row, from 1")
+    score: float
+
+
+class Status(BaseModel):
+    library: str
+    documents: int
+    pages: int
+    bytes: int
+    bytes_per_page: int
+    model: str
+    page_vectors: int
+    query_vectors: int
+    dimension: int
+    read_only: bool
+    uploads_waiting: int
+
+
+class Upload(BaseModel):
+    id: str
+    name: str
+    state: Literal["waiting", "reading", "done", "failed"]
+    pages_done: int
+    num_pages: int
+    error: str | None
+
+
+class UploadList(BaseModel):
+    uploads: list[Upload]
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+
+
+def make_app(service: Service, access: Access) -> FastAPI:
+    """Make the app of a service."""
+    app = FastAPI(
+        title="RandSlot",
+        version=__version__,
+        description=ABOUT,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if access.token else [],
+        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX")},
+    )
+    _add_errors(app)
+    _add_page(app)
+    _add_reading(app, service)
+    _add_documents(app, service)
+    _add_uploads(app, service)
+    _add_session(app, access)
+    app.add_middleware(Guard, access=access)
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=access.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return app
+
+
+# -- errors
+
+
+def _add_errors(app: FastAPI) -> None:
+    def refused(_: Request, error: Refused) -> JSONResponse:
+        return _error(error.status, str(error))
+
+    def wrong(_: Request, error: RandSlotError) -> JSONResponse:
+        return _error(400, str(error))
+
+    def http(_: Request, error: HTTPException) -> JSONResponse:
+        return _error(error.status_code, str(error.detail).lower(), error.headers)
+
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return _error(400, f"the body is not JSON: {first['ctx']['error']}")
+        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        return _error(422, f"{where[:80]}: {first['msg'][:200]}")
+
+    for kind, handler in {
+        Refused: refused,
+        RandSlotError: wrong,
+        HTTPException: http,
+        RequestValidationError: invalid,
+    }.items():
+        app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
+
+
+def _error(status: int, reason: str, headers: Any = None) -> JSONResponse:
+    return JSONResponse({"error": reason}, status, headers)
+
+
+# -- the page
+
+
+def _add_page(app: FastAPI) -> None:
+    folder = resources.files("randslot") / "serve" / "page"
+    for path, (name, kind) in PAGES.items():
+        content = (folder / name).read_bytes()
+        app.get(path, include_in_schema=False)(_static(content, kind))
+
+
+def _static(content: bytes, kind: str) -> Callable[[], Response]:
+    def show() -> Response:
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return show
+
+
+# -- what can be read
+
+
+def _add_reading(app: FastAPI, service: Service) -> None:
+    @app.get("/api/health", tags=["service"])
+    async def health() -> Health:
+        """Whether the service is up; needs no token."""
+        return Health(status="ok")
+
+    @app.get("/api/status", tags=["service"])
+    def status() -> Status:
+        """What the library holds, and its model."""
+        return Status(**service.status())
+
+    @app.post("/api/search", tags=["search"])
+    async def search(body: SearchBody) -> SearchAnswer:
+        """Find pages, best first."""
+        options = Options(body.k, body.source, body.exact)
+        hits = await asyncio.wrap_future(service.searches.ask(body.query, options))
+        return SearchAnswer(hits=await asyncio.to_thread(_hits, service, hits))
+
+    @app.post("/api/explain", tags=["search"])
+    def explain(body: ExplainBody) -> ExplainAnswer:
+        """Why a page has its score: each readout of the query against each readout of the page."""
+        found = service.explain(body.query, str(body.document), body.page)
+        return ExplainAnswer(similarities=found.similarities, winners=found.winners, score=found.score)
+
+
+def _hits(service: Service, hits: list[Hit]) -> list[HitAnswer]:
+    """Return hits as answers; a document that has just been removed is left out."""
+    sources = {hit.source for hit in hits}
+    files = {file.source: file for source in sources for file in service.library.manifest.find(source=source)}
+    return [_hit(hit, files[hit.source]) for hit in hits if hit.source in files]
+
+
+def _hit(hit: Hit, file: File) -> HitAnswer:
+    return HitAnswer(
+        document=_document(file),
+        page=hit.page,
+        score=hit.score,
+        matches=[MatchAnswer(query=one.query, page=one.page, similarity=one.similarity) for one in hit.matches],
+        image=f"/api/documents/{file.id}/pages/{hit.page}/image",
+    )
+
+
+def _document(file: File) -> Document:
+    return Document(
+        id=file.id,
+        name=show_name(file),
+        folder=show_folder(file),
+        pages=file.num_pages,
+        metadata=dict(file.metadata),
+        file=f"/api/documents/{file.id}/file",
+    )
+
+
+# -- documents
+
+
+def _add_documents(app: FastAPI, service: Service) -> None:
+    @app.get("/api/documents", tags=["documents"])
+    def documents(
+        name: Annotated[str, Query(max_length=SOURCE_LETTERS, description="a part of the name")] = "",
+        offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Documents:
+        """The documents of the library, by name."""
+        total, files = service.documents(name, offset, limit)
+        return Documents(total=total, documents=[_document(file) for file in files])
+
+    @app.get("/api/documents/{id}", tags=["documents"])
+    def document(id: UUID) -> Document:
+        """One document."""
+        return _document(service.document(str(id)))
+
+    @app.get(
+        "/api/documents/{id}/file",
+        tags=["documents"],
+        response_class=FileResponse,
+        responses={200: {"content": {"application/octet-stream": BINARY}}},
+    )
+    def file(id: UUID) -> FileResponse:
+        """The file of a document."""
+        path, kind = service.content(str(id))
+        name = show_name(service.document(str(id)))
+        return FileResponse(path, media_type=kind, filename=name, content_disposition_type="inline")
+
+    @app.get(
+        "/api/documents/{id}/pages/{number}/image",
+        tags=["documents"],
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": BINARY}}},
+    )
+    async def image(id: UUID, number: int, size: Literal["small", "large"] = "small") -> Response:
+        """A page of a document as a JPEG."""
+        draw = partial(service.image, str(id), number, size)
+        content = await asyncio.get_running_loop().run_in_executor(service.threads, draw)
+        return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+
+# -- uploads
+
+
+def _add_uploads(app: FastAPI, service: Service) -> None:
+    def uploads() -> Uploads:
+        if service.uploads is None:
+            raise Refused(403, "this library is served read-only")
+        return service.uploads
+
+    @app.post(
+        "/api/uploads",
+        status_code=202,
+        tags=["uploads"],
+        openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}},
+    )
+    async def upload(request: Request, name: Annotated[str, Query(min_length=1, max_length=SOURCE_LETTERS)]) -> Upload:
+        """Add a document: the file's bytes are the body. It is indexed in the background."""
+        taken = uploads()
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and len(length) < 20 and int(length) > UPLOAD_BYTES:
+            raise Refused(413, f"the file is larger than {UPLOAD_BYTES >> 20} MB")
+        try:
+            return _upload(await taken.receive(name, request.stream()))
+        except ClientDisconnect as error:
+            raise Refused(400, "the upload was cut off") from error
+
+    @app.get("/api/uploads", tags=["uploads"])
+    def list_uploads() -> UploadList:
+        """The uploads of late and how far they are, the latest first."""
+        return UploadList(uploads=[_upload(job) for job in uploads().list_jobs()])
+
+    @app.get("/api/uploads/{id}", tags=["uploads"])
+    def one_upload(id: UUID) -> Upload:
+        """One upload and how far it is."""
+        return _upload(uploads().find_job(str(id)))
+
+
+def _upload(job: Job) -> Upload:
+    return Upload(
+        id=job.id,
+        name=job.name,
+        state=job.state,  # type: ignore[arg-type]
+        pages_done=job.pages_done,
+        num_pages=job.num_pages,
+        error=job.error,
+    )
+
+
+# -- a browser's session
+
+
+def _add_session(app: FastAPI, access: Access) -> None:
+    @app.post("/api/session", status_code=204, tags=["service"])
+    def begin(body: SessionBody, request: Request, response: Response) -> None:
+        """Exchange the token for a cookie, as the page does."""
+        if access.token is None:
+            return
+        if not access.is_token(body.token):
+            raise Refused(401, "that is not the token")
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, access.session(), httponly=True, samesite="strict", secure=secure)

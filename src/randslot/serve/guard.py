@@ -1,0 +1,153 @@
+"""Who may come in: checks that every request passes before it reaches the app, and headers on every answer.
+
+- Without a token the service answers only to the names of this machine, whatever page a browser was led here by.
+- With a token everything that has data in it needs the token, as a bearer or as the cookie that it was exchanged for.
+- A page from elsewhere may not change anything; browsers say where a request comes from.
+- A body has a limit, except for uploads, which have a limit of their own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import urlsplit
+
+from .limits import BODY_BYTES, Refused
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+COOKIE = "randslot"
+LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+PAGE = frozenset({"/", "/page.css", "/page.js", "/icon.svg", "/docs", "/docs.js", "/openapi.json"})  # hold no data
+OPEN = PAGE | {"/api/health", "/api/session"}
+UPLOAD = "/api/uploads"
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may come in: those with the token, if there is one, and pages of these origins."""
+
+    token: str | None = None
+    origins: tuple[str, ...] = ()
+    hosts: frozenset[str] = LOCAL
+
+    def is_token(self, given: str) -> bool:
+        """Whether this is the token; how long the answer takes does not depend on how much of it is right."""
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+    def session(self) -> str:
+        """Return what a browser keeps in place of the token."""
+        return hmac.digest((self.token or "").encode(), b"randslot session", "sha256").hex()
+
+    def check(self, method: str, path: str, headers: dict[str, str]) -> None:
+        """Refuse a request that may not come in.
+
+        Errors: Refused.
+        """
+        if self.token is None and _host(headers.get("host", "")) not in self.hosts:
+            raise Refused(400, "this service answers to localhost only: serve with --token for other names")
+        if method not in ("GET", "HEAD") and not self._is_own(headers):
+            raise Refused(403, "a page from elsewhere may not do this")
+        if self.token is not None and path not in OPEN and not self._is_known(headers):
+            raise Refused(401, "this needs the token: send it as Authorization: Bearer TOKEN")
+
+    def _is_own(self, headers: dict[str, str]) -> bool:
+        origin = headers.get("origin")
+        if origin is not None:
+            return origin in self.origins or origin.partition("://")[2] == headers.get("host")
+        return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+
+    def _is_known(self, headers: dict[str, str]) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind:
+            return kind.lower() == "bearer" and self.is_token(given.strip())
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self.session().encode())
+
+
+def _host(given: str) -> str:
+    """Return the host of a Host header, without its port."""
+    try:
+        return urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """Stands before an app."""
+
+    def __init__(self, app: App, access: Access) -> None:
+        self.app = app
+        self.access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        answer = _with_headers(send)
+        try:
+            self.access.check(scope["method"], scope["path"], headers)
+            if scope["path"] != UPLOAD:
+                receive = await _read_body(receive)
+        except Refused as refused:
+            await _refuse(answer, refused)
+            return
+        await self.app(scope, receive, answer)
+
+
+async def _read_body(receive: Receive) -> Receive:
+    """Read a body, and return a way to receive it once more.
+
+    Errors: Refused if it is too long, however long it said it would be.
+    """
+    messages: list[MutableMapping[str, Any]] = []
+    size, more = 0, True
+    while more:
+        messages.append(await receive())
+        size += len(messages[-1].get("body", b""))
+        more = messages[-1].get("more_body", False)
+        if size > BODY_BYTES:
+            raise Refused(413, f"the request is larger than {BODY_BYTES // 1024} KB")
+
+    async def again() -> MutableMapping[str, Any]:
+        return messages.pop(0) if messages else await receive()
+
+    return again
+
+
+def _with_headers(send: Send) -> Send:
+    async def answer(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *ours]}
+        await send(message)
+
+    return answer
+
+
+async def _refuse(send: Send, refused: Refused) -> None:
+    body = json.dumps({"error": str(refused)}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

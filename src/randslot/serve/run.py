@@ -1,0 +1,94 @@
+"""Serve a library until the process is told to stop; then finish what was acknowledged. Knows uvicorn."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+import uvicorn
+
+from ..errors import UsageError
+from ..library.library import Library
+from .app import make_app
+from .guard import LOCAL, Access
+from .limits import TOKEN_LETTERS
+from .service import Service
+
+GRACE = 10  # seconds that requests on their way have when the service stops
+
+
+@dataclass(frozen=True)
+class Visitors:
+    """Where to listen, and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    origins: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse to be open to all.
+
+        Errors: UsageError in one line.
+        """
+        if self.token is None and not is_local(self.host):
+            raise UsageError(f"to listen on {self.host} name a --token, which visitors must know")
+        if self.token is not None and (len(self.token) < TOKEN_LETTERS or not self.token.isascii()):
+            raise UsageError(f"--token takes at least {TOKEN_LETTERS} plain letters: openssl rand -hex 16 makes one")
+        for origin in self.origins:
+            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+                raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(folder: str, visitors: Visitors, *, read_only: bool = False, model: str | None = None) -> None:
+    """Serve a library until SIGTERM or Ctrl-C."""
+    visitors.check()
+    listener = _listen(visitors.host, visitors.port)
+    with listener, Library(folder, model, create=not read_only) as library:
+        service = Service(library, read_only=read_only)
+        access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
+        host = f"[{visitors.host}]" if ":" in visitors.host else visitors.host
+        print(f"serving {library.folder} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops)", flush=True)
+        _run(uvicorn.Config(make_app(service, access), log_level="warning", timeout_graceful_shutdown=GRACE), listener)
+        waiting = service.uploads.num_waiting() if service.uploads else 0
+        if waiting:
+            print(f"stopping: {waiting} uploads are still being read (again: leave them for next time)", flush=True)
+        try:
+            service.close()
+        except KeyboardInterrupt:
+            os._exit(130)  # as if killed: the library is made for that, and threads in it need not end in order
+    print("stopped", file=sys.stderr)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen on an address, so that visitors may come from now on.
+
+    Errors: UsageError if that is not possible.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"cannot listen on {host}, port {port}: {reason}: name another --port or --host") from error
+
+
+def _run(config: uvicorn.Config, listener: socket.socket) -> None:
+    """Run until a signal; uvicorn raises it again when it is done, which here is the end of the run and no more."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        return

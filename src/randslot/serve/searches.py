@@ -1,0 +1,88 @@
+"""Searches in a thread of their own: queries that wait together are encoded together."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, Full, Queue
+from threading import Thread
+
+from ..library.library import Hit, Library
+from .limits import BATCH, WAITING_SEARCHES, Refused
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search; queries with equal options can be answered together."""
+
+    k: int = 10
+    source: str | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query on its way, and where its hits are to be put."""
+
+    query: str
+    options: Options
+    hits: Future[list[Hit]] = field(default_factory=Future)
+
+
+class Searches:
+    """Answers queries, as many at once as are waiting."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.waiting: Queue[Asked | None] = Queue(WAITING_SEARCHES)
+        self.thread = Thread(target=self._run, name="searches", daemon=True)
+        self.thread.start()
+
+    def ask(self, query: str, options: Options) -> Future[list[Hit]]:
+        """Put a query into the line.
+
+        Errors: Refused if too many are waiting.
+        """
+        asked = Asked(query, options)
+        try:
+            self.waiting.put_nowait(asked)
+        except Full as error:
+            raise Refused(503, f"{WAITING_SEARCHES} searches are waiting: try again later") from error
+        return asked.hits
+
+    def close(self) -> None:
+        """Answer what is waiting, then stop."""
+        self.waiting.put(None)
+        self.thread.join()
+
+    def _run(self) -> None:
+        while True:
+            batch = self._take()
+            wanted = [asked for asked in batch if asked is not None and asked.hits.set_running_or_notify_cancel()]
+            for options in dict.fromkeys(asked.options for asked in wanted):
+                self._answer([asked for asked in wanted if asked.options == options], options)
+            if None in batch:
+                return
+
+    def _take(self) -> list[Asked | None]:
+        """Wait for a query, and take those that have come in since with it."""
+        batch = [self.waiting.get()]
+        while len(batch) < BATCH and batch[-1] is not None:
+            try:
+                batch.append(self.waiting.get_nowait())
+            except Empty:
+                break
+        return batch
+
+    def _answer(self, group: list[Asked], options: Options) -> None:
+        filters = {} if options.source is None else {"source": options.source}
+        try:
+            found = self.library.search_all(
+                [asked.query for asked in group], options.k, filters=filters, exact=options.exact
+            )
+        except Exception as error:  # is raised again where the answer is awaited; the thread must go on
+            for asked in group:
+                asked.hits.set_exception(error)
+            return
+        for asked, hits in zip(group, found, strict=True):
+            asked.hits.set_result(hits)

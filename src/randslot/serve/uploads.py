@@ -1,0 +1,244 @@
+"""Uploads: what may come in, where it is kept, and the thread that indexes it while searches go on.
+
+An upload is acknowledged once its file is on the disk, in the library's folder `uploads/`. From then on it is indexed,
+at the latest when the library is next served. One that cannot be indexed is deleted, and its job tells why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import filecmp
+import logging
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Queue
+from threading import Lock, Thread
+from typing import IO
+
+from ..errors import RandSlotError
+from ..library.ingest import Progress
+from ..library.library import UPLOADS, Library
+from ..library.renderers import Renderers
+from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
+
+MARKS = {  # how the files of each kind begin
+    ".pdf": (rb"(?s).{0,1019}%PDF-",),
+    ".png": (rb"\x89PNG\r\n\x1a\n",),
+    ".jpg": (rb"\xff\xd8\xff",),
+    ".jpeg": (rb"\xff\xd8\xff",),
+    ".webp": (rb"(?s)RIFF....WEBP",),
+    ".tif": (rb"II[*+]\0", rb"MM\0[*+]"),
+    ".tiff": (rb"II[*+]\0", rb"MM\0[*+]"),
+    ".bmp": (rb"BM",),
+}
+HEAD = 1024  # bytes by which a file's kind is told
+BAD_LETTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not take
+REMEMBERED = 100  # jobs that are over
+PART = ".part"
+LOG = logging.getLogger("randslot")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What becomes of an upload: "waiting", "reading", "done" or "failed"; `error` says why."""
+
+    id: str
+    name: str
+    state: str = "waiting"
+    pages_done: int = 0
+    num_pages: int = 0
+    error: str | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "failed")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is not that of a document, or has more in it than a name."""
+    if not name.isprintable() or any(letter in BAD_LETTERS for letter in name) or name.startswith("."):
+        raise Refused(400, f"a file name may not begin with a dot or have any of {BAD_LETTERS} or line breaks in it")
+    if len(name.encode()) > NAME_BYTES:
+        raise Refused(400, f"the file name is longer than {NAME_BYTES} bytes")
+    if Path(name).suffix.lower() not in MARKS:
+        raise Refused(415, f"only PDFs and images can be added: {', '.join(MARKS)}")
+
+
+def check_head(name: str, head: bytes) -> None:
+    """Refuse a file that does not begin as its name says."""
+    suffix = Path(name).suffix.lower()
+    if not head:
+        raise Refused(400, "the file is empty")
+    if not any(re.match(mark, head) for mark in MARKS[suffix]):
+        raise Refused(415, f"the content is not that of a {suffix} file")
+
+
+class Uploads:
+    """Takes files in, and indexes them one after the other."""
+
+    def __init__(self, library: Library, renderers: Renderers) -> None:
+        self.library, self.renderers = library, renderers
+        self.folder = library.folder.absolute() / UPLOADS
+        self.jobs: dict[str, Job] = {}
+        self.coming = 0  # uploads that are being received
+        self.lock = Lock()
+        self.waiting: Queue[tuple[str, Path] | None] = Queue()
+        self.folder.mkdir(exist_ok=True)
+        self._go_on()
+        self.thread = Thread(target=self._run, name="uploads", daemon=True)
+        self.thread.start()
+
+    def _go_on(self) -> None:
+        """Put what a stopped process had acknowledged into the line again, and delete what it had not."""
+        for file in sorted(self.folder.iterdir()):
+            if file.suffix == PART:
+                file.unlink()
+            elif not self.library.manifest.find(source=str(file), state="done"):
+                self._line_up(file)
+
+    # -- from the network to the disk
+
+    async def receive(self, name: str, content: AsyncIterator[bytes]) -> Job:
+        """Keep an upload and put it into the line.
+
+        Errors: Refused for a name, kind or size that is not taken, or if too many are on their way.
+        """
+        check_name(name)
+        with self.lock:
+            if self.coming + sum(not job.over for job in self.jobs.values()) >= WAITING_UPLOADS:
+                raise Refused(429, f"{WAITING_UPLOADS} uploads are on their way: wait until some are done")
+            self.coming += 1
+        try:
+            part = await self._write(name, content)
+        finally:
+            with self.lock:
+                self.coming -= 1
+        return self._line_up(await asyncio.to_thread(self._settle, part, name))
+
+    async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
+        """Write what comes in to a file, as long as it is what it should be."""
+        head, size, checked = b"", 0, False
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PART, delete=False) as file:
+            part = Path(file.name)
+            try:
+                async for chunk in content:
+                    size += len(chunk)
+                    if size > UPLOAD_BYTES:
+                        raise Refused(413, f"the file is larger than {UPLOAD_BYTES >> 20} MB")
+                    head += chunk[: HEAD - len(head)]
+                    if not checked and len(head) == HEAD:
+                        check_head(name, head)
+                        checked = True
+                    await asyncio.to_thread(file.write, chunk)
+                check_head(name, head)
+                await asyncio.to_thread(_save, file)
+            except BaseException:
+                part.unlink()
+                raise
+        return part
+
+    def _settle(self, part: Path, name: str) -> Path:
+        """Give a file its name; if another file has that, one with a number: report-2.pdf."""
+        stem, suffix = os.path.splitext(name)
+        with self.lock:
+            file, number = self.folder / name, 1
+            while file.exists() and not filecmp.cmp(file, part, shallow=False):
+                number += 1
+                file = self.folder / f"{stem}-{number}{suffix}"
+            os.replace(part, file)
+        _sync(self.folder)
+        return file
+
+    def _line_up(self, file: Path) -> Job:
+        job = Job(str(uuid.uuid4()), file.name)
+        self._note(job)
+        self.waiting.put((job.id, file))
+        return job
+
+    # -- from the disk into the library
+
+    def _run(self) -> None:
+        while (work := self.waiting.get()) is not None:
+            id, file = work
+            try:
+                self._index(id, file)
+            except RandSlotError as error:
+                self._fail(id, file, str(error).replace(str(file), file.name))
+            except Exception:  # the thread must go on; the file stays, and is tried again at the next start
+                LOG.exception("could not index %s", file)
+                self._note(replace(self.jobs[id], state="failed", error="an error of the service: see its log"))
+
+    def _index(self, id: str, file: Path) -> None:
+        """Bring a file into the library.
+
+        Errors: RandSlotError if it cannot be read, or has too many pages.
+        """
+
+        def tell(now: Progress) -> None:
+            self._note(replace(self.jobs[id], pages_done=now.pages_done, num_pages=now.num_pages))
+
+        self._note(replace(self.jobs[id], state="reading"))
+        num = self.renderers.inspect(str(file)).num_pages
+        if num > UPLOAD_PAGES:
+            raise RandSlotError(f"{file.name} has {num:,} pages, more than {UPLOAD_PAGES:,}")
+        summary = self.library.add([file], workers=1, progress=tell)
+        if summary.failed:
+            raise RandSlotError(next(iter(summary.failed.values())))
+        self._note(replace(self.jobs[id], state="done", pages_done=num, num_pages=num))
+
+    def _fail(self, id: str, file: Path, reason: str) -> None:
+        file.unlink(missing_ok=True)
+        self._note(replace(self.jobs[id], state="failed", error=reason))
+
+    def _note(self, job: Job) -> None:
+        """Remember how an upload stands, and forget the oldest ones that are over."""
+        with self.lock:
+            self.jobs[job.id] = job
+            over = [one.id for one in self.jobs.values() if one.over]
+            for id in over[: len(over) - REMEMBERED]:
+                del self.jobs[id]
+
+    # -- how it stands
+
+    def list_jobs(self) -> list[Job]:
+        """Return the uploads of late, the latest first."""
+        with self.lock:
+            return list(reversed(self.jobs.values()))
+
+    def find_job(self, id: str) -> Job:
+        """Return one upload.
+
+        Errors: Refused if it is not known, or was long ago.
+        """
+        with self.lock:
+            if id not in self.jobs:
+                raise Refused(404, "no such upload")
+            return self.jobs[id]
+
+    def num_waiting(self) -> int:
+        """Return how many uploads are not done yet."""
+        return sum(not job.over for job in self.list_jobs())
+
+    def close(self) -> None:
+        """Index what was acknowledged, then stop."""
+        self.waiting.put(None)
+        self.thread.join()
+
+
+def _save(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Bring a folder's list of names to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,275 @@
+"""The API answers what the library says: pages, documents, images, explanations, uploads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from io import BytesIO
+
+import httpx2
+import numpy as np
+import pytest
+from PIL import Image
+
+from randslot.errors import RandSlotError
+from randslot.library.store import page_id
+from randslot.serve import limits, uploads
+from randslot.serve.app import PAGES, make_app
+from randslot.serve.guard import PAGE, Access
+from randslot.serve.searches import Options, Searches
+
+from .conftest import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for
+
+
+def test_a_search_finds_what_the_library_finds(client, service):
+    hits = client.post("/api/search", json={"query": "page two", "k": 4}).json()["hits"]
+    found = service.library.search("page two", 4)
+    assert len(hits) == 4
+    assert [(hit["document"]["name"], hit["page"]) for hit in hits] == [
+        (hit.source.rpartition("/")[2], hit.page) for hit in found
+    ]
+    assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in found])
+    assert len(hits[0]["matches"]) == 4
+    assert service.library.folder.name not in str(hits)  # a name and a folder's name, no path
+
+
+@pytest.mark.parametrize("source", ["beta.pdf", "b*.pdf"])
+def test_a_filter_leaves_the_pages_of_one_source(client, source):
+    hits = client.post("/api/search", json={"query": "tax", "source": source, "exact": True}).json()["hits"]
+    assert {(hit["document"]["name"], hit["page"]) for hit in hits} == {("beta.pdf", 1), ("beta.pdf", 2)}
+    assert client.post("/api/search", json={"query": "tax", "source": "gamma.pdf"}).json() == {"hits": []}
+
+
+def test_an_explanation_adds_up_to_the_score(client, service):
+    hit = client.post("/api/search", json={"query": "tax", "k": 1, "exact": True}).json()["hits"][0]
+    asked = {"query": "tax", "document": hit["document"]["id"], "page": hit["page"]}
+    found = client.post("/api/explain", json=asked).json()
+    similarities = np.array(found["similarities"])
+    assert similarities.shape == (4, 4)
+    assert found["winners"] == [match["page"] for match in hit["matches"]] == (similarities.argmax(1) + 1).tolist()
+    assert found["score"] == pytest.approx(similarities.max(1).sum())
+    assert found["score"] == pytest.approx(hit["score"], abs=0.01)  # the store keeps half precision
+    with pytest.raises(RandSlotError, match="no page"):
+        service.library.compare("tax", page_id(hit["document"]["id"], 99))
+
+
+def test_documents_are_listed_by_name(client):
+    found = client.get("/api/documents").json()
+    assert [one["name"] for one in found["documents"]] == [SCRIPT, "alpha.pdf", "beta.pdf"]
+    assert [one["pages"] for one in found["documents"]] == [1, 3, 2]
+    second = client.get("/api/documents", params={"offset": 1, "limit": 1, "name": "A.PDF"}).json()
+    assert second["total"] == 2
+    assert [one["name"] for one in second["documents"]] == ["beta.pdf"]
+    alpha = documents(client)["alpha.pdf"]
+    assert client.get(f"/api/documents/{alpha['id']}").json() == alpha
+
+
+def test_a_document_comes_as_the_file_it_is(client, papers):
+    answer = client.get(documents(client)["alpha.pdf"]["file"])
+    assert answer.content == (papers / "alpha.pdf").read_bytes()
+    assert answer.headers["content-type"] == "application/pdf"
+    assert answer.headers["content-disposition"].startswith("inline")
+
+
+@pytest.mark.parametrize(("size", "pixels"), [("small", 360 * 480), ("large", 1200 * 1600)])
+def test_a_page_comes_as_an_image(client, size, pixels):
+    id = documents(client)["beta.pdf"]["id"]
+    answer = client.get(f"/api/documents/{id}/pages/2/image", params={"size": size})
+    image = Image.open(BytesIO(answer.content))
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert image.width > image.height
+    assert image.width * image.height == pytest.approx(pixels, rel=0.02)
+
+
+def test_a_page_is_drawn_once(client, service):
+    id = documents(client)["alpha.pdf"]["id"]
+    before = service._draw.cache_info().misses
+    for _ in range(3):
+        client.get(f"/api/documents/{id}/pages/3/image")
+    assert service._draw.cache_info().misses == before + 1
+
+
+def test_status_and_health(client):
+    status = client.get("/api/status").json()
+    assert (status["library"], status["documents"], status["pages"]) == ("mylib", 3, 6)
+    assert (status["page_vectors"], status["read_only"], status["uploads_waiting"]) == (4, False, 0)
+    assert client.get("/api/health").json() == {"status": "ok"}
+
+
+def test_the_pages_are_served_and_name_nothing_elsewhere(client):
+    assert {*PAGES, "/openapi.json"} == PAGE
+    for path in PAGES:
+        answer = client.get(path)
+        assert answer.status_code == 200
+        for word in ("https://", 'src="http', 'href="http', "@import", "url("):
+            assert word not in answer.text
+
+
+# -- uploads
+
+
+def test_an_upload_is_indexed_and_found(client, tmp_path):
+    job = upload(client, "gamma.pdf", pdf(tmp_path, 2))
+    assert (job["state"], job["pages_done"], job["num_pages"], job["error"]) == ("done", 2, 2, None)
+    hits = client.post("/api/search", json={"query": "x", "source": "gamma.pdf"}).json()["hits"]
+    assert sorted(hit["page"] for hit in hits) == [1, 2]
+    assert hits[0]["document"]["folder"] == "uploads"
+    assert client.get("/api/uploads").json()["uploads"][0] == job
+
+
+def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_path):
+    first, second = pdf(tmp_path, 1, (100, 100)), pdf(tmp_path, 1, (100, 200))
+    jobs = [upload(client, "same.pdf", content) for content in (first, second, first)]
+    assert [job["name"] for job in jobs] == ["same.pdf", "same-2.pdf", "same.pdf"]
+    assert {job["state"] for job in jobs} == {"done"}
+    assert sorted(name for name in documents(client) if name.startswith("same")) == ["same-2.pdf", "same.pdf"]
+
+
+def test_an_upload_that_cannot_be_read_says_why_and_is_deleted(client, service, tmp_path):
+    job = upload(client, "torn.pdf", pdf(tmp_path, 3)[:150])
+    assert job["state"] == "failed"
+    assert "torn.pdf" in job["error"]
+    assert str(service.library.folder) not in job["error"]
+    assert not (service.uploads.folder / "torn.pdf").exists()
+    assert "torn.pdf" not in documents(client)
+
+
+def test_too_many_pages_are_not_read(client, tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "UPLOAD_PAGES", 2)
+    job = upload(client, "long.pdf", pdf(tmp_path, 3))
+    assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages, more than 2")
+
+
+def test_an_error_of_ours_leaves_the_upload_for_the_next_start(model, tmp_path, monkeypatch):
+    with serving(tmp_path / "lib", model) as service:
+        monkeypatch.setattr(service.library, "add", lambda *_, **__: 1 / 0)
+        job = upload(client_of(service), "later.pdf", pdf(tmp_path, 1))
+        assert (job["state"], job["error"]) == ("failed", "an error of the service: see its log")
+    (tmp_path / "lib" / "uploads" / "cut.part").write_bytes(b"%PDF-")  # was coming in when the process was killed
+    with serving(tmp_path / "lib", model) as service:
+        wait_for(lambda: len(service.library) == 1)
+        assert [file.name for file in service.uploads.folder.iterdir()] == ["later.pdf"]
+
+
+def test_closing_finishes_what_was_acknowledged(model, tmp_path):
+    with serving(tmp_path / "lib", model) as service:
+        client = client_of(service)
+        for number in (1, 2, 3):
+            params = {"name": f"{number}.pdf"}
+            assert client.post("/api/uploads", params=params, content=pdf(tmp_path, number)).status_code == 202
+    with serving(tmp_path / "lib", model, read_only=True) as service:
+        assert len(service.library) == 6
+
+
+def test_read_only_takes_no_uploads_but_shows_them(model, tmp_path):
+    with serving(tmp_path / "lib", model, read_only=True) as service:
+        client = client_of(service)
+        assert client.get("/api/status").json()["read_only"]
+        for answer in (client.post("/api/uploads?name=a.pdf", content=pdf(tmp_path, 1)), client.get("/api/uploads")):
+            assert (answer.status_code, answer.json()) == (403, {"error": "this library is served read-only"})
+        assert client.post("/api/search", json={"query": "tax"}).json() == {"hits": []}
+
+
+def test_uploads_move_with_their_library(model, tmp_path):
+    with serving(tmp_path / "lib", model) as service:
+        upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
+    (tmp_path / "lib").rename(tmp_path / "moved")
+    with serving(tmp_path / "moved", model) as service:
+        client = client_of(service)
+        assert client.get(documents(client)["a.pdf"]["file"]).content == pdf(tmp_path, 1)
+        assert service.uploads.list_jobs() == []
+
+
+def test_a_removed_upload_is_deleted(model, tmp_path):
+    with serving(tmp_path / "lib", model) as service:
+        upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
+        service.library.remove("a.pdf")
+        assert not list(service.uploads.folder.iterdir())
+
+
+# -- many at once
+
+
+class Gate:
+    """Stands in for a function: counts the calls, and lets none through until it is opened."""
+
+    def __init__(self, function) -> None:
+        self.function, self.calls, self.door = function, [], threading.Event()
+
+    def __call__(self, *args, **options):
+        self.calls.append(args)
+        assert self.door.wait(60)
+        return self.function(*args, **options)
+
+
+def test_queries_that_wait_together_are_searched_together(service, monkeypatch):
+    gate = Gate(service.library.search_all)
+    monkeypatch.setattr(service.library, "search_all", gate)
+    searches = Searches(service.library)
+    first = searches.ask("first", Options())
+    wait_for(lambda: gate.calls)
+    others = [searches.ask(f"number {i}", Options(k=1 + i % 2)) for i in range(10)]
+    gate.door.set()
+    assert len(first.result(60)) > 2
+    assert [len(one.result(60)) for one in others] == [1, 2] * 5
+    assert [args[0] for args in gate.calls] == [
+        ["first"],
+        [f"number {i}" for i in range(0, 10, 2)],
+        [f"number {i}" for i in range(1, 10, 2)],
+    ]
+    searches.close()
+
+
+def test_a_search_that_fails_does_not_stop_the_others(service, monkeypatch):
+    searches = Searches(service.library)
+    with monkeypatch.context() as patched:
+        patched.setattr(service.library, "search_all", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            searches.ask("tax", Options()).result(60)
+    assert searches.ask("tax", Options(k=2)).result(60) == service.library.search("tax", 2)
+    searches.close()
+
+
+def test_a_full_line_is_refused(service, monkeypatch):
+    monkeypatch.setattr("randslot.serve.searches.WAITING_SEARCHES", 1)
+    gate = Gate(service.library.search_all)
+    monkeypatch.setattr(service.library, "search_all", gate)
+    searches = Searches(service.library)
+    searches.ask("one", Options())
+    wait_for(lambda: gate.calls)
+    searches.ask("two", Options())
+    with pytest.raises(limits.Refused, match="searches are waiting"):
+        searches.ask("three", Options())
+    gate.door.set()
+    searches.close()
+
+
+def test_the_event_loop_is_free_while_a_search_runs(service, monkeypatch):
+    gate = Gate(service.library.search_all)
+    monkeypatch.setattr(service.library, "search_all", gate)
+
+    async def visit() -> list[int]:
+        transport = httpx2.ASGITransport(make_app(service, Access()))
+        async with httpx2.AsyncClient(transport=transport, base_url=HOME) as client:
+            searching = asyncio.create_task(client.post("/api/search", json={"query": "tax"}))
+            while not gate.calls:
+                await asyncio.sleep(0.01)
+            health = await asyncio.wait_for(client.get("/api/health"), 60)
+            assert not searching.done()
+            gate.door.set()
+            return [health.status_code, (await searching).status_code]
+
+    assert asyncio.run(visit()) == [200, 200]
+
+
+def test_indexing_an_upload_does_not_block_searches(client, service, tmp_path, monkeypatch):
+    gate = Gate(service.library.store.add)
+    monkeypatch.setattr(service.library.store, "add", gate)
+    answer = client.post("/api/uploads", params={"name": "slow.pdf"}, content=pdf(tmp_path, 2, (300, 300)))
+    wait_for(lambda: gate.calls)
+    assert client.get(f"/api/uploads/{answer.json()['id']}").json()["state"] == "reading"
+    hits = client.post("/api/search", json={"query": "tax", "k": 100}).json()["hits"]
+    assert hits
+    assert "slow.pdf" not in {hit["document"]["name"] for hit in hits}
+    gate.door.set()
+    wait_for(lambda: "slow.pdf" in documents(client))

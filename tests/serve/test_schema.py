@@ -1,0 +1,59 @@
+"""Whatever the schema allows, and much that it does not, is answered as the schema says: never with a 5xx."""
+
+from __future__ import annotations
+
+import warnings
+from zlib import crc32
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from randslot.serve.app import make_app
+from randslot.serve.guard import LOCAL, Access
+
+from .conftest import documents
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # deprecations among its own dependencies
+    import schemathesis
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
+ENDPOINTS = 12
+QUICK = settings(
+    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.fixture
+def schema(service):
+    return schemathesis.openapi.from_asgi("/openapi.json", make_app(service, Access(hosts=LOCAL | {"testserver"})))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_no_endpoint_fails(schema, client, mode):
+    id = documents(client)["alpha.pdf"]["id"]
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == ENDPOINTS
+    for operation in operations:
+        raw = operation.definition.raw
+        if mode.is_positive or "parameters" in raw or "requestBody" in raw:
+            attack(operation.as_strategy(mode), id)
+
+
+def attack(cases, id: str) -> None:
+    """Send many requests; half of the ids become that of a real document, so that what lies behind is reached."""
+
+    @QUICK
+    @given(case=cases)
+    def send(case) -> None:
+        if "id" in case.path_parameters and crc32(repr(case.path_parameters).encode()) % 2:
+            case.path_parameters["id"] = id
+        if isinstance(case.body, dict) and "document" in case.body and crc32(repr(case.body).encode()) % 2:
+            case.body["document"] = id
+        case.call_and_validate(checks=CHECKS)
+
+    send()
