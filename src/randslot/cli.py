@@ -271,6 +271,7 @@ def analyse(
     benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help="To evaluate models on.")] = None,
     data: Annotated[Path | None, typer.Option(help="A set of your own to evaluate models on.")] = None,
     vectors: Annotated[int, typer.Option(min=1, help="Vectors a side, but for the budget sweep.")] = 4,
+    dim: Annotated[int | None, typer.Option(help="For cost: vectors of so many dimensions.")] = None,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for tables and figures.")] = None,
 ) -> None:
@@ -283,9 +284,11 @@ def analyse(
     randslot analyse embedded --data data/test -o report
 
     randslot analyse cost mylib
+
+    randslot analyse cost --vectors 8 --dim 1024
     """
     from .analysis.budgets import MOST
-    from .analysis.cost import is_library, measure_libraries
+    from .analysis.cost import PAPER, is_library, list_costs, measure_libraries, own_budgets
     from .analysis.report import PARTS, make_sections, write_report
     from .analysis.runs import read_runs
     from .tables import STYLES, write_table
@@ -308,9 +311,17 @@ def analyse(
     if libraries and parts != ["cost"]:
         raise UsageError(f"{libraries[0]} is a library: only its cost can be analysed, by randslot analyse cost")
     folders = [Path(folder) for folder in wanted if Path(folder) not in libraries]
+    if dim is not None and (parts != ["cost"] or folders):
+        raise UsageError("--dim goes with randslot analyse cost without results: they have dimensions of their own")
     sections = make_sections(parts, read_runs(folders) if folders else [], vectors)
     if libraries:
         sections[0].tables["libraries"] = measure_libraries(libraries)
+    if dim is not None:
+        if parts != ["cost"] or folders:
+            raise UsageError(
+                "--dim goes with randslot analyse cost without results, which have dimensions of their own"
+            )
+        sections[0].tables["cost"] = list_costs([*PAPER, *own_budgets(vectors, dim)])
     for section in sections:
         for table in section.tables.values():
             print(write_table(table, style))

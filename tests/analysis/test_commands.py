@@ -158,6 +158,10 @@ def test_costs_are_those_of_the_paper():
     assert shown == {(4, 4): [16, 1.53, 16], (6, 6): [24, 2.29, 36], (16, 32): [128, 12.21, 512]}
     assert rows[4, 4][8] == 16 * 2048
     assert run("analyse", "cost").count("| RandSlot |") == 2
+    assert "| yours | 8 | 8 | 1024 | int8 | 8.00 | 0.76 | 64 | 65536 |" in run(
+        "analyse", "cost", "--vectors", 8, "--dim", 1024
+    )
+    assert "--dim goes with" in run("analyse", "winners", ".", "--dim", 4, code=2)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4096), ("fp16", 2048), ("int8", 1024), ("1-bit", 128)])

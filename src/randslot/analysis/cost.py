@@ -51,6 +51,11 @@ class Budget:
 PAPER = (Budget("CausalEmbed", 16, 32), Budget("RandSlot", 4, 4), Budget("RandSlot", 6, 6))
 
 
+def own_budgets(num_vectors: int, dim: int) -> list[Budget]:
+    """Return a budget of so many vectors a side in every type of number."""
+    return [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in BYTES]
+
+
 def list_costs(budgets: Sequence[Budget], pages: int = PAGES) -> Table:
     """Return what each budget costs: a page, so many pages, and the comparison of a query with a page."""
     rows: list[list[Cell]] = [

@@ -15,7 +15,7 @@ from ..evaluation.published import published_tables
 from ..figures import draw_budgets, draw_readouts, draw_winners
 from ..tables import Cell, Table, write_table
 from .budgets import sweep_budgets
-from .cost import PAPER, Budget, list_costs, measure_files
+from .cost import PAPER, list_costs, measure_files, own_budgets
 from .readouts import Readouts, intervene, list_gains, list_readouts
 from .runs import Run
 from .views import macro
@@ -99,9 +99,7 @@ def make_cost(runs: Sequence[Run], num_vectors: int) -> Section:
     tables = {"cost": list_costs(PAPER)}
     if runs:
         dim = next(iter(runs[0].tasks.values()))[0].load()[1].shape[-1]
-        types = ("fp32", "fp16", "int8", "1-bit")
-        own = [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in types]
-        tables = {"cost": list_costs([*PAPER, *own]), "files": measure_files(runs)}
+        tables = {"cost": list_costs([*PAPER, *own_budgets(num_vectors, dim)]), "files": measure_files(runs)}
     text = (
         "What the vectors alone take, and the work of comparing one query with one page. It grows with the vectors of "
         "a page and with both budgets; an index adds its own."
