@@ -317,10 +317,6 @@ def analyse(
     if libraries:
         sections[0].tables["libraries"] = measure_libraries(libraries)
     if dim is not None:
-        if parts != ["cost"] or folders:
-            raise UsageError(
-                "--dim goes with randslot analyse cost without results, which have dimensions of their own"
-            )
         sections[0].tables["cost"] = list_costs([*PAPER, *own_budgets(vectors, dim)])
     for section in sections:
         for table in section.tables.values():
