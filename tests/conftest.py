@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# datasets serves a changed folder of the same name from its cache: each run of the tests has one of its own.
+CACHE = tempfile.TemporaryDirectory(prefix="randslot-datasets-")
+os.environ["HF_DATASETS_CACHE"] = CACHE.name
 
 import numpy as np
 import pytest
