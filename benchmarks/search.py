@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -68,6 +67,8 @@ class Ours:
             numbers = range(start, start + len(block))
             self.store.add([StoredPage(FILE, i, "", page) for i, page in zip(numbers, block, strict=True)])
             start += len(block)
+            if start % 5000 == 0:
+                self.store.flush()  # every few seconds, as a library does
         self.store.flush()
         self.store.optimize()
 
@@ -272,7 +273,7 @@ def measure(name: str, folder: Path, threads: int) -> dict[str, Any]:
     start = time.perf_counter()
     way.search(np.resize(queries, (BATCH, *queries.shape[1:])))
     batch = BATCH / (time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = _memory("VmHWM")  # and not ru_maxrss, which begins with that of the parent
     limit = way.bits / 8 * num * K * dim / read_bandwidth(threads)
     right = [len(set(hits) & set(wanted)) / HITS for hits, wanted in zip(found, best.tolist(), strict=False)]
     return {
@@ -325,18 +326,19 @@ def measure_opening(folder: Path) -> dict[str, Any]:
     from randslot.library.qdrant import EdgeStore
 
     num, _, dim = np.load(folder / "pages.npy", mmap_mode="r").shape
-    before = _memory()
+    before = _memory("VmRSS")
     start = time.perf_counter()
     store = EdgeStore(folder / "way" / "pages", dim)
     seconds = time.perf_counter() - start
-    grown = _memory() - before
+    grown = _memory("VmRSS") - before
     store.close()
     return {"pages": num, "size": f"{K} x {dim}", "opened in s": seconds, "memory for it, MB": grown}
 
 
-def _memory() -> float:
+def _memory(name: str) -> float:
+    """Return the memory of this process in MB: VmRSS now, VmHWM at its highest."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1e3
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1e3
 
 
 def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, Any]:
@@ -353,6 +355,7 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     queries = asked[:: max(len(asked) // num_queries, 1)][:num_queries]
     with randslot.Library(folder / "library", "embedded") as library:
         summary = library.add(folder, batch=16)
+        coded = library.store.shard.info().indexed_vectors_count
         answers = {exact: library.search_all(queries, HITS, exact=exact) for exact in (True, False)}
     shared = [
         len({hit.id for hit in a} & {hit.id for hit in b}) / HITS
@@ -360,6 +363,7 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     ]
     return {
         "real pages": summary.pages,
+        "of them with codes": coded,
         "model": f"embedded, {library.binding.weights[:8]}",
         "queries": len(queries),
         f"recall@{HITS} of the default against exact": float(np.mean(shared)),

@@ -163,11 +163,12 @@ def test_the_engine_keeps_what_it_has(tmp_path):
 
 
 @pytest.mark.parametrize(("dim", "num", "shared"), [(128, 1500, 3.0), (1024, 600, 0.0)])
-def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared):
+def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim, num, shared):
     """On clustered vectors, enough of them for the engine to compress; the small ones have much in common.
 
     So have those of a model that has not learned much, and then their signs say little.
     """
+    monkeypatch.setattr("randslot.library.qdrant.CANDIDATES", 200)
     random = np.random.default_rng(0)
     centres = shared * random.standard_normal(dim) + random.standard_normal((40, dim))
 

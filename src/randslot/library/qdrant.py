@@ -22,7 +22,7 @@ from .store import Found, StoredPage, Vectors, Where
 
 NAME = "page"  # of the vectors of a point
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
-CANDIDATES, OVERSAMPLING = 200, 20  # pages that are scored in full: at least so many, and so many for each hit
+CANDIDATES, OVERSAMPLING = 1000, 20  # pages that are scored in full: at least so many, and so many for each hit
 COMPRESS_FROM = 1000  # KB of vectors from which a segment is worth its codes
 BITS_FROM = 1024  # dimensions from which one bit of each number says enough: see the recall in docs/library.md
 
@@ -105,6 +105,7 @@ class EdgeStore:
 
     def optimize(self) -> None:
         self.shard.optimize()
+        self.shard.flush()  # lets go of what was optimized
 
     def close(self) -> None:
         self.shard.close()
