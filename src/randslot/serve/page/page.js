@@ -202,7 +202,7 @@ function addFiles(files) {
 function uploadRow(name) {
   const bar = make("progress", { max: 1, value: 0, ariaLabel: `Progress of ${name}` });
   const text = make("span", { textContent: "sending" });
-  $("uploads").prepend(make("li", {}, make("span", { className: "name", textContent: name }), bar, text));
+  $("uploads").prepend(make("li", {}, make("span", { className: "name", textContent: name }), text, bar));
   return { bar, text };
 }
 
@@ -225,7 +225,7 @@ function send(file, row) {
 }
 
 function failed(row, reason) {
-  row.bar.value = 0;
+  row.bar.hidden = true;
   row.text.textContent = `Could not be added: ${reason}`;
   row.text.className = "bad";
 }
