@@ -292,4 +292,4 @@ def test_options_that_the_export_has_set(url, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert "randslot: --inference does not go with a server: its export has set it\n" in capsys.readouterr().err
+    assert "randslot: inference='random' does not go with a server: its export has set it\n" in capsys.readouterr().err
