@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -10,8 +11,7 @@ from contextlib import contextmanager
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # datasets serves a changed folder of the same name from its cache: each run of the tests has one of its own.
-CACHE = tempfile.TemporaryDirectory(prefix="randslot-datasets-")
-os.environ["HF_DATASETS_CACHE"] = CACHE.name
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="randslot-datasets-")
 
 import numpy as np
 import pytest
@@ -23,6 +23,11 @@ import randslot
 
 FAMILIES = ("qwen2.5-vl", "qwen3-vl")
 STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
+
 
 torch.set_num_threads(1)  # on a busy two-core machine two threads can be many times slower than one
 
