@@ -79,7 +79,7 @@ def main() -> None:
         with randslot.Library(library, "embedded") as opened:
             opened.add(papers)
             query = choose(opened, ask_all(reports))
-        with serving(library) as address:
+        with serving(library) as (address, _):
             picture = take(address, query, chromium)
     picture.quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
     print(f"{query!r} in {PICTURE}, {PICTURE.stat().st_size // 1024} KB")

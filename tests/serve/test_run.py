@@ -16,7 +16,7 @@ import pytest
 from randslot.cli import main
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
-from randslot.serve.run import Visitors, is_local
+from randslot.serve.run import Visitors, is_local, listen
 
 from .conftest import TOKEN, pdf
 
@@ -55,6 +55,13 @@ def test_a_port_in_use_is_one_line(monkeypatch, capsys, tmp_path):
             main()
     assert stopped.value.code == 2
     assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+
+
+def test_answers_are_sent_at_once():
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        visitor, _ = listener.accept()
+        with visitor:
+            assert visitor.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_this_machine_is_the_default_and_needs_no_token():
