@@ -175,7 +175,8 @@ class Library:
 
     def _follow_images(self) -> None:
         """Know the images that are kept in here by their new paths, if the library was moved."""
-        before, now = read_json(self.folder / HOME)["folder"], str(self.folder.absolute())
+        now = str(self.folder.absolute())
+        before = str(read_json(self.folder / HOME).get("folder", now))
         if before != now:
             kept = [file for file in self.manifest.find() if _is_kept(file, before)]
             self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
