@@ -31,7 +31,7 @@ from randslot.training.recipe import read_recipe
 HOME = RESULTS.parent / "src" / "randslot" / "embedded"
 NUM_REPORTS, SUBSET = 100, 20  # of the test split; CI looks at the first ones again
 LIMIT = 12e6  # bytes
-STAGES = [Path("runs/embedded-reading"), Path("runs/embedded")]
+STAGES = [Path("runs") / name for name in ("embedded-reading", "embedded-matching", "embedded")]
 
 
 class HeldOut:
@@ -81,8 +81,9 @@ def ship(run: Path) -> None:
 
 CARD = """\
 In two stages from random weights, on sample reports that `randslot samples` makes (2,000 reports, 6,000 pages): reading
-(next-token training, recipe `embedded-reading`), and retrieval with random slots (recipe `embedded`: {steps} steps of
-{batch} pairs, from titles to questions, the vision tower keeping still). About {minutes} minutes in all on {machine}.
+(next-token training, recipe `embedded-reading`), and retrieval with random slots, the vision tower keeping still: by
+lines (recipe `embedded-matching`), then by questions (recipe `embedded`), {steps} steps of {batch} pairs together.
+About {minutes} minutes in all on {machine}.
 
 ## How well it does
 
@@ -91,8 +92,8 @@ nDCG@5 on {pages} held-out pages with {queries} questions, whose facts are in no
 
 ## What it cannot do
 
-It reads large typewriter print in the style of the sample pages and knows their {words} words. It cannot read ordinary
-documents, other fonts or other languages, and it is no substitute for a 3B model: it is there to try the whole of
+It reads the sample pages, one word to each visual token, and knows their {words} words. It cannot read ordinary
+documents, other words or other languages, and it is no substitute for a 3B model: it is there to try the whole of
 RandSlot out, and to test it, without a download.
 """
 
@@ -104,7 +105,7 @@ def write_card(model: MultiVectorEncoder, rows: list[dict[str, Any]], minutes: i
     whole = by_name["embedded, zero slots"]
     model.model_card_data.trained_on = CARD.format(
         minutes=minutes or round(sum(run["seconds_of_this_process"] for run in runs) / 60),
-        steps=runs[-1]["steps"],
+        steps=sum(run["steps"] for run in runs[1:]),
         batch=read_recipe(STAGES[-1] / "recipe.toml").batch,
         machine=f"two cores of {describe_machine()['processor']}",
         pages=whole["pages"],
@@ -132,7 +133,7 @@ def main() -> None:
         size = {"pages": len(whole.pages), "queries": len(whole.asked)}
         rows = [{"model": "chance", **size, **whole.chance()}]
         if STAGES[0].is_dir():
-            read_only = randslot.load(STAGES[0], visual_tokens=90, device="cpu")
+            read_only = randslot.load(STAGES[0], visual_tokens=54, device="cpu")
             rows.append({"model": "before retrieval", **size, **whole.score(read_only)})
         model = randslot.load("embedded", device="cpu")
         rows.append({"model": "embedded, zero slots", **size, **whole.score(model)})

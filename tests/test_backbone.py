@@ -9,7 +9,7 @@ from transformers import AutoModel
 
 import randslot
 from conftest import make, safe_half_precision
-from randslot.backbone import byte_tokenizer
+from randslot.backbone import make_tokenizer
 
 REAL = {
     "qwen2.5-vl-3b": (7_372_800, 2048, 36, 16, 2, 11008, 32, 1280),
@@ -46,8 +46,8 @@ def test_linear_patches_equal_the_convolution(family, pages, tmp_path):
     torch.testing.assert_close(ours.proj.weight.grad, conv.proj.weight.grad, atol=1e-3, rtol=1e-4)
 
 
-def test_the_byte_tokenizer_reads_any_text_back():
-    tokenizer = byte_tokenizer()
+def test_a_tokenizer_of_bytes_reads_any_text_back():
+    tokenizer = make_tokenizer()
     assert len(tokenizer) == 263
     for text in ("tax 2023", "größer als 你好 🙂", "<|im_start|>user\n"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text

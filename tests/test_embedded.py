@@ -35,12 +35,12 @@ def test_it_still_scores_what_was_recorded(model, tmp_path):
 def test_the_record_says_that_it_has_learned():
     recorded = rows()
     assert recorded["embedded, zero slots"]["pages"] >= 300
-    assert recorded["embedded, zero slots"]["nDCG@5"] > 10 * recorded["chance"]["nDCG@5"]
+    assert recorded["embedded, zero slots"]["nDCG@5"] >= 0.70
     assert recorded["before retrieval"]["nDCG@5"] < 2 * recorded["chance"]["nDCG@5"]
 
 
 def test_it_keeps_four_vectors_and_is_small(model):
-    (page,) = model.encode_document([Image.new("RGB", (288, 320), "white")])
+    (page,) = model.encode_document([Image.new("RGB", (288, 432), "white")])
     assert page.shape == (4, model.get_embedding_dimension())
     assert model[0].family == "qwen3-vl"
     assert sum(file.stat().st_size for file in HOME.glob("*.safetensors")) <= 12e6

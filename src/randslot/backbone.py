@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -35,6 +35,7 @@ from transformers.utils import logging as transformers_log
 
 from .errors import RandSlotError, UsageError
 from .hub import Source, first_line, read_json
+from .samples.words import VOCABULARY
 from .slots import seeded
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
@@ -146,7 +147,7 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone with random weights, from the name of a shape in `backbones/` or the path of such a JSON."""
     blueprint = _read_shape(shape)
-    tokenizer = byte_tokenizer()
+    tokenizer = make_tokenizer(VOCABULARY if blueprint.get("words") == "samples" else ())
     options = dict(blueprint["config"])
     token_ids = {
         "image_token_id": tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
@@ -154,7 +155,8 @@ def build_backbone(
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
-    options["text_config"] = options["text_config"] | {"bos_token_id": None, "eos_token_id": None}
+    options["text_config"] = {"vocab_size": len(tokenizer)} | options["text_config"]
+    options["text_config"] |= {"bos_token_id": None, "eos_token_id": None}
     config = AutoConfig.for_model(options.pop("model_type"), **options, **token_ids)
     with seeded(seed), torch.device("meta" if device == "meta" else "cpu"):
         try:
@@ -178,11 +180,20 @@ def _read_shape(shape: str) -> dict[str, Any]:
     return blueprint
 
 
-def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """Make a tokenizer of 256 bytes and the special tokens that the prompts need: no file, no download."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+    """Make a tokenizer of 256 bytes, the special tokens that the prompts need, and one token for each of these words.
+
+    It needs no file and no download. With words, which are lower case, it reads capitals as small letters.
+    """
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = to_bytes
+    if words:
+        tokenizer.normalizer = normalizers.Lowercase()
+        whole = pre_tokenizers.Split(Regex("[a-z]+"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([whole, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(

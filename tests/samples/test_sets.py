@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,9 +12,9 @@ import pytest
 
 from randslot.errors import UsageError
 from randslot.pages import open_page
-from randslot.samples.drawing import HEIGHT, WIDTH, draw_report
+from randslot.samples.drawing import CELL, HEIGHT, WIDTH, draw_report
 from randslot.samples.reports import make_reports
-from randslot.samples.sets import PASSES, write_set
+from randslot.samples.sets import LINES, PARTS, PASSES, write_set
 
 
 def rows(file) -> list[dict[str, object]]:
@@ -49,10 +50,10 @@ def test_nothing_leaves_the_page_or_runs_into_its_neighbour():
 
 
 def test_a_page_is_read_at_its_own_size(tmp_path):
-    """At 90 visual tokens a page is rendered pixel by pixel as it was laid out, so text meets the model's grid."""
+    """At 54 visual tokens a page is rendered pixel by pixel as it was laid out, so text meets the model's grid."""
     write_set(tmp_path / "set", 1, split="test", seed=0)
     (file,) = (tmp_path / "set" / "pages").iterdir()
-    image = open_page(f"{file}#page=2", pixels=90 * 1024)
+    image = open_page(f"{file}#page=2", pixels=54 * CELL**2)
     assert image.size == (WIDTH, HEIGHT)
     assert 0.02 < (np.asarray(image.convert("L")) < 128).mean() < 0.4
 
@@ -84,28 +85,47 @@ def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
     table = pq.read_table(tmp_path / "set" / "reading.parquet")
     texts = table["text"].to_pylist()
     sizes = [open_page(image).size for image in table["image"].to_pylist()]
-    assert len(texts) == 12 + 12 + 6 + 6
-    assert all(" " not in text for text in texts[:12])
-    assert {text.count("\n") for text in texts[12:24]} == {0, 1, 2}
-    assert set(sizes[:12]) == {(96, 32), (192, 32)}
-    assert set(sizes[12:24]) == {(WIDTH, 64), (WIDTH, 96)}
-    assert set(sizes[24:]) == {(WIDTH, HEIGHT)}
-    assert set(texts[:12]) <= {word for text in texts[24:] for word in text.split()}
+    assert len(texts) == 30 + 6 + 6 + 6
+    assert all(" " not in text for text in texts[:30])
+    assert {text.count("\n") for text in texts[30:36]} <= {0, 1, 2}
+    assert set(sizes[:30]) == {(CELL, CELL)}
+    assert set(sizes[30:36]) <= {(WIDTH, rows * CELL) for rows in (1, 2, 3)}
+    assert set(sizes[36:]) == {(WIDTH, HEIGHT)}
+    assert set(texts[:30]) <= {word for text in texts[36:] for word in text.split()}
 
 
-def test_lessons_go_from_titles_to_questions(tmp_path):
-    write_set(tmp_path / "set", 3, split="train", seed=0, curriculum=True)
+def test_matching_keeps_parts_of_pages_and_asks_for_a_line_of_each(tmp_path):
+    write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
+    table = pq.read_table(tmp_path / "set" / "matching.parquet").to_pylist()
+    assert len(table) == 6 * len(PARTS)
+    whole = {row["text"].replace(".", "") for row in rows(tmp_path / "set" / "texts.jsonl")}
+    lines = {line for text in whole for line in text.splitlines()}
+    assert all(row["query"] in lines for row in table)
+    images = [np.asarray(open_page(row["image"]).convert("L")) for row in table]
+    assert {image.shape for image in images} == {(HEIGHT, WIDTH)}
+    written = [(image < 128).reshape(9, CELL, WIDTH).any(axis=(1, 2)).sum() for image in images]
+    assert min(written) <= 3
+    assert max(written) >= 8
+
+
+def test_a_part_of_a_page_keeps_its_place():
+    page = next(make_reports(1)).pages[0]
+    part = page.keep(2, Random(0))
+    assert part.blocks == page.blocks
+    assert len(part.shown) == 2
+    assert set(part.text.splitlines()) < set(page.text.splitlines())
+    assert page.keep(4, Random(0)) == page
+
+
+def test_lessons_are_questions_and_lines_with_the_pages_of_a_report_side_by_side(tmp_path):
+    write_set(tmp_path / "set", 20, split="train", seed=0, curriculum=True)
     lessons = rows(tmp_path / "set" / "lessons.jsonl")
-    texts = {row["image"]: row["text"].replace(".", "").split() for row in rows(tmp_path / "set" / "texts.jsonl")}
+    texts = {row["image"]: row["text"].replace(".", "").splitlines() for row in rows(tmp_path / "set" / "texts.jsonl")}
     passes = [lessons[start : start + len(texts)] for start in range(0, len(lessons), len(texts))]
     assert len(passes) == PASSES
     assert all({row["image"] for row in lesson} == set(texts) for lesson in passes)
-    assert all(row["query"].split() == texts[row["image"]][:2] for row in passes[0])
-    assert all(set(row["query"].split()) <= set(texts[row["image"]]) for row in passes[1])
-    questions = [
-        row for lesson in passes[2:] for row in lesson if not set(row["query"].split()) <= set(texts[row["image"]])
-    ]
-    assert len(questions) > 0.6 * sum(map(len, passes[2:]))
-    for lesson in passes[2:]:
+    lines = sum(row["query"] in texts[row["image"]] for row in lessons)
+    assert lines / len(lessons) == pytest.approx(LINES, abs=0.05)
+    for lesson in passes:
         files = [str(row["image"]).partition("#")[0] for row in lesson]
         assert files[0::3] == files[1::3] == files[2::3]

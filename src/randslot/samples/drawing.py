@@ -1,14 +1,13 @@
 """Sample reports as PDFs, drawn through pdfium with the fonts that it carries.
 
-Measures are pixels of a page of 288 x 320, the size at which a small model reads it. The type is that of a typewriter,
-each letter 8 wide, one line to each row of visual tokens, and each word begins at a tab stop, with a visual token: so a
-word looks the same to the model wherever it stands, and a small model learns to read in minutes.
+Measures are pixels of a page of 288 x 432, the size at which a small model reads it. A page is a grid of cells of
+48 x 48, each a visual token, with one word or number to a cell: so a word looks the same to the model wherever it
+stands, and a small model learns to read in minutes. The type is tall and narrow, to make the most of a cell.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,14 +19,15 @@ import pypdfium2.raw as pdf_api
 
 from .reports import Page, Report
 
-WIDTH, HEIGHT, LINE = 288, 320, 32
-TAB = 32  # words begin at multiples of it
+CELL = 48
+WIDTH, HEIGHT = 6 * CELL, 9 * CELL
 POINTS = 2.0  # of the PDF for each pixel
 WHITE, INK = (255, 255, 255), (30, 30, 36)
 ACCENTS = ((0, 90, 160), (180, 60, 0), (0, 110, 80), (120, 50, 120), (150, 20, 40), (60, 60, 60))
-PLAIN, BOLD = FONTS = ("Courier", "Courier-Bold")
-LETTER = 8
-SIZE = LETTER / 0.6  # a letter of Courier is 0.6 of its size wide
+FAMILIES = (("Courier", "Courier-Bold"), ("Helvetica", "Helvetica-Bold"))  # plain, bold
+FONTS = tuple(font for family in FAMILIES for font in family)
+SIZES = {"Courier": 10.6, "Courier-Bold": 10.6, "Helvetica": 11.4, "Helvetica-Bold": 11.0}
+TALL, TALLER = 2.0, 2.8  # how much higher than wide the type is drawn: text, titles
 Colour = tuple[int, int, int]
 
 
@@ -40,21 +40,17 @@ class Canvas:
         self.height = height
         self.page = pdf.new_page(width * POINTS, height * POINTS)
 
-    def text(self, x: float, row: int, text: str, font: str = PLAIN, colour: Colour = INK, scale: int = 1) -> None:
-        """Write a text into a line, counted from 0, in type of 8 pixels a letter or `scale` times that."""
-        part = pdf_api.FPDFPageObj_CreateTextObj(self.pdf, self.fonts[font], SIZE * scale * POINTS)
-        letters = [ord(letter) for letter in text]
+    def word(self, column: int, row: int, word: str, font: str, colour: Colour = INK, tall: float = TALL) -> None:
+        """Write a word or number into a cell, counted from 0."""
+        part = pdf_api.FPDFPageObj_CreateTextObj(self.pdf, self.fonts[font], SIZES[font] * POINTS)
+        letters = [ord(letter) for letter in word]
         pdf_api.FPDFText_SetText(part, (ctypes.c_ushort * (len(letters) + 1))(*letters))
         pdf_api.FPDFPageObj_SetFillColor(part, *colour, 255)
-        baseline = row * LINE + 16 + 4 * scale
-        pdf_api.FPDFPageObj_Transform(part, 1, 0, 0, 1, x * POINTS, (self.height - baseline) * POINTS)
+        baseline = row * CELL + 24 + 4 * tall
+        pdf_api.FPDFPageObj_Transform(
+            part, 1, 0, 0, tall, (column * CELL + 3) * POINTS, (self.height - baseline) * POINTS
+        )
         pdf_api.FPDFPage_InsertObject(self.page, part)
-
-    def sentence(self, x: float, row: int, text: str) -> None:
-        """Write a text word by word, each from the next tab stop on."""
-        for word in text.split():
-            self.text(x, row, word)
-            x += TAB * math.ceil((len(word) + 1) * LETTER / TAB)
 
     def box(self, x: float, y: float, width: float, height: float, colour: Colour) -> None:
         part = pdf_api.FPDFPageObj_CreateNewRect(
@@ -85,11 +81,13 @@ class Style:
     def __init__(self, seed: int) -> None:
         random = Random(seed)
         self.accent: Colour = random.choice(ACCENTS)
-        self.title = random.choice((1, 2, 3)) * TAB
-        self.indent = random.choice((1, 2)) * TAB
+        self.plain, self.bold = random.choice(FAMILIES)
+        self.title = random.choice((0, 1, 2, 4))  # columns
+        self.step = random.choice((1, 2))  # from one column of a table or chart to the next
+        self.indent = random.choice((0, 1, 2) if self.step == 1 else (0, 1))
         self.banner = random.random() < 0.3
         self.ruled = random.random() < 0.5
-        self.rows = random.choice((PLAIN, BOLD))
+        self.rows = random.choice((self.plain, self.bold))
 
     @property
     def tint(self) -> Colour:
@@ -112,10 +110,9 @@ def draw_words(words: Sequence[str], seed: int) -> bytes:
     random = Random(seed)
     with _new_pdf() as (pdf, fonts, buffer):
         for word in words:
-            scale = random.choice((1, 1, 2))
-            canvas = Canvas(pdf, fonts, LINE, width=96 * scale)
-            colour = random.choice(ACCENTS) if scale == 2 else INK
-            canvas.text(0, 0, word, random.choice(FONTS), colour, scale)
+            canvas = Canvas(pdf, fonts, CELL, width=CELL)
+            colour = random.choice((INK, INK, *ACCENTS))
+            canvas.word(0, 0, word, random.choice(FONTS), colour, random.choice((TALL, TALL, TALLER)))
             canvas.close()
     return _without_time(buffer.getvalue())
 
@@ -140,62 +137,64 @@ def _without_time(pdf: bytes) -> bytes:
 
 
 def _draw_page(pdf: pdfium.PdfDocument, fonts: dict[str, object], page: Page, style: Style) -> None:
-    canvas = Canvas(pdf, fonts, LINE * sum(LINES[block] for block in page.blocks))
+    canvas = Canvas(pdf, fonts, CELL * sum(ROWS[block] for block in page.blocks))
     row = 0
     for block in page.blocks:
-        DRAW[block](canvas, page, style, row)
-        row += LINES[block]
+        if block in page.shown:
+            DRAW[block](canvas, page, style, row)
+        row += ROWS[block]
     canvas.close()
 
 
 def _draw_title(canvas: Canvas, page: Page, style: Style, row: int) -> None:
     colour = style.accent
     if style.banner:
-        canvas.box(0, row * LINE, WIDTH, 2 * LINE - 2, style.accent)
+        canvas.box(0, row * CELL, WIDTH, CELL - 2, style.accent)
         colour = WHITE
-    canvas.text(style.title, row, page.place, BOLD, colour, scale=2)
-    canvas.text(style.title, row + 1, page.theme, BOLD, colour, scale=2)
+    canvas.word(style.title, row, page.place, style.bold, colour, TALLER)
+    canvas.word(style.title + 1, row, page.theme, style.bold, colour, TALLER)
 
 
 def _draw_text(canvas: Canvas, page: Page, style: Style, row: int) -> None:
     for i, (subject, verb) in enumerate(page.sentences, start=row):
-        canvas.sentence(style.indent, i, f"{subject.capitalize()} {verb}.")
+        canvas.word(style.indent, i, subject.capitalize(), style.plain)
+        canvas.word(style.indent + 1, i, f"{verb}.", style.plain)
 
 
 def _draw_table(canvas: Canvas, page: Page, style: Style, row: int) -> None:
-    columns = [TAB + 3 * TAB * i for i in range(len(page.measures) + 1)]
-    left, right = TAB - 4, WIDTH
-    canvas.box(left, row * LINE + 4, right - left, LINE - 8, style.tint)
-    for x, measure in zip(columns[1:], page.measures, strict=True):
-        canvas.text(x, row, measure, BOLD)
+    columns = [style.indent + style.step * i for i in range(len(page.measures) + 1)]
+    left, right = columns[0] * CELL, (columns[-1] + 1) * CELL
+    canvas.box(left, row * CELL + 6, right - left, CELL - 12, style.tint)
+    for column, measure in zip(columns[1:], page.measures, strict=True):
+        canvas.word(column, row, measure, style.bold)
     for i, (good, values) in enumerate(zip(page.goods, page.values, strict=True), start=row + 1):
-        canvas.text(columns[0], i, good, style.rows)
-        for x, value in zip(columns[1:], values, strict=True):
-            canvas.text(x, i, str(value))
+        canvas.word(columns[0], i, good, style.rows)
+        for column, value in zip(columns[1:], values, strict=True):
+            canvas.word(column, i, str(value), style.plain)
         if style.ruled:
-            canvas.path([(left, (i + 1) * LINE - 2), (right, (i + 1) * LINE - 2)], style.tint, 1)
+            canvas.path([(left, (i + 1) * CELL - 2), (right, (i + 1) * CELL - 2)], style.tint, 1)
 
 
 def _draw_chart(canvas: Canvas, page: Page, style: Style, row: int) -> None:
     if page.chart == "bars":
-        axis = style.indent + 64
+        axis = (style.indent + 1) * CELL
         for i, (label, height) in enumerate(zip(page.labels, page.heights, strict=True), start=row):
-            canvas.text(style.indent, i, label)
-            canvas.box(axis, i * LINE + 8, 1.5 * height, LINE - 16, style.accent)
-        canvas.path([(axis, row * LINE + 2), (axis, (row + len(page.labels)) * LINE - 2)], INK, 1)
+            canvas.word(style.indent, i, label, style.plain)
+            canvas.box(axis, i * CELL + 12, 1.4 * height, CELL - 24, style.accent)
+        canvas.path([(axis, row * CELL + 2), (axis, (row + len(page.labels)) * CELL - 2)], INK, 1)
         return
-    floor, tall = (row + 2) * LINE, 1.8 * LINE
-    xs = [TAB + 3 * TAB * i for i in range(len(page.labels))]
+    floor, tall = (row + 2) * CELL, 1.8 * CELL
+    columns = [style.indent + style.step * i for i in range(len(page.labels))]
     tops = [floor - tall * height / 100 for height in page.heights]
-    canvas.path([(xs[0], floor), (xs[-1] + 56, floor)], INK, 1)
-    for x, label in zip(xs, page.labels, strict=True):
-        canvas.text(x, row + 2, label)
+    canvas.path([(columns[0] * CELL, floor), ((columns[-1] + 1) * CELL, floor)], INK, 1)
+    for column, label in zip(columns, page.labels, strict=True):
+        canvas.word(column, row + 2, label, style.plain)
     if page.chart == "line":
-        canvas.path([(x + 24, top) for x, top in zip(xs, tops, strict=True)], style.accent, 2)
+        canvas.path([((x + 0.5) * CELL, top) for x, top in zip(columns, tops, strict=True)], style.accent, 2)
         return
-    for x, top in zip(xs, tops, strict=True):
-        canvas.box(x + 8, top, 32, floor - top, style.accent)
+    for column, top in zip(columns, tops, strict=True):
+        canvas.box(column * CELL + 10, top, CELL - 20, floor - top, style.accent)
 
 
-LINES = {"title": 2, "text": 2, "table": 3, "chart": 3}  # of 32 pixels
+ROWS = {"title": 1, "text": 2, "table": 3, "chart": 3}  # of the grid
 DRAW = {"title": _draw_title, "text": _draw_text, "table": _draw_table, "chart": _draw_chart}

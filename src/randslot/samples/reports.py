@@ -35,17 +35,22 @@ class Page:
     heights: tuple[int, ...]  # in percent
     chart: str
     blocks: tuple[str, ...]  # from top to bottom
+    blank: frozenset[str] = frozenset()  # blocks whose place is left empty
 
     @property
     def title(self) -> str:
         return f"{self.place} {self.theme}"
 
     @property
+    def shown(self) -> tuple[str, ...]:
+        return tuple(block for block in self.blocks if block not in self.blank)
+
+    @property
     def text(self) -> str:
         """What is written on the page, line by line in reading order."""
         rows = zip(self.goods, self.values, strict=True)
         parts = {
-            "title": [self.place, self.theme],
+            "title": [self.title],
             "text": [f"{subject.capitalize()} {verb}." for subject, verb in self.sentences],
             "table": [
                 " ".join(self.measures),
@@ -53,11 +58,15 @@ class Page:
             ],
             "chart": [" ".join(self.labels)],
         }
-        return "\n".join(line for block in self.blocks for line in parts[block])
+        return "\n".join(line for block in self.shown for line in parts[block])
 
     def clippings(self) -> list[Page]:
         """Return each block as a small page of its own: easier to learn reading from."""
         return [replace(self, blocks=(block,)) for block in self.blocks]
+
+    def keep(self, num: int, random: Random) -> Page:
+        """Return the page with only some of its blocks, the others blank: easier to learn finding it."""
+        return replace(self, blank=frozenset(random.sample(self.blocks, len(self.blocks) - num)))
 
     def facts(self) -> set[tuple[str, ...]]:
         """Return what the page states: its title, each cell, each sentence, and which labels stand side by side."""

@@ -5,15 +5,18 @@ queries.jsonl   {"id", "query", "kind"}
 qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 1 of the report that it names}
 pairs.jsonl     {"query", "image"}: pairs to train retrieval on
 texts.jsonl     {"text", "image"}: what is written on each page
-reading.parquet "text", "image": a curriculum for learning to read, if asked for
-lessons.jsonl   {"query", "image"}: another for learning to retrieve, from titles to questions
+
+and, if a curriculum is asked for:
+reading.parquet  "text", "image": words, blocks and pages to read
+matching.parquet "query", "image": parts of pages, each with a line to find it by
+lessons.jsonl    {"query", "image"}: whole pages with questions, and some lines
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +29,9 @@ from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, ask, make_reports
 
-PASSES, EASY = 24, 2  # of lessons: how often each page comes, and how often before questions begin
+PARTS = (1, 2, 3, 4, 4)  # how many blocks of a page are kept for matching, in each pass over the pages
+PASSES = 16  # over the pages, of lessons
+LINES = 0.2  # the share of lessons that ask for a line of the page
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,9 @@ def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curricul
     )
     _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
     if curriculum:
-        _write_curriculum(folder / "reading.parquet", reports, seed)
-        _write(folder / "lessons.jsonl", _make_lessons(reports, seed))
+        _write_reading(folder / "reading.parquet", reports, Random(seed))
+        _write_matching(folder / "matching.parquet", reports, Random(seed))
+        _write(folder / "lessons.jsonl", _make_lessons(reports, Random(seed)))
     return len(pages), len(asked)
 
 
@@ -111,55 +117,66 @@ def _make_empty(folder: Path) -> None:
         raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
-def _write_curriculum(file: Path, reports: list[Report], seed: int) -> None:
-    """Write what to read, in order: single words, then blocks of pages, then whole pages, these twice.
+def _write_reading(file: Path, reports: list[Report], random: Random) -> None:
+    """Write what to read, in order: single words, five of each page, then a block of each, then whole pages, twice.
 
     They are images, since a page of a PDF is rendered as large as a model may read it, and words shall stay small.
     """
+    words: list[Lesson] = []
+    for report in reports:
+        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 5)]
+        words += zip(chosen, _render(draw_words(chosen, report.style)), strict=True)
+    blocks = _draw(reports, lambda page: random.choice(page.clippings()))
+    pages = _draw(reports, lambda page: page)
+    rows = [row for group in (words, blocks, pages, pages) for row in random.sample(group, len(group))]
+    _write_parquet(file, "text", rows)
+
+
+def _write_matching(file: Path, reports: list[Report], random: Random) -> None:
+    """Write what to match: pages with one to four blocks, the rest blank, each with a line of its own, in any order."""
+    parts: list[Lesson] = []
+    for num in PARTS:
+        parts += _draw(reports, lambda page: page.keep(num, random))  # noqa: B023 (used within the loop)
+    random.shuffle(parts)
+    _write_parquet(file, "query", [(_choose_line(text, random), image) for text, image in parts])
+
+
+Lesson = tuple[str, bytes]  # text, image
+
+
+def _draw(reports: list[Report], change: Callable[[Page], Page]) -> list[Lesson]:
+    """Draw every page, changed in some way, and return it with what is written on it."""
+    drawn: list[Lesson] = []
+    for report in reports:
+        changed = replace(report, pages=tuple(map(change, report.pages)))
+        drawn += zip((page.text for page in changed.pages), _render(draw_report(changed)), strict=True)
+    return drawn
+
+
+def _write_parquet(file: Path, head: str, rows: list[Lesson]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    random = Random(seed)
-    words: list[tuple[str, bytes]] = []
-    blocks: list[tuple[str, bytes]] = []
-    pages: list[tuple[str, bytes]] = []
-    for report in reports:
-        chosen = [word for page in report.pages for word in random.sample(page.text.split(), 2)]
-        parts = replace(
-            report, pages=tuple(part for page in report.pages for part in random.sample(page.clippings(), 2))
-        )
-        words += zip(chosen, _render(draw_words(chosen, report.style)), strict=True)
-        blocks += zip((page.text for page in parts.pages), _render(draw_report(parts)), strict=True)
-        pages += zip((page.text for page in report.pages), _render(draw_report(report)), strict=True)
-    rows = [row for group in (words, blocks, pages, pages) for row in random.sample(group, len(group))]
-    pq.write_table(pa.table({"text": [text for text, _ in rows], "image": [image for _, image in rows]}), file)
+    pq.write_table(pa.table({head: [text for text, _ in rows], "image": [image for _, image in rows]}), file)
 
 
-def _make_lessons(reports: list[Report], seed: int) -> Iterator[dict[str, str]]:
-    """Yield queries with their pages, every page once in each pass: titles, then lines too, then mostly questions.
+def _choose_line(text: str, random: Random) -> str:
+    return random.choice(text.replace(".", "").splitlines())
 
-    In the last passes the pages of a report follow each other, so that a batch holds them side by side: the title
-    alone does not tell them apart.
+
+def _make_lessons(reports: list[Report], random: Random) -> Iterator[dict[str, str]]:
+    """Yield questions, and some lines, with their pages, every page once in each pass.
+
+    The pages of a report follow each other, so that a batch holds them side by side: the title alone does not tell
+    them apart.
     """
-    random = Random(seed)
     files = [list(zip(page_ids(report), report.pages, strict=True)) for report in reports]
-    for number in range(PASSES):
+    for _ in range(PASSES):
         random.shuffle(files)
-        pages = [page for file in files for page in file]
-        if number < EASY:
-            random.shuffle(pages)
-        for id, page in pages:
-            yield {"query": _lesson(page, number, random), "image": f"pages/{id}"}
-
-
-def _lesson(page: Page, number: int, random: Random) -> str:
-    """Make a query for a page in one of the passes."""
-    if number == 0:
-        return page.title
-    if number < EASY or random.random() < 0.2:
-        _, _, *lines = page.text.replace(".", "").splitlines()
-        return f"{random.choice((page.place, page.theme))} {random.choice(lines)}"
-    return random.choice(ask(page, random)).text
+        for id, page in (page for file in files for page in file):
+            line = random.random() < LINES
+            query = _choose_line(page.text, random) if line else random.choice(ask(page, random)).text
+            yield {"query": query, "image": f"pages/{id}"}
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:
