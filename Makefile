@@ -41,7 +41,6 @@ embedded: $(READY)
 	test -d data/train || $(BIN)/randslot samples data/train -n 2000 --curriculum
 	test -d data/validation || $(BIN)/randslot samples data/validation -n 40 --split validation
 	$(BIN)/randslot pretrain embedded-reading --resume
-	$(BIN)/randslot train embedded-matching --resume
 	$(BIN)/randslot train embedded --resume
 	$(BIN)/python benchmarks/embedded.py --ship
 	$(BIN)/python benchmarks/tables.py

@@ -14,10 +14,10 @@ from randslot.errors import UsageError
 from randslot.pages import open_page
 from randslot.samples.drawing import CELL, HEIGHT, WIDTH, draw_report
 from randslot.samples.reports import make_reports
-from randslot.samples.sets import LINES, PARTS, PASSES, write_set
+from randslot.samples.sets import EASY, LINES, PASSES, write_set
 
 
-def rows(file) -> list[dict[str, object]]:
+def rows(file) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -94,20 +94,6 @@ def test_a_curriculum_goes_from_words_to_blocks_to_pages(tmp_path):
     assert set(texts[:30]) <= {word for text in texts[36:] for word in text.split()}
 
 
-def test_matching_keeps_parts_of_pages_and_asks_for_a_line_of_each(tmp_path):
-    write_set(tmp_path / "set", 2, split="train", seed=0, curriculum=True)
-    table = pq.read_table(tmp_path / "set" / "matching.parquet").to_pylist()
-    assert len(table) == 6 * len(PARTS)
-    whole = {row["text"].replace(".", "") for row in rows(tmp_path / "set" / "texts.jsonl")}
-    lines = {line for text in whole for line in text.splitlines()}
-    assert all(row["query"] in lines for row in table)
-    images = [np.asarray(open_page(row["image"]).convert("L")) for row in table]
-    assert {image.shape for image in images} == {(HEIGHT, WIDTH)}
-    written = [(image < 128).reshape(9, CELL, WIDTH).any(axis=(1, 2)).sum() for image in images]
-    assert min(written) <= 3
-    assert max(written) >= 8
-
-
 def test_a_part_of_a_page_keeps_its_place():
     page = next(make_reports(1)).pages[0]
     part = page.keep(2, Random(0))
@@ -117,15 +103,22 @@ def test_a_part_of_a_page_keeps_its_place():
     assert page.keep(4, Random(0)) == page
 
 
-def test_lessons_are_questions_and_lines_with_the_pages_of_a_report_side_by_side(tmp_path):
+def test_lessons_go_from_parts_with_a_line_to_pages_with_a_question(tmp_path):
     write_set(tmp_path / "set", 20, split="train", seed=0, curriculum=True)
     lessons = rows(tmp_path / "set" / "lessons.jsonl")
     texts = {row["image"]: row["text"].replace(".", "").splitlines() for row in rows(tmp_path / "set" / "texts.jsonl")}
     passes = [lessons[start : start + len(texts)] for start in range(0, len(lessons), len(texts))]
-    assert len(passes) == PASSES
-    assert all({row["image"] for row in lesson} == set(texts) for lesson in passes)
-    lines = sum(row["query"] in texts[row["image"]] for row in lessons)
-    assert lines / len(lessons) == pytest.approx(LINES, abs=0.05)
-    for lesson in passes:
-        files = [str(row["image"]).partition("#")[0] for row in lesson]
+    assert len(passes) == EASY + PASSES
+    for row in passes[0]:
+        file, _, number = row["image"].partition("#page=")
+        with pdfium.PdfDocument(tmp_path / "set" / file) as pdf:
+            written = pdf[int(number) - 1].get_textpage().get_text_bounded().replace(".", "").split()
+        assert set(row["query"].split()) <= set(written)
+    assert 0.6 < np.mean([row["image"].startswith("parts/") for lesson in passes[:EASY] for row in lesson]) < 0.9
+    later = [row for lesson in passes[EASY:] for row in lesson]
+    assert all({row["image"] for row in lesson} == set(texts) for lesson in passes[EASY:])
+    lines = sum(row["query"] in texts[row["image"]] for row in later)
+    assert lines / len(later) == pytest.approx(LINES, abs=0.05)
+    for lesson in passes[EASY:]:
+        files = [row["image"].partition("#")[0] for row in lesson]
         assert files[0::3] == files[1::3] == files[2::3]

@@ -7,9 +7,9 @@ pairs.jsonl     {"query", "image"}: pairs to train retrieval on
 texts.jsonl     {"text", "image"}: what is written on each page
 
 and, if a curriculum is asked for:
-reading.parquet  "text", "image": words, blocks and pages to read
-matching.parquet "query", "image": parts of pages, each with a line to find it by
-lessons.jsonl    {"query", "image"}: whole pages with questions, and some lines
+reading.parquet "text", "image": words, blocks and pages to read
+lessons.jsonl   {"query", "image"}: parts of pages with lines to find them by, then whole pages with questions
+parts/          the parts of pages
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, ask, make_reports
 
-PARTS = (1, 2, 3, 4, 4)  # how many blocks of a page are kept for matching, in each pass over the pages
-PASSES = 16  # over the pages, of lessons
-LINES = 0.2  # the share of lessons that ask for a line of the page
+PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
+EASY, PASSES = 5, 12  # how often each page comes in lessons: with a line to find it by, then with a question
+LINES = 0.2  # the share of later lessons that ask for a line nevertheless
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curricul
     _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
     if curriculum:
         _write_reading(folder / "reading.parquet", reports, Random(seed))
-        _write_matching(folder / "matching.parquet", reports, Random(seed))
-        _write(folder / "lessons.jsonl", _make_lessons(reports, Random(seed)))
+        _write(folder / "lessons.jsonl", _make_lessons(folder, reports, Random(seed)))
     return len(pages), len(asked)
 
 
@@ -122,6 +121,9 @@ def _write_reading(file: Path, reports: list[Report], random: Random) -> None:
 
     They are images, since a page of a PDF is rendered as large as a model may read it, and words shall stay small.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     words: list[Lesson] = []
     for report in reports:
         chosen = [word for page in report.pages for word in random.sample(page.text.split(), 5)]
@@ -129,16 +131,7 @@ def _write_reading(file: Path, reports: list[Report], random: Random) -> None:
     blocks = _draw(reports, lambda page: random.choice(page.clippings()))
     pages = _draw(reports, lambda page: page)
     rows = [row for group in (words, blocks, pages, pages) for row in random.sample(group, len(group))]
-    _write_parquet(file, "text", rows)
-
-
-def _write_matching(file: Path, reports: list[Report], random: Random) -> None:
-    """Write what to match: pages with one to four blocks, the rest blank, each with a line of its own, in any order."""
-    parts: list[Lesson] = []
-    for num in PARTS:
-        parts += _draw(reports, lambda page: page.keep(num, random))  # noqa: B023 (used within the loop)
-    random.shuffle(parts)
-    _write_parquet(file, "query", [(_choose_line(text, random), image) for text, image in parts])
+    pq.write_table(pa.table({"text": [text for text, _ in rows], "image": [image for _, image in rows]}), file)
 
 
 Lesson = tuple[str, bytes]  # text, image
@@ -153,30 +146,40 @@ def _draw(reports: list[Report], change: Callable[[Page], Page]) -> list[Lesson]
     return drawn
 
 
-def _write_parquet(file: Path, head: str, rows: list[Lesson]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterator[dict[str, str]]:
+    """Yield queries with their pages, every page once in each pass: parts of it with a line, then mostly questions.
 
-    pq.write_table(pa.table({head: [text for text, _ in rows], "image": [image for _, image in rows]}), file)
-
-
-def _choose_line(text: str, random: Random) -> str:
-    return random.choice(text.replace(".", "").splitlines())
-
-
-def _make_lessons(reports: list[Report], random: Random) -> Iterator[dict[str, str]]:
-    """Yield questions, and some lines, with their pages, every page once in each pass.
-
-    The pages of a report follow each other, so that a batch holds them side by side: the title alone does not tell
-    them apart.
+    With questions the pages of a report follow each other, so that a batch holds them side by side: the title alone
+    does not tell them apart.
     """
     files = [list(zip(page_ids(report), report.pages, strict=True)) for report in reports]
+    parts = [part for report in reports for part in _write_parts(folder / "parts", report, random)]
+    for _ in range(EASY):
+        for versions in random.sample(parts, len(parts)):
+            image, page = random.choice(versions)
+            yield {"query": _choose_line(page, random), "image": image}
     for _ in range(PASSES):
         random.shuffle(files)
         for id, page in (page for file in files for page in file):
             line = random.random() < LINES
-            query = _choose_line(page.text, random) if line else random.choice(ask(page, random)).text
+            query = _choose_line(page, random) if line else random.choice(ask(page, random)).text
             yield {"query": query, "image": f"pages/{id}"}
+
+
+def _write_parts(folder: Path, report: Report, random: Random) -> Iterator[tuple[tuple[str, Page], ...]]:
+    """Draw parts of a report's pages and yield, for each page, its parts and itself: where it is, and what is on it."""
+    folder.mkdir(exist_ok=True)
+    versions = [[(f"pages/{id}", page) for id, page in zip(page_ids(report), report.pages, strict=True)]]
+    for num in PARTS:
+        pages = tuple(page.keep(num, random) for page in report.pages)
+        part = replace(report, name=f"{report.name}-{num}", pages=pages)
+        (folder / f"{part.name}.pdf").write_bytes(draw_report(part))
+        versions.append([(f"parts/{id}", page) for id, page in zip(page_ids(part), pages, strict=True)])
+    return zip(*versions, strict=True)
+
+
+def _choose_line(page: Page, random: Random) -> str:
+    return random.choice(page.text.replace(".", "").splitlines())
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:
