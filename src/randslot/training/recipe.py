@@ -28,6 +28,7 @@ LEAST = {
     "epochs": 1,
     "steps": 0,
     "warmup": 0,
+    "window": 0,
     "batch": 2,
     "micro_batch": 0,
     "lora_rank": 1,
@@ -87,6 +88,7 @@ class Recipe:
     query_column: str = "query"
     page_column: str = "image"
     shuffle: bool = True  # false: in the order of the data, for a curriculum
+    window: int = 0  # shuffle only within so many rows, those of one file together: a curriculum in another order
     on_bad_row: str = "stop"
 
     # The objective. "reading" is next-token training on the text of pages, in the query column. `batch` is global: all
@@ -96,6 +98,7 @@ class Recipe:
     batch: int = 128
     temperature: float = 0.07
     repeated_pages: str = "mask"
+    prefixes: tuple[int, ...] = ()  # the mean loss over the first 1, 2, ... vectors of both sides; (): over all of them
 
     # The optimisation. The cosine's period is twice the run, so the rate ends at half.
     epochs: int = 1
@@ -145,11 +148,23 @@ class Recipe:
             raise UsageError(
                 "still_vision goes with retrieval and lora = false: with an adapter the tower is frozen anyway"
             )
+        if self.window and not self.shuffle:
+            raise UsageError("window says how far rows are shuffled: it goes with shuffle = true")
+        self._check_prefixes()
         if self.objective == "reading" and self.lora:
             raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:
             raise UsageError("validate_every needs validation: the held-out pairs to search")
         self.settings()
+
+    def _check_prefixes(self) -> None:
+        rising = all(least < num for least, num in zip((0, *self.prefixes), self.prefixes, strict=False))
+        if not rising or max(self.prefixes, default=0) > min(self.query_vectors, self.page_vectors):
+            raise UsageError(
+                f"prefixes must rise, from 1 or more to at most the vectors of a side, not {list(self.prefixes)}"
+            )
+        if self.prefixes and (self.slots == "tokens" or self.objective == "reading"):
+            raise UsageError("prefixes go with slots and retrieval: there must be a first vector")
 
     def settings(self) -> Settings:
         """Return the part that says how the model makes its vectors."""
@@ -194,6 +209,7 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
     floats = {name for name, field in known.items() if isinstance(field.default, float)}
     # 1 is a fine way to write 1.0
     typed: dict[str, Any] = {k: float(v) if k in floats and type(v) is int else v for k, v in values.items()}
+    typed = {k: tuple(v) if isinstance(v, list) else v for k, v in typed.items()}
     return Recipe(**typed)
 
 
@@ -225,6 +241,12 @@ def _read_change(change: str) -> tuple[str, Any]:
 
 
 def _check_type(name: str, value: Any, expected: type) -> None:
-    if type(value) is not expected:
-        names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    if type(value) is not expected or (isinstance(value, tuple) and any(type(part) is not int for part in value)):
+        names = {
+            str: "text",
+            int: "a whole number",
+            float: "a number",
+            bool: "true or false",
+            tuple: "a list of whole numbers",
+        }
         raise UsageError(f"{name} must be {names[expected]}, not {value!r}")

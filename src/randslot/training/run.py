@@ -202,6 +202,7 @@ class Run:
             batch=self.batch,
             micro_batch=recipe.micro_batch,
             mask_repeats=recipe.repeated_pages == "mask",
+            prefixes=recipe.prefixes,
         )
 
     def make_evaluator(self) -> BaseEvaluator | None:
