@@ -125,9 +125,10 @@ def test_pages_are_made_once_and_whole(tmp_path):
 
 def test_the_choice_belongs_to_its_rule(tmp_path):
     study = small_study(tmp_path)
-    assert read_choice(study) is None
-    write_json(Path(study.results, CHOICE), {"rule": make_rule(study), "tried": []})
-    assert read_choice(study) is None  # nothing was in range
+    assert read_choice(study) == {}
+    in_vain = {"rule": make_rule(study), "tried": []}
+    write_json(Path(study.results, CHOICE), in_vain)
+    assert read_choice(study) == read_choice(small_study(tmp_path, range=[10, 20])) == in_vain
     write_json(Path(study.results, CHOICE), {"rule": make_rule(study), "steps": 3, "reports": 2})
     assert read_choice(study)["steps"] == 3
     with pytest.raises(UsageError, match="another rule"):
@@ -269,7 +270,13 @@ def test_a_report_from_rows_alone(tmp_path):
     write_rows(study, effects)
     write_json(
         Path(study.results, CHOICE),
-        {"rule": make_rule(study), "steps": 3, "reports": 2, "tried": [{"steps": 3, "reports": 2, "ndcg@5": 61.25}]},
+        {
+            "rule": make_rule(study),
+            "steps": 3,
+            "reports": 2,
+            "tried": [{"steps": 3, "reports": 2, "ndcg@5": 61.25}],
+            "before": [{"rule": {}, "tried": [{"steps": 1, "reports": 1, "ndcg@5": 9.5}]}],
+        },
     )
     rows = [row for row in read_rows(study) if row.arm == "random"]
     scores = [
@@ -277,7 +284,7 @@ def test_a_report_from_rows_alone(tmp_path):
     ]
     text = write_report(study).read_text()
     assert f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}" in text
-    assert "| 3 | 2 | 61.2 | chosen |" in text
+    assert "| 3 | 2 | 61.2 | chosen |\n| 1 | 1 | 9.5 | with other candidates before |" in text
     assert "| RandSlot is better than Zero-Feedback | +1.5 | +1.0 |" in text
     assert max(map(len, [line for line in text.splitlines() if not line.startswith("|")])) <= 120
     pictures = {

@@ -68,7 +68,7 @@ def conducted(tmp_path_factory) -> dict[str, object]:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wait(lambda: not workers(file), 20)
+    wait(lambda: not workers(file), 120)  # one that is still starting sees it when it has started
     before = {path.name: path.stat().st_mtime_ns for path in rows.glob("*.json")}
     found["before"] = before
 

@@ -138,7 +138,7 @@ def judge_extra(extra: Extra, inference: str, found: Found) -> tuple[list[Claim]
     for num in sorted({*extra.better, *extra.no_worse}):
         wanted = "better" if num in extra.better else "no worse"
         text = f"{_vectors(num)} a side: {wanted} than {STRATEGIES[extra.against]}"
-        arms = (extra.name, inference), (extra.against, inference)
+        arms = (extra.name, inference), (extra.against, extra.against)
         claims.append(judge_direction(Question(wanted, text, f"k{num}", *arms, {}), found))
     better = {claim.verdict for claim in claims if claim.question.group == "better"}
     worse = {claim.verdict for claim in claims if claim.question.group == "no worse"}

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -59,8 +59,10 @@ def _alone(study: Study) -> Iterator[None]:
         raise UsageError(f"another randslot study is at work in {study.folder}: wait for it, or stop it") from error
     except OSError as error:
         raise UsageError(f"cannot write into {study.folder}: {error.strerror or error}") from error
-    with lock:
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -84,13 +86,16 @@ def _choose(study: Study, workers: list[Worker], console: Console) -> dict[str, 
     """
     job = Job(BASE, study.seeds[0], 0)
     study.make_training_pages()
-    if choice := read_choice(study):
-        check_settings(choice["settings"], study.settings(job), f"{study.results}/{CHOICE}")
-        return choice
+    before = read_choice(study)
+    if "steps" in before:
+        check_settings(before["settings"], study.settings(job), f"{study.results}/{CHOICE}")
+        return before
     for reports in study.reports:
         study.make_pages("validation", reports)
     tried: dict[tuple[int, int], float] = {}
     kept: dict[str, Any] = {"rule": make_rule(study), "settings": study.settings(job)}
+    if before and before["rule"] != kept["rule"]:  # the report says what was tried in vain
+        kept["before"] = [*before.get("before", []), {"rule": before["rule"], "tried": before["tried"]}]
 
     def keep(job: Job, reply: dict[str, Any]) -> None:
         tried.update({(job.steps, int(reports)): score for reports, score in reply["scores"].items()})
@@ -212,18 +217,19 @@ class Worker:
         self.stop()
 
     def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        """End the process, and wait for it."""
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(BrokenPipeError), process:  # which closes its pipes
+                process.kill()
 
 
 class Watch:
     """Show how far the jobs are: a bar in a terminal, a line for each job elsewhere."""
 
     def __init__(self, study: Study, jobs: Sequence[Job], console: Console, what: str) -> None:
-        self.study = study
         self.jobs = dict.fromkeys(jobs, False)  # whether it is over
+        self.files = {job: Path(study.make_recipe(job).output, LOSSES) for job in jobs}
         self.console = console
         self.started = time.monotonic()
         self.first = self._steps()
@@ -267,9 +273,8 @@ class Watch:
 
     def _steps_of(self, job: Job) -> int:
         """Return the steps that a training has written down."""
-        file = Path(self.study.make_recipe(job).output, LOSSES)
         try:
-            with file.open("rb") as lines:
+            with self.files[job].open("rb") as lines:
                 return max(sum(1 for _ in lines) - 1, 0)
         except OSError:
             return 0

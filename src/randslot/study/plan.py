@@ -228,8 +228,8 @@ def _fits(value: Any, annotation: str) -> bool:
     return type(value) is kinds[name]
 
 
-def read_choice(study: Study) -> dict[str, Any] | None:
-    """Return what was chosen, or None if nothing was yet.
+def read_choice(study: Study) -> dict[str, Any]:
+    """Return what was chosen, with "steps" and "reports"; without them if nothing was in range, empty if none is there.
 
     Errors: UsageError if it was chosen by another rule.
     """
@@ -237,12 +237,12 @@ def read_choice(study: Study) -> dict[str, Any] | None:
     try:
         choice: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError) as error:
         raise RandSlotError(f"{file} is broken ({error}): remove it, and choose again") from error
-    if choice["rule"] != make_rule(study):
+    if "steps" in choice and choice["rule"] != make_rule(study):
         raise UsageError(f"{file} was chosen by another rule than the study's: remove it and choose again")
-    return choice if "steps" in choice else None
+    return choice
 
 
 def make_rule(study: Study) -> dict[str, Any]:

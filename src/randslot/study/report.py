@@ -117,10 +117,9 @@ class Report:
         start = "the same backbone" if first["settings"]["backbone"] else "random weights, others for each seed"
         return _fill(f"""# {study.title}
 
-Does what the paper found on 3B and 4B models hold on a model that anyone can train on two CPU cores? Five strategies,
-seeds {_list(study.seeds)}, {first["steps"]:,} steps from {start}, K = {BUDGET}, the same order of data for all
-strategies of a seed; {queries:,} questions about {pages:,} held-out pages of {len(first["tasks"])} layouts, each of
-which is a task.
+Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {_list(study.seeds)},
+{first["steps"]:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
+{queries:,} questions about {pages:,} held-out pages of {len(first["tasks"])} layouts, each of which is a task.
 
 **Of {len(self.claims)} claims: {told}.**
 
@@ -242,9 +241,8 @@ best in each task. The best one is chosen on the same results: a diagnosis.
             records = self.records(key)
             for side in SIDES:
                 only = [mean(values) for values in zip(*(record["only"][side] for record in records), strict=True)]
-                lines.append(
-                    [self.name(key), side, *only, *(self._full(key) - one for one in self._without(key, side))]
-                )
+                lost = [self._full(key) - score for score in self._without(key, side)]
+                lines.append([self.name(key), side, *only, *lost])
         return lines
 
     def _paper_interventions(self) -> list[list[Cell]]:
@@ -305,13 +303,15 @@ that there is room above and below: of {_list(rule["lengths"])} steps, and for e
 a layout, in this order, the first with which it scores {low} to {high} nDCG@5. Nothing was tuned afterwards, and
 nothing for one strategy alone.
 """)
-        if self.choice is None:
+        if "steps" not in self.choice:
             return f"{words}\nNo record of the choice is among the rows.\n"
         chosen = (self.choice["steps"], self.choice["reports"])
         lines: list[list[Cell]] = [
-            [steps, reports, score, "chosen" if (steps, reports) == chosen else ""]
-            for steps, reports, score in (tuple(tried.values()) for tried in self.choice["tried"])
+            [*tried.values(), "chosen" if (tried["steps"], tried["reports"]) == chosen else ""]
+            for tried in self.choice["tried"]
         ]
+        for earlier in self.choice.get("before", []):
+            lines += [[*tried.values(), "with other candidates before"] for tried in earlier["tried"]]
         table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
         return f"{words}\n{_markdown(table)}"
 
@@ -345,7 +345,9 @@ its row.
         def line(key: Key) -> list[float]:
             return [mean(self.found[key].seeds(f"k{num}")) for num in COUNTS]
 
-        here = {self.name(key): line(key) for key in self.keys}
+        # Zeros at inference only for RandSlot itself: there are colours for seven lines.
+        keys = [key for key in self.keys if key[0] in STRATEGIES or key[1] != BASE]
+        here = {self.name(key): line(key) for key in keys}
         paper = {method: paper_budgets(method) for method in STRATEGIES.values() if paper_budgets(method)}
         panels = {"vectors a side": here, "vectors a side, from four on": here, "vectors a side, the paper's 3B": paper}
         draw_budgets(panels, [1, 4, 1], file)
