@@ -262,8 +262,9 @@ class Watch:
     def describe(self) -> str:
         """Return how many jobs are over, which are being done, and how long the rest may take at the speed so far."""
         steps, total = self._steps(), sum(job.steps for job in self.jobs)
-        speed = (steps - self.first) / (time.monotonic() - self.started)
-        left = f"about {(total - steps) / speed / 60:.0f} min left" if speed else "no time known yet"
+        since, new = time.monotonic() - self.started, steps - self.first
+        # A training that goes on from its checkpoint takes back the steps after it.
+        left = f"about {(total - steps) * since / new / 60:.0f} min left" if new > 0 else "no time known yet"
         now = [job.name for job, over in self.jobs.items() if not over and self._steps_of(job)]
         at = f", now {' and '.join(now)}" if now else ""
         return f"{sum(self.jobs.values())} of {len(self.jobs)} runs{at}, {left}"

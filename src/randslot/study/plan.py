@@ -5,7 +5,6 @@ Every run differs from the recipe in its strategy, its seed and its length only,
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 from ..errors import RandSlotError, UsageError
 from ..evaluation.tasks import Task, own_task
 from ..samples.sets import write_set
-from ..training.recipe import FREE, Recipe, make_recipe, read_recipe
+from ..training.recipe import FREE, Recipe, check_keys, make_recipe, read_recipe
 
 BASE, METHOD = "zero", "random"
 STRATEGIES = {
@@ -208,10 +207,8 @@ def read_study(file: Path) -> Study:
 def _make(kind: type, values: dict[str, Any]) -> Any:
     """Make a dataclass from the values of a table, each of the kind that its annotation says."""
     known = {part.name: str(part.type) for part in fields(kind)}
+    check_keys(values, known)
     for key, value in values.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         if not _fits(value, known[key]):
             raise UsageError(f"{key} must be {known[key]}, not {value!r}")
     try:

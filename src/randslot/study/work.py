@@ -73,7 +73,8 @@ def _evaluate(
 
 def _keep_rows(study: Study, job: Job) -> None:
     started = time.perf_counter()
-    shutil.rmtree(study.path("evaluations", job.name), ignore_errors=True)  # of a model that was trained before
+    # Results of a model that was trained before go; vectors are found by the weights that made them.
+    shutil.rmtree(study.path("evaluations", job.name, job.name), ignore_errors=True)
     for inference in study.inferences(job.arm):
         results = _evaluate(study, job, inference, study.tasks("test", job.reports), MOST, job.name)
     runs = {run.name.rpartition(", ")[2]: run for run in read_runs([study.path("evaluations", job.name)])}

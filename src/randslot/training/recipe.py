@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -202,15 +203,24 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
     Errors: UsageError that names the nearest known key for an unknown one.
     """
     known = {field.name: field for field in fields(Recipe)}
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    check_keys(values, known)
     floats = {name for name, field in known.items() if isinstance(field.default, float)}
     # 1 is a fine way to write 1.0
     typed: dict[str, Any] = {k: float(v) if k in floats and type(v) is int else v for k, v in values.items()}
     typed = {k: tuple(v) if isinstance(v, list) else v for k, v in typed.items()}
     return Recipe(**typed)
+
+
+def check_keys(values: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse an unknown key of a file.
+
+    Errors: UsageError that names the nearest known one.
+    """
+    names = list(known)
+    for key in values:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def write_recipe(recipe: Recipe, file: Path) -> None:
