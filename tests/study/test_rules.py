@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.study.claims import NOISE, OPPOSITE, SEEN, judge_claims, judge_crossover, judge_extra
+from randslot.study.conduct import choose
 from randslot.study.measures import MEASURES, compute_measures, measure_rows
 from randslot.study.plan import CHOICE, STRATEGIES, Job, Study, hash_files, make_rule, make_set, read_choice, read_study
 from randslot.study.report import write_report
@@ -26,6 +28,7 @@ def small_study(folder: Path, **changes: object) -> Study:
     """The smoke study with its files below a folder."""
     text = SMOKE.read_text().replace("runs/study-smoke", str(folder))
     values = tomllib.loads(text) | changes
+    folder.mkdir(exist_ok=True)
     file = folder / "study.toml"
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in ("set", "extra")]
     rest = text[text.index("[set]") :]
@@ -133,6 +136,52 @@ def test_the_choice_belongs_to_its_rule(tmp_path):
     assert read_choice(study)["steps"] == 3
     with pytest.raises(UsageError, match="another rule"):
         read_choice(small_study(tmp_path, range=[10, 20]))
+
+
+class Scorer:
+    """In place of a worker: it knows what Zero-Feedback scores, and remembers what it was asked to train."""
+
+    def __init__(self, scores: dict[tuple[int, int], float]) -> None:
+        self.scores = scores
+        self.asked: list[Job] = []
+
+    def do(self, job: Job) -> dict[str, object]:
+        self.asked.append(job)
+        found = {str(reports): score for (steps, reports), score in self.scores.items() if steps == job.steps}
+        return {"scores": found} if found else {"failed": "no such length"}
+
+
+def without_pages(study: Study) -> Study:
+    """The study with empty folders where its pages would be made."""
+    for name in ("train", *(f"validation-{num}/{layout}" for num in study.reports for layout in study.layouts)):
+        study.path("pages", name).mkdir(parents=True, exist_ok=True)
+    return study
+
+
+def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path):
+    """Shortest first; for one length in the order of the file; only Zero-Feedback under the first seed."""
+    study = without_pages(small_study(tmp_path, lengths=[3, 6, 9], reports=[3, 2], range=[50, 80], side_by_side=1))
+    scores = {(3, 3): 30.0, (3, 2): 45.0, (6, 3): 49.0, (6, 2): 55.0, (9, 3): 60.0, (9, 2): 70.0}
+    scorer = Scorer(scores)
+    choice = choose(study, [scorer], Console(quiet=True))
+    assert (choice["steps"], choice["reports"]) == (6, 2)
+    assert scorer.asked == [Job("zero", 42, 3), Job("zero", 42, 6)]
+    again = Scorer({})
+    assert choose(study, [again], Console(quiet=True)) == choice == read_choice(study)
+    assert again.asked == []
+
+
+def test_what_was_tried_in_vain_is_told_and_kept(tmp_path):
+    study = without_pages(small_study(tmp_path, lengths=[3], reports=[3, 2], range=[50, 80]))
+    with pytest.raises(RandSlotError, match=r"nowhere between 50 and 80 .* 90.0 \(3 steps, 3 reports\), 95.0"):
+        choose(study, [Scorer({(3, 3): 90.0, (3, 2): 95.0})], Console(quiet=True))
+    assert "steps" not in read_choice(study)
+    harder = without_pages(small_study(tmp_path, lengths=[3], reports=[9], range=[50, 80]))
+    choice = choose(harder, [Scorer({(3, 9): 80.0})], Console(quiet=True))
+    assert choice["reports"] == 9
+    assert [tried["ndcg@5"] for tried in choice["before"][0]["tried"]] == [90.0, 95.0]
+    with pytest.raises(RandSlotError, match="1 of 1 runs failed: zero-42"):
+        choose(without_pages(small_study(tmp_path / "other", lengths=[4])), [Scorer({})], Console(quiet=True))
 
 
 # -- measures

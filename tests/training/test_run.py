@@ -108,6 +108,19 @@ def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
     assert any(not torch.equal(weights[key], fresh[key]) for key in weights)
 
 
+def test_a_run_that_was_killed_before_it_was_saved_has_no_step_too_many(data, tmp_path):
+    """After the last step and before the final model: what is left is the checkpoint before."""
+    recipe = make_recipe(small(data, tmp_path / "run", steps=4, save_every=2))
+    randslot.train(recipe)
+    losses = (tmp_path / "run" / "losses.csv").read_text().splitlines()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    (tmp_path / "run" / "run.json").unlink()
+    randslot.train(recipe, resume=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["steps"] == 4
+    again = (tmp_path / "run" / "losses.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in again] == [line.split(",")[:2] for line in losses]
+
+
 def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(tmp_path):
     """Two windows of two batches each: what comes in a window does not change, and the second never comes first."""
     data = write_pairs(tmp_path / "data", 16)

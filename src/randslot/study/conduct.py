@@ -40,7 +40,7 @@ def conduct(file: Path, console: Console, *, choose_only: bool = False, report_o
     study = read_study(file)
     if not report_only:
         with _alone(study), _workers(file, study) as workers:
-            choice = _choose(study, workers, console)
+            choice = choose(study, workers, console)
             console.print(f"{choice['steps']} steps, {choice['reports']} reports of each layout")
             if choose_only:
                 return None
@@ -78,7 +78,7 @@ def _workers(file: Path, study: Study) -> Iterator[list[Worker]]:
 # -- the choice
 
 
-def _choose(study: Study, workers: list[Worker], console: Console) -> dict[str, Any]:
+def choose(study: Study, workers: list[Worker], console: Console) -> dict[str, Any]:
     """Return the length and the number of reports, chosen on Zero-Feedback and validation pages alone, once.
 
     The lengths are tried from the shortest on, as many at once as runs go side by side; of what is in range the

@@ -47,7 +47,7 @@ def do_job(study: Study, job: Job) -> dict[str, Any]:
     model = train(recipe, resume=True)
     steps = json.loads(Path(recipe.output, RUN).read_text(encoding="utf-8"))["steps"]
     if steps != job.steps:
-        raise RandSlotError(f"{recipe.data} has only {steps} batches, and {job.steps} steps are asked for: set epochs")
+        raise RandSlotError(f"{recipe.output} has {steps} steps, not {job.steps}: with too few batches, set epochs")
     del model
     if not job.reports:
         return {str(reports): _validate(study, job, reports) for reports in study.reports}
