@@ -342,6 +342,33 @@ def compare(
 
 
 @app.command()
+def study(
+    file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Only choose length and pages, on Zero-Feedback and validation pages.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report anew, from the rows.")] = False,
+) -> None:
+    """Train every strategy with several seeds, compare them, and write a report beside the paper's numbers.
+
+    randslot study studies/small.toml
+
+    randslot study studies/small.toml --report
+
+    Stopped or killed, the same command goes on.
+    """
+    from rich.console import Console
+
+    from .study.conduct import conduct
+
+    if choose and report:
+        raise UsageError("--choose comes before all runs and --report after them: name one")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if written := conduct(file, console, choose_only=choose, report_only=report):
+        print(f"see {written}")
+
+
+@app.command()
 def profile(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",

@@ -13,7 +13,7 @@ import pytest
 from randslot.errors import UsageError
 from randslot.pages import open_page
 from randslot.samples.drawing import CELL, HEIGHT, WIDTH, draw_report
-from randslot.samples.reports import make_reports
+from randslot.samples.reports import arrange, make_reports
 from randslot.samples.sets import EASY, LINES, PASSES, write_set
 
 
@@ -68,6 +68,20 @@ def test_a_set_has_pages_questions_grades_and_what_training_needs(tmp_path):
     assert len(pairs) == sum(row["grade"] == 2 for row in qrels)
     for row in (*pairs, *texts):
         open_page(f"{tmp_path}/set/{row['image']}", pixels=4096)
+
+
+def test_a_layout_is_the_order_of_blocks_on_every_page(tmp_path):
+    """The facts and questions stay; only where things stand changes."""
+    write_set(tmp_path / "any", 3, split="test", seed=0)
+    write_set(tmp_path / "one", 3, split="test", seed=0, layout="chart-text-table")
+    any_page, one = ([row["text"] for row in rows(tmp_path / name / "texts.jsonl")] for name in ("any", "one"))
+    assert [sorted(text.splitlines()) for text in any_page] == [sorted(text.splitlines()) for text in one]
+    arranged = [arrange(report, "chart-text-table") for report in make_reports(3, split="test", seed=0)]
+    assert one == [page.text for report in arranged for page in report.pages] != any_page
+    assert {page.blocks for report in arranged for page in report.pages} == {("title", "chart", "text", "table")}
+    assert rows(tmp_path / "any" / "queries.jsonl") == rows(tmp_path / "one" / "queries.jsonl")
+    with pytest.raises(UsageError, match="layout 'chart-text' is not an order of text, table, chart"):
+        write_set(tmp_path / "two", 3, split="test", seed=0, layout="chart-text")
 
 
 def test_a_set_writes_over_nothing(tmp_path):

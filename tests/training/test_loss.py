@@ -129,6 +129,50 @@ def test_the_loss_by_hand_with_a_repeated_page(masked, micro_batch):
     assert abs(by_hand(model, features, True) - by_hand(model, features, False)) > 0.1
 
 
+def nested_by_hand(model, features, prefixes) -> torch.Tensor:
+    """The mean over prefixes of InfoNCE over MaxSim of the first vectors, in plain loops, with gradients."""
+    queries, vectors = (model(dict(part), task=task)["token_embeddings"] for part, task in features)
+    losses = []
+    for num in prefixes:
+        for i, query in enumerate(queries):
+            scores = [sum(max(a @ b for b in page[:num]) for a in query[:num]) / 0.5 for page in vectors]
+            losses.append(torch.logsumexp(torch.stack(scores), 0) - scores[i])
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
+def test_nested_budgets_by_hand_in_loss_and_gradients(strategy, micro_batch):
+    """Three prefixes of four vectors; random slots come from the content, so that both ways draw the same."""
+    found = []
+    for by_hand in (True, False):
+        model, _ = model_and_loss("qwen3-vl", strategy, 3, 0)
+        texts, images = QUERIES[:3], pages()[:3]
+        features = [(model.preprocess(texts, task="query"), "query")]
+        features.append((model.preprocess(images, task="document"), "document"))
+        if by_hand:
+            value = nested_by_hand(model, features, (1, 2, 4))
+        else:
+            options = {"temperature": 0.5, "batch": 3, "micro_batch": micro_batch, "mask_repeats": True}
+            value = make_loss(model, **options, prefixes=(1, 2, 4))([part for part, _ in features])
+        value.backward()
+        found.append((value.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (expected, slow), (value, fast) = found
+    assert value == pytest.approx(expected, abs=1e-5)
+    assert slow.keys() == fast.keys()
+    for name in slow:
+        torch.testing.assert_close(fast[name], slow[name], atol=1e-5, rtol=1e-4)
+    assert max(grad.abs().max() for grad in slow.values()) > 1e-3
+
+
+def test_all_vectors_as_the_only_prefix_are_the_plain_loss():
+    model, plain = model_and_loss("qwen3-vl", "zero", 8, 0)
+    options = {"temperature": 0.5, "batch": 8, "micro_batch": 0, "mask_repeats": True}
+    expected, _ = gradients(model, plain, slice(0, 8))
+    for prefixes, same in (((4,), True), ((1, 2, 4), False)):
+        value, _ = gradients(model, make_loss(model, **options, prefixes=prefixes), slice(0, 8))
+        assert (abs(value - expected) < 1e-6) == same
+
+
 def test_scores_stay_in_float32_under_autocast():
     queries, pages = (torch.nn.functional.normalize(torch.randn(3, *shape), dim=-1) for shape in ((4, 64), (1, 4, 64)))
     expected = Scores(None)(queries, pages)

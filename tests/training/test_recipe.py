@@ -92,7 +92,9 @@ def test_what_this_machine_lacks_is_said_in_one_line_each(capsys):
 
 
 def test_a_written_recipe_reads_back_the_same(tmp_path):
-    recipe = make_recipe({"untrained": "qwen3-vl-tiny", "output": 'a "b" \x7f 😀', "temperature": 1, "slots": "zero"})
+    recipe = make_recipe(
+        {"untrained": "qwen3-vl-tiny", "output": 'a "b" \x7f 😀', "temperature": 1, "prefixes": [1, 4]}
+    )
     write_recipe(recipe, tmp_path / "recipe.toml")
     assert read_recipe(tmp_path / "recipe.toml") == recipe
 
@@ -102,6 +104,12 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
     [
         ({"learning_rat": 1e-3}, "unknown key 'learning_rat'; did you mean 'learning_rate'"),
         ({"zzz": 1}, "unknown key 'zzz'$"),
+        ({"prefixes": [1, 2.5]}, "prefixes must be a list of whole numbers"),
+        ({"prefixes": [1, 1]}, r"prefixes must rise, .* not \[1, 1\]"),
+        ({"prefixes": [0, 4]}, "prefixes must rise, from 1"),
+        ({"prefixes": [1, 8]}, "at most the vectors of a side"),
+        ({"prefixes": [1], "slots": "tokens"}, "prefixes go with slots"),
+        ({"window": 8, "shuffle": False}, "window .* goes with shuffle = true"),
         ({"batch": "many"}, "batch must be a whole number, not 'many'"),
         ({"batch": 1.5}, "batch must be a whole number"),
         ({"lora": 1}, "lora must be true or false, not 1"),

@@ -108,6 +108,32 @@ def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
     assert any(not torch.equal(weights[key], fresh[key]) for key in weights)
 
 
+def test_a_run_that_was_killed_before_it_was_saved_has_no_step_too_many(data, tmp_path):
+    """After the last step and before the final model: what is left is the checkpoint before."""
+    recipe = make_recipe(small(data, tmp_path / "run", steps=4, save_every=2))
+    randslot.train(recipe)
+    losses = (tmp_path / "run" / "losses.csv").read_text().splitlines()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    (tmp_path / "run" / "run.json").unlink()
+    randslot.train(recipe, resume=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["steps"] == 4
+    again = (tmp_path / "run" / "losses.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in again] == [line.split(",")[:2] for line in losses]
+
+
+def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(tmp_path):
+    """Two windows of two batches each: what comes in a window does not change, and the second never comes first."""
+    data = write_pairs(tmp_path / "data", 16)
+    keys = {}
+    for slots, seed in (("random", 1), ("zero", 1), ("zero", 2)):
+        recipe = small(data, tmp_path / f"{slots}{seed}", slots=slots, seed=seed, window=8, shuffle=True)
+        run = Run(make_recipe(recipe), resume=False)
+        batches = run.make_trainer(run.make_model(), run.load_pairs()).get_train_dataloader()
+        keys[slots, seed] = [key for batch in batches for key in batch["query_keys"].tolist()]
+    assert keys["random", 1] == keys["zero", 1] != keys["zero", 2]
+    assert set(keys["zero", 1][:8]) == set(keys["zero", 2][:8])
+
+
 @pytest.mark.parametrize(("slots", "workers"), [("random", 1), ("learned", 0)])
 def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, workers, tmp_path):
     """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""

@@ -60,12 +60,12 @@ def _compare(
         parts = _differences(base, first[task], name, result)
         samples = np.mean([_bootstrap(part, random, draws) for part in parts], axis=0)
         difference = float(np.mean([part.mean() for part in parts]))
-        rows.append([name, task, 100 * result["ndcg@5"], *_judge(difference, samples)])
+        rows.append([name, task, 100 * result["ndcg@5"], *judge(difference, samples)])
         means.append(difference)
         drawn += samples / len(results)
     if len(results) > 1:
         score = 100 * float(np.mean([result["ndcg@5"] for result in results.values()]))
-        rows.append([name, "all tasks", score, *_judge(float(np.mean(means)), drawn)])
+        rows.append([name, "all tasks", score, *judge(float(np.mean(means)), drawn)])
     return rows
 
 
@@ -87,8 +87,9 @@ def _bootstrap(differences: NDArray[np.float64], random: np.random.Generator, dr
     return np.concatenate([differences[random.integers(0, num, (size, num))].mean(1) for size in blocks])
 
 
-def _judge(difference: float, samples: NDArray[np.float64]) -> list[Cell]:
+def judge(difference: float, samples: NDArray[np.float64]) -> tuple[float, float, float, str]:
+    """Return a difference with its interval over the samples, and "better", "worse" or "within noise"."""
     tail = (100 - LEVEL) / 2
     low, high = (float(value) for value in np.percentile(samples, [tail, 100 - tail]))
     verdict = "better" if low > 0 else "worse" if high < 0 else "within noise"
-    return [difference, low, high, verdict]
+    return difference, low, high, verdict

@@ -69,7 +69,7 @@ def count_winners(run: Run, num_vectors: int = 4) -> Winners:
     counts = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
     pairs = ties = distinct = 0
     for part in (part for parts in run.tasks.values() for part in parts):
-        for queries, pages in _positive_pairs(part, num_vectors):
+        for _, queries, pages in positive_pairs(part, num_vectors):
             winners, tied = find_winners(queries, pages)
             won = torch.nn.functional.one_hot(winners, num_vectors)
             counts += won.sum(0)
@@ -78,7 +78,8 @@ def count_winners(run: Run, num_vectors: int = 4) -> Winners:
     return Winners(run.name, counts, pairs, ties, distinct)
 
 
-def _positive_pairs(part: Part, num_vectors: int) -> Iterator[tuple[Tensor, Tensor]]:
+def positive_pairs(part: Part, num_vectors: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield pairs in blocks: the number of each query (N,), and the first vectors of it and of its page (N, K, D)."""
     queries_QKD, pages_PKD = part.load()
     place = {id: index for index, id in enumerate(part.judged.page_ids)}
     pairs = torch.tensor(
@@ -90,7 +91,7 @@ def _positive_pairs(part: Part, num_vectors: int) -> Iterator[tuple[Tensor, Tens
         ]
     )
     for block in pairs.split(PAIRS):
-        yield queries_QKD[block[:, 0], :num_vectors], pages_PKD[block[:, 1], :num_vectors]
+        yield block[:, 0], queries_QKD[block[:, 0], :num_vectors], pages_PKD[block[:, 1], :num_vectors]
 
 
 def list_winners(found: Sequence[Winners]) -> Table:

@@ -130,6 +130,14 @@ def make_reports(num: int, *, split: str = "train", seed: int = 0) -> Iterator[R
     return (_make_report(f"{split}-{seed}-{i:05d}", split) for i in range(num))
 
 
+def arrange(report: Report, layout: str) -> Report:
+    """Return a report with the blocks of all its pages in one order, as in "table-chart-text"."""
+    blocks = tuple(layout.split("-"))
+    if sorted(blocks) != sorted(BLOCKS):
+        raise UsageError(f"layout {layout!r} is not an order of {', '.join(BLOCKS)}, as in {'-'.join(BLOCKS)}")
+    return replace(report, pages=tuple(replace(page, blocks=("title", *blocks)) for page in report.pages))
+
+
 def _make_report(name: str, split: str) -> Report:
     random = Random(name)
     place, theme = _choose_fact(random, split, "title", PLACES, THEMES)

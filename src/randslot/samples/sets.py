@@ -27,7 +27,7 @@ import pypdfium2 as pdfium
 
 from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
-from .reports import ANSWERS, RELATED, Page, Question, Report, ask, make_reports
+from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, make_reports
 
 PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
 EASY, PASSES = 5, 12  # how often each page comes in lessons: with a line to find it by, then with a question
@@ -80,12 +80,19 @@ def _holders(pages: dict[str, Page]) -> dict[tuple[str, str], set[str]]:
     return holders
 
 
-def write_set(folder: Path, num_reports: int, *, split: str, seed: int, curriculum: bool = False) -> tuple[int, int]:
-    """Write a set into a new or empty folder and return how many pages and questions it has."""
+def write_set(
+    folder: Path, num_reports: int, *, split: str, seed: int, curriculum: bool = False, layout: str = ""
+) -> tuple[int, int]:
+    """Write a set into a new or empty folder and return how many pages and questions it has.
+
+    `layout` is one order of the blocks for all pages, as in "table-chart-text"; otherwise each page has its own.
+    """
     if num_reports < 1:
         raise UsageError(f"a set needs at least 1 report, not {num_reports}")
     _make_empty(folder)
     reports = list(make_reports(num_reports, split=split, seed=seed))
+    if layout:
+        reports = [arrange(report, layout) for report in reports]
     for report in reports:
         (folder / "pages" / f"{report.name}.pdf").write_bytes(draw_report(report))
     pages = [(id, page) for report in reports for id, page in zip(page_ids(report), report.pages, strict=True)]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from sentence_transformers import MultiVectorEncoderTrainingArguments
 from torch.utils.data import BatchSampler
 
 from ..errors import UsageError
+from .pairs import list_files
 from .recipe import Recipe
 
 
@@ -44,7 +48,7 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         lr_scheduler_type="cosine",
         lr_scheduler_kwargs={"num_cycles": 0.25},  # a quarter period: what T_max = twice the steps is in PyTorch
         warmup_steps=recipe.warmup,
-        **({} if recipe.shuffle else {"batch_sampler": in_order}),
+        **_order(recipe),
         bf16=recipe.precision == "bf16" and on_gpu,
         use_cpu=not on_gpu,
         ddp_backend="gloo" if "RANK" in os.environ and not on_gpu else None,
@@ -66,9 +70,36 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
     return args
 
 
+def _order(recipe: Recipe) -> dict[str, Any]:
+    """Return the argument that orders rows, if it is not the trainer's own shuffle of all of them."""
+    if not recipe.shuffle:
+        return {"batch_sampler": in_order}
+    return {"batch_sampler": partial(in_windows, recipe.window, recipe.seed)} if recipe.window else {}
+
+
 def in_order(dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
     """Make batches in the order of the data."""
     return BatchSampler(range(len(dataset)), batch_size, drop_last)
+
+
+def in_windows(window: int, order: int, dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
+    """Make batches from rows that are shuffled within windows of the data, by the seed `order`."""
+    return BatchSampler(shuffle_within(window, list_files(dataset), order), batch_size, drop_last)
+
+
+def shuffle_within(window: int, files: list[str], seed: int) -> list[int]:
+    """Return row numbers, shuffled within each `window` of rows; neighbours of one file stay neighbours.
+
+    So a curriculum goes on as it was written, and a batch still has the pages of a report side by side.
+    """
+    random = Random(seed)
+    rows: list[int] = []
+    for start in range(0, len(files), window):
+        part = range(start, min(start + window, len(files)))
+        groups = [list(group) for _, group in groupby(part, key=lambda row: files[row] or row)]
+        random.shuffle(groups)
+        rows += [row for group in groups for row in group]
+    return rows
 
 
 def share(batch: int, world: int) -> int:

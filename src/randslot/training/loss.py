@@ -61,6 +61,42 @@ class _Masking:
         return loss
 
 
+class _Prefixes(CachedMultiVectorMultipleNegativesRankingLoss):
+    """The mean of the losses of some prefixes: the first 1, 2, ... vectors of both sides, as MetaEmbed nests them.
+
+    Content is encoded once for all of them. A mean and not a sum, so that clipping means what it means without them.
+    """
+
+    prefixes: tuple[int, ...]
+    cached: bool
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], *, with_backward: bool = False
+    ) -> Tensor:
+        one = super().calculate_loss
+        loss = torch.stack([one(_first(num, reps), _first(num, masks_chunks)) for num in self.prefixes]).mean()
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        if self.cached:
+            loss: Tensor = super().forward(sentence_features, labels)
+            return loss
+        outputs = [
+            self.model(dict(features), task=task)
+            for features, task in zip(sentence_features, ("query", "document"), strict=True)
+        ]
+        vectors = [[output["token_embeddings"]] for output in outputs]
+        return self.calculate_loss(vectors, [[output["attention_mask"].bool()] for output in outputs])
+
+
+def _first(num: int, columns: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Return the first vectors, or the masks of them, of every chunk of every column."""
+    return [[chunk[:, :num] for chunk in chunks] for chunks in columns]
+
+
 class _PlainLoss(_Masking, MultiVectorMultipleNegativesRankingLoss):
     pass
 
@@ -69,20 +105,35 @@ class _CachedLoss(_Masking, CachedMultiVectorMultipleNegativesRankingLoss):
     pass
 
 
+class _NestedLoss(_Masking, _Prefixes):
+    pass
+
+
 def make_loss(
-    model: MultiVectorEncoder, *, temperature: float, batch: int, micro_batch: int, mask_repeats: bool
+    model: MultiVectorEncoder,
+    *,
+    temperature: float,
+    batch: int,
+    micro_batch: int,
+    mask_repeats: bool,
+    prefixes: tuple[int, ...] = (),
 ) -> torch.nn.Module:
     """Make the loss for `batch` pairs a process, of which `micro_batch` are held at once (0: all).
 
     Smaller micro-batches go through a gradient cache: the same gradients, memory by the micro-batch, a second forward.
+    With `prefixes` it is the mean of the losses of the first so many vectors of both sides.
     """
     options: dict[str, Any] = {
         "scale": 1 / temperature,
         "gather_across_devices": torch.distributed.is_initialized(),
         "score_mini_batch_size": batch,  # scores of the whole batch at once: the mask is made for that
     }
-    loss: _PlainLoss | _CachedLoss
-    if micro_batch and micro_batch < batch:
+    loss: _PlainLoss | _CachedLoss | _NestedLoss
+    cached = bool(micro_batch) and micro_batch < batch
+    if prefixes:
+        loss = _NestedLoss(model, mini_batch_size=micro_batch or batch, **options)
+        loss.prefixes, loss.cached = prefixes, cached
+    elif cached:
         loss = _CachedLoss(model, mini_batch_size=micro_batch, **options)
     else:
         loss = _PlainLoss(model, **options)

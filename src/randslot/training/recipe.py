@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -28,6 +29,7 @@ LEAST = {
     "epochs": 1,
     "steps": 0,
     "warmup": 0,
+    "window": 0,
     "batch": 2,
     "micro_batch": 0,
     "lora_rank": 1,
@@ -87,6 +89,7 @@ class Recipe:
     query_column: str = "query"
     page_column: str = "image"
     shuffle: bool = True  # false: in the order of the data, for a curriculum
+    window: int = 0  # shuffle only within so many rows, those of one file together: a curriculum in another order
     on_bad_row: str = "stop"
 
     # The objective. "reading" is next-token training on the text of pages, in the query column. `batch` is global: all
@@ -96,6 +99,7 @@ class Recipe:
     batch: int = 128
     temperature: float = 0.07
     repeated_pages: str = "mask"
+    prefixes: tuple[int, ...] = ()  # the mean loss over the first 1, 2, ... vectors of both sides; (): over all of them
 
     # The optimisation. The cosine's period is twice the run, so the rate ends at half.
     epochs: int = 1
@@ -145,11 +149,23 @@ class Recipe:
             raise UsageError(
                 "still_vision goes with retrieval and lora = false: with an adapter the tower is frozen anyway"
             )
+        if self.window and not self.shuffle:
+            raise UsageError("window says how far rows are shuffled: it goes with shuffle = true")
+        self._check_prefixes()
         if self.objective == "reading" and self.lora:
             raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:
             raise UsageError("validate_every needs validation: the held-out pairs to search")
         self.settings()
+
+    def _check_prefixes(self) -> None:
+        rising = all(least < num for least, num in zip((0, *self.prefixes), self.prefixes, strict=False))
+        if not rising or max(self.prefixes, default=0) > min(self.query_vectors, self.page_vectors):
+            raise UsageError(
+                f"prefixes must rise, from 1 or more to at most the vectors of a side, not {list(self.prefixes)}"
+            )
+        if self.prefixes and (self.slots == "tokens" or self.objective == "reading"):
+            raise UsageError("prefixes go with slots and retrieval: there must be a first vector")
 
     def settings(self) -> Settings:
         """Return the part that says how the model makes its vectors."""
@@ -187,14 +203,24 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
     Errors: UsageError that names the nearest known key for an unknown one.
     """
     known = {field.name: field for field in fields(Recipe)}
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    check_keys(values, known)
     floats = {name for name, field in known.items() if isinstance(field.default, float)}
     # 1 is a fine way to write 1.0
     typed: dict[str, Any] = {k: float(v) if k in floats and type(v) is int else v for k, v in values.items()}
+    typed = {k: tuple(v) if isinstance(v, list) else v for k, v in typed.items()}
     return Recipe(**typed)
+
+
+def check_keys(values: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse an unknown key of a file.
+
+    Errors: UsageError that names the nearest known one.
+    """
+    names = list(known)
+    for key in values:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def write_recipe(recipe: Recipe, file: Path) -> None:
@@ -225,6 +251,12 @@ def _read_change(change: str) -> tuple[str, Any]:
 
 
 def _check_type(name: str, value: Any, expected: type) -> None:
-    if type(value) is not expected:
-        names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    if type(value) is not expected or (isinstance(value, tuple) and any(type(part) is not int for part in value)):
+        names = {
+            str: "text",
+            int: "a whole number",
+            float: "a number",
+            bool: "true or false",
+            tuple: "a list of whole numbers",
+        }
         raise UsageError(f"{name} must be {names[expected]}, not {value!r}")

@@ -42,7 +42,7 @@ from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
 from .reading import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
 from .vision import keep_vision_still
-from .watch import Bar, Losses, OwnSlots, read_losses
+from .watch import Bar, Losses, NoLastCheckpoint, OwnSlots, read_losses
 
 RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
 
@@ -181,7 +181,7 @@ class Run:
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
-            callbacks=[OwnSlots(recipe.seed), losses],
+            callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:
             self.bar.losses = losses
@@ -202,6 +202,7 @@ class Run:
             batch=self.batch,
             micro_batch=recipe.micro_batch,
             mask_repeats=recipe.repeated_pages == "mask",
+            prefixes=recipe.prefixes,
         )
 
     def make_evaluator(self) -> BaseEvaluator | None:

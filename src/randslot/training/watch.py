@@ -34,6 +34,17 @@ class OwnSlots(TrainerCallback):
         torch.manual_seed(process_seed(self.seed, args.process_index))
 
 
+class NoLastCheckpoint(TrainerCallback):
+    """Leave out the checkpoint of the last step: the model itself comes then.
+
+    A run that was killed between the two would go on from it, and the trainer takes one step more than asked for.
+    """
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_save = False
+
+
 def process_seed(seed: int, rank: int) -> int:
     """Return a seed for one process, the plain seed for the first."""
     return seed + 1_000_003 * rank

@@ -1,0 +1,1 @@
+"""A study: every strategy with several seeds from one backbone, evaluated, compared and reported."""

@@ -1,0 +1,179 @@
+"""The paper's claims, one by one: what it found, what is found here, and whether that is more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import mean
+
+from ..analysis.compare import LEVEL, judge
+from ..evaluation.published import PublishedRow, published_tables
+from .measures import FULL, Array, Measured
+from .plan import BASE, METHOD, STRATEGIES, Extra
+
+SEEN, OPPOSITE, UNSEEN, NOISE = "seen", "not seen: the opposite is", "not seen", "within noise"
+MARGIN = 1.0  # points within which two inferences count as alike
+SMALL, LARGE = "Qwen2.5-VL-3B", "Qwen3-VL-4B"
+V3 = "ViDoRe(v3)"
+RULE = (
+    f"A difference is *seen* when its {LEVEL} % interval lies on the paper's side of zero and every seed is on that "
+    "side, and *the opposite is* when both hold on the other side; all else is *within noise*. That zeros may replace "
+    f"random slots is seen when the interval lies within {MARGIN:g} point on either side of zero, and not seen when it "
+    "lies beyond."
+)
+Key = tuple[str, str]  # arm, inference
+Found = Mapping[Key, Measured]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether a measure of an arm with an inference is above that of another (sign 1), below (-1), or alike (0)."""
+
+    group: str
+    text: str
+    measure: str
+    left: Key
+    right: Key
+    paper: dict[str, float | None]  # the difference that it has, by backbone
+    sign: int = 1
+
+    def look(self, found: Found) -> tuple[list[float], Array]:
+        """Return the difference of each seed, and its mean over seeds in every draw."""
+        left, right = found[self.left], found[self.right]
+        seeds = zip(left.seeds(self.measure), right.seeds(self.measure), strict=True)
+        return [one - other for one, other in seeds], left.draws(self.measure) - right.draws(self.measure)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A question with what is found: the difference, its interval, how many seeds agree, and the verdict."""
+
+    question: Question
+    difference: float
+    low: float
+    high: float
+    agreeing: int
+    verdict: str
+
+
+def judge_claims(found: Found) -> list[Claim]:
+    """Judge every claim of the paper that can be judged here."""
+    asked = [*_ask_strategies(), *_ask_zeros(), *_ask_budgets(), *_ask_diagnostics()]
+    return [judge_alike(one, found) if one.sign == 0 else judge_direction(one, found) for one in asked]
+
+
+def judge_direction(asked: Question, found: Found) -> Claim:
+    """Judge whether a difference is on the paper's side of zero."""
+    by_seed, draws = asked.look(found)
+    difference, low, high, verdict = judge(mean(by_seed), draws)
+    agreeing = sum(asked.sign * value > 0 for value in by_seed)
+    expected, other = ("better", "worse") if asked.sign > 0 else ("worse", "better")
+    seen, opposite = (expected, len(by_seed)), (other, 0)
+    told = {seen: SEEN, opposite: OPPOSITE}.get((verdict, agreeing), NOISE)
+    return Claim(asked, difference, low, high, agreeing, told)
+
+
+def judge_alike(asked: Question, found: Found) -> Claim:
+    """Judge whether there is no difference to speak of."""
+    by_seed, draws = asked.look(found)
+    difference, low, high, _ = judge(mean(by_seed), draws)
+    inside, beyond = low > -MARGIN and high < MARGIN, low > MARGIN or high < -MARGIN
+    agreeing = sum(abs(value) < MARGIN for value in by_seed)
+    return Claim(asked, difference, low, high, agreeing, SEEN if inside else UNSEEN if beyond else NOISE)
+
+
+def _ask_strategies() -> Iterator[Question]:
+    for arm, title in STRATEGIES.items():
+        if arm != METHOD:
+            paper = _differences("table3", STRATEGIES[METHOD], title)
+            yield Question("strategy", f"RandSlot is better than {title}", FULL, (METHOD, METHOD), (arm, arm), paper)
+
+
+def _ask_zeros() -> Iterator[Question]:
+    text = "RandSlot with zeros at inference (RS-Z) is better than Zero-Feedback"
+    paper = _differences("table4", "RS-Z", STRATEGIES[BASE])
+    yield Question("inference", text, FULL, (METHOD, BASE), (BASE, BASE), paper)
+    text = "zeros at inference are as good as random slots (RS-Z minus RS-R)"
+    paper = _differences("table4", "RS-Z", STRATEGIES[METHOD])
+    yield Question("inference", text, FULL, (METHOD, BASE), (METHOD, METHOD), paper, sign=0)
+
+
+def _ask_budgets() -> Iterator[Question]:
+    sweeps = zip(paper_budgets(STRATEGIES[METHOD]), paper_budgets(STRATEGIES[BASE]), strict=True)
+    for num, (ours, base) in enumerate(sweeps, start=1):
+        leader = METHOD if ours > base else BASE
+        text = f"with {_vectors(num)} a side {STRATEGIES[leader]} leads"
+        paper = {SMALL: round(ours - base, 1), LARGE: None}
+        sign = 1 if leader == METHOD else -1
+        yield Question("budget", text, f"k{num}", (METHOD, METHOD), (BASE, BASE), paper, sign)
+
+
+def _ask_diagnostics() -> Iterator[Question]:
+    for group, text, measure, (table, column), arms in (
+        ("winners", "wins are spread more evenly (H)", "H", ("figure4", "H"), (BASE, "fixed")),
+        ("winners", "more readouts win in a pair (U)", "U", ("figure4", "U"), (BASE, "fixed", "learned")),
+        ("joint use", "page readouts gain more together", "gain", ("figure5", "joint-use gain"), (BASE, "fixed")),
+    ):
+        for arm in arms:
+            ours, theirs = (paper_value(table, STRATEGIES[name], column) for name in (METHOD, arm))
+            paper = {SMALL: _minus(ours, theirs, 3), LARGE: None}
+            what = f"{text} than in {STRATEGIES[arm]}"
+            yield Question(group, what, measure, (METHOD, METHOD), (arm, arm), paper)
+
+
+def _vectors(num: int) -> str:
+    return f"{num} vector{'s' * (num > 1)}"
+
+
+def judge_crossover(claims: list[Claim]) -> str:
+    """Return whether Zero-Feedback leads with few vectors and RandSlot with more: in the first budget and the last."""
+    verdicts = [claim.verdict for claim in claims if claim.question.group == "budget"]
+    ends = {verdicts[0], verdicts[-1]}
+    return SEEN if ends == {SEEN} else UNSEEN if OPPOSITE in ends else NOISE
+
+
+def judge_extra(extra: Extra, inference: str, found: Found) -> tuple[list[Claim], str]:
+    """Judge an extra's hypothesis: its differences by budget, and whether it holds."""
+    claims = []
+    for num in sorted({*extra.better, *extra.no_worse}):
+        wanted = "better" if num in extra.better else "no worse"
+        text = f"{_vectors(num)} a side: {wanted} than {STRATEGIES[extra.against]}"
+        arms = (extra.name, inference), (extra.against, extra.against)
+        claims.append(judge_direction(Question(wanted, text, f"k{num}", *arms, {}), found))
+    better = {claim.verdict for claim in claims if claim.question.group == "better"}
+    worse = {claim.verdict for claim in claims if claim.question.group == "no worse"}
+    if OPPOSITE in better | worse:
+        return claims, "it does not hold"
+    return claims, "it holds" if better <= {SEEN} else "it is not decided: within noise"
+
+
+# -- the paper's numbers
+
+
+def _rows(table: str, method: str) -> list[PublishedRow]:
+    return [row for row in published_tables()[table].rows if row.method == method]
+
+
+def paper_average(table: str, backbone: str, method: str) -> float | None:
+    """Return a printed average on ViDoRe V3."""
+    return next((row.averages[V3] for row in _rows(table, method) if row.backbone == backbone), None)
+
+
+def _differences(table: str, left: str, right: str) -> dict[str, float | None]:
+    pairs = {backbone: [paper_average(table, backbone, one) for one in (left, right)] for backbone in (SMALL, LARGE)}
+    return {backbone: _minus(ours, theirs, 1) for backbone, (ours, theirs) in pairs.items()}
+
+
+def _minus(ours: float | None, theirs: float | None, digits: int) -> float | None:
+    return None if ours is None or theirs is None else round(ours - theirs, digits)
+
+
+def paper_budgets(method: str) -> list[float]:
+    """Return the paper's sweep of one method, from one vector a side on; empty if it has none."""
+    return [row.averages[V3] for row in _rows("table11", method)]
+
+
+def paper_value(table: str, method: str, column: str, side: str | None = None) -> float | None:
+    """Return one of the paper's diagnostics, or None if it has none."""
+    fitting = [row for row in _rows(table, method) if side in (None, row.side)]
+    return fitting[0].values.get(column) if fitting else None
