@@ -21,8 +21,9 @@ from threading import Lock, Thread
 from typing import IO
 
 from ..errors import RandSlotError
+from ..library.folder import UPLOADS
 from ..library.ingest import Progress
-from ..library.library import UPLOADS, Library
+from ..library.library import Library
 from ..library.renderers import Renderers
 from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
 
@@ -88,7 +89,7 @@ class Uploads:
         self.coming = 0  # uploads that are being received
         self.lock = Lock()
         self.waiting: Queue[tuple[str, Path] | None] = Queue()
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._go_on()
         self.thread = Thread(target=self._run, name="uploads", daemon=True)
         self.thread.start()
