@@ -45,7 +45,9 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
     # -- collections
 
     def Create(self, request: Any, context: Any) -> Any:
-        vectors = GrpcToRest.convert_vectors_config(request.vectors_config) if request.HasField("vectors_config") else {}
+        vectors = (
+            GrpcToRest.convert_vectors_config(request.vectors_config) if request.HasField("vectors_config") else {}
+        )
         self.client.create_collection(request.collection_name, vectors_config=vectors)
         self.settings[request.collection_name] = request
         return q.CollectionOperationResponse(result=True)
@@ -119,6 +121,10 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         some = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
         hits = self.client.facet(request.collection_name, request.key, some, limit=request.limit).hits
         return q.FacetResponse(hits=[RestToGrpc.convert_facet_value_hit(hit) for hit in hits])
+
+    def Query(self, request: Any, context: Any) -> Any:
+        batch = q.QueryBatchPoints(collection_name=request.collection_name, query_points=[request])
+        return q.QueryResponse(result=self.QueryBatch(batch, context).result[0].result)
 
     def QueryBatch(self, request: Any, context: Any) -> Any:
         asked = [GrpcToRest.convert_query_points(one) for one in request.query_points]

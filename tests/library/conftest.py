@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import MultiVectorEncoder
 
+import randslot
 from conftest import make, noise
 from randslot.library.library import Library
 
@@ -22,6 +23,12 @@ def saved(model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def other() -> MultiVectorEncoder:
+    """Another model."""
+    return randslot.tiny("qwen3-vl", seed=1, visual_tokens=16)
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ from filelock import FileLock, Timeout
 from ..errors import RandSlotError, UsageError
 from ..hub import read_json
 from .files import is_below
-from .manifest import File, FileManifest
+from .home import clear
+from .manifest import File, FileManifest, Manifest
 from .qdrant import EdgeStore
+from .store import Store
 
 HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
 BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
@@ -73,9 +75,10 @@ class Folder:
         os.replace(part, self.folder / HOME)
 
     def open(self, dim: int) -> None:
-        self.manifest = FileManifest(self.folder / "files.sqlite")
-        self.store = EdgeStore(self.folder / "pages", dim)
+        self.manifest: Manifest = FileManifest(self.folder / "files.sqlite")
+        self.store: Store = EdgeStore(self.folder / "pages", dim)
         self._follow_images()
+        clear(self.manifest, self.store, self.manifest.find(state="gone"))
 
     def _follow_images(self) -> None:
         """Know the images that are kept in here by their new paths, if the library was moved."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from .manifest import Manifest
+from .manifest import File, Manifest
 from .store import Store
 
 FORMAT = 1
@@ -20,8 +22,14 @@ class Home(Protocol):
 
     name: str
     folder: Path
-    manifest: Manifest
-    store: Store
+
+    @property
+    def manifest(self) -> Manifest:
+        """The files of the library, once it is open."""
+
+    @property
+    def store(self) -> Store:
+        """The pages of the library, once it is open."""
 
     def read(self) -> dict[str, Any] | None:
         """Return what was written about the library; None if there is none."""
@@ -46,3 +54,12 @@ class Home(Protocol):
 
     def abandon(self) -> None:
         """Let go of it, and of what was begun of a library that could not be made."""
+
+
+def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
+    """Hide files, delete their pages, and forget them: what is left undone is done when the library is next changed."""
+    files = list(files)
+    manifest.put(*(replace(file, state="gone") for file in files))
+    for file in files:
+        store.delete(file.id)
+        manifest.forget(file)

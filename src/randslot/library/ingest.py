@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import RandSlotError
 from .files import is_gone
+from .home import clear
 from .manifest import File, Manifest
 from .reading import Job, Read, Reader
 from .renderers import Inspected, Renderers
@@ -218,12 +219,3 @@ class Ingest:
 
     def _tell(self, finished: tuple[str, ...] = ()) -> None:
         self.tell(Progress(self.files_done, self.num_files, self.pages_done, self.num_pages, finished))
-
-
-def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
-    """Hide files, delete their pages, and forget them: what is left undone is done when the library is next changed."""
-    files = list(files)
-    manifest.put(*(replace(file, state="gone") for file in files))
-    for file in files:
-        store.delete(file.id)
-        manifest.forget(file)

@@ -27,8 +27,8 @@ from .address import is_address, read_address
 from .binding import Binding, describe, load_bound, read_binding
 from .files import is_below, is_gone, is_match, list_files
 from .folder import HOME, IMAGES, Folder, is_kept
-from .home import FORMAT, Home
-from .ingest import Ingest, Progress, Summary, clear
+from .home import FORMAT, Home, clear
+from .ingest import Ingest, Progress, Summary
 from .manifest import File
 from .reading import Here, Reader
 from .renderers import Renderers
@@ -211,7 +211,7 @@ class Library:
     def _on_ray(self, address: str, batch: int) -> Reader:
         from .cluster import OnRay
 
-        return OnRay(self.binding, self.name, address, batch)
+        return OnRay(address, self.binding, self.name, lambda: self.model, batch)
 
     @contextmanager
     def write(self) -> Iterator[None]:
@@ -246,9 +246,7 @@ class Library:
         files = self.manifest.find()
         for pattern in patterns:
             if not any(is_match(pattern, file.source) for file in files):
-                raise UsageError(
-                    f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all"
-                )
+                raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
         return self._drop(file for file in files if any(is_match(pattern, file.source) for pattern in patterns))
 
     def _drop(self, files: Iterable[File]) -> list[str]:

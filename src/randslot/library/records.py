@@ -133,6 +133,7 @@ class Turn:
     def __init__(self, records: Records, id: str, library: str) -> None:
         self.records, self.id, self.library = records, id, library
         self.token = ""
+        self.ended: set[str] = set()  # tokens of turns that are over, also if the server was not there to hear it
         self.safe_until = 0.0  # by the clock that cannot be set
         self.owner = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
 
@@ -151,6 +152,7 @@ class Turn:
         finally:
             over.set()
             thread.join()
+            self.ended.add(self.token)
             with suppress(RandSlotError):  # it will run out by itself
                 self._change(self.token, "", 0.0)
             self.token = ""
@@ -158,19 +160,23 @@ class Turn:
     def check(self) -> None:
         """Refuse to write when it is not, or no longer, the turn of this process."""
         if not self.token or time.monotonic() >= self.safe_until:
-            raise RandSlotError(f"{self.library} was out of reach for too long, and another may write now: run it again")
+            raise RandSlotError(
+                f"{self.library} was out of reach for too long, and another may write now: run it again"
+            )
 
     def _take(self) -> None:
         now = self.records.get([self.id]).get(self.id)
-        if now is not None and now["until"] > time.time() and not self._is_dead(now):
+        if now is not None and now["until"] > time.time() and not self._is_over(now):
             raise RandSlotError(_busy(self.library, now))
         self.token = str(uuid.uuid4())
         if not self._change(now["token"] if now else "", self.token, TURN_SECONDS):
             self.token = ""
             raise RandSlotError(_busy(self.library, self.records.get([self.id])[self.id]))
 
-    def _is_dead(self, now: Mapping[str, Any]) -> bool:
-        """Whether the process that has the turn was one of this machine, and is no more."""
+    def _is_over(self, now: Mapping[str, Any]) -> bool:
+        """Whether who had the turn was this one, or a process of this machine that is no more."""
+        if now["token"] in self.ended:
+            return True
         if now["machine"] != self.owner["machine"] or now["pid"] == os.getpid():
             return False
         try:

@@ -29,7 +29,6 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from ..errors import RandSlotError, UsageError
 from ..hub import first_line
 from .address import FILES, SETTINGS, Address
-
 from .qdrant import BITS_FROM, CANDIDATES, COMPRESS_FROM, NAME, OVERSAMPLING
 from .records import ServerManifest, Turn
 from .store import Found, StoredPage, Vectors, Where
@@ -61,18 +60,20 @@ class Connection:
     def __init__(self, client: QdrantClient, address: Address) -> None:
         self.client, self.address = client, address
         self.may_write: Callable[[], None] = lambda: None  # raises when it is another's turn
-        self.waits = WAITS
+        self.waits: tuple[float, ...] = WAITS
 
     def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method of the client, again and again for half a minute if the server is out of reach.
 
         Errors: RandSlotError in one line.
         """
-        for wait in (*self.waits, None):
+        waits = iter(self.waits)
+        while True:
             try:
                 return getattr(self.client, method)(**arguments)
             except (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse) as error:
-                if wait is None or not _is_passing(error):
+                wait = next(waits, None) if _is_passing(error) else None
+                if wait is None:
                     raise RandSlotError(f"{self.address}: {_reason(error)}") from error
                 time.sleep(max(wait * random.uniform(1.0, 1.5), getattr(error, "retry_after_s", 0)))
 
@@ -170,9 +171,7 @@ class ServerStore:
         found = [self._search(queries, k, some, exact) for some in filters]
         return [nlargest(k, chain(*(hits[i] for hits in found)), key=_score) for i in range(len(queries))]
 
-    def _search(
-        self, queries: Sequence[Vectors], k: int, some: models.Filter | None, exact: bool
-    ) -> list[list[Found]]:
+    def _search(self, queries: Sequence[Vectors], k: int, some: models.Filter | None, exact: bool) -> list[list[Found]]:
         codes = models.QuantizationSearchParams(
             ignore=exact, rescore=True, oversampling=max(OVERSAMPLING, CANDIDATES / max(k, 1))
         )
@@ -192,9 +191,7 @@ class ServerStore:
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         records = (
-            self.connection.ask(
-                "retrieve", collection_name=self.name, ids=some, with_payload=True, with_vectors=True
-            )
+            self.connection.ask("retrieve", collection_name=self.name, ids=some, with_payload=True, with_vectors=True)
             for some in _chunks(ids, READ_POINTS)
         )
         return {str(record.id): _page(record) for record in chain(*records)}
