@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qdrant_server import serving
 from randslot.library.library import Library
 
 from .conftest import write_tiff
@@ -132,3 +133,26 @@ def test_another_process_is_told_that_the_library_is_in_use(indexer, tmp_path, m
         assert library.search("x") == []
     _, said = indexer.run()
     assert not [line for line in said if "error" in line]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_while_it_writes_to_a_server(indexer, tmp_path, model):
+    """What it leaves is hidden, the next run goes on at once, and one after that has nothing to do."""
+    write_files(tmp_path / "files", 0)
+    with serving() as (_, port):
+        url = indexer.order["library"] = f"qdrant://127.0.0.1:{port}/papers"
+        caught = 0
+        for said in (14, 24, 34):
+            killed, lines = indexer.run(said)
+            assert not [line for line in lines if "error" in line], lines
+            with Library(url, model) as library:
+                assert set(map(frozenset, visible(library).values())) <= {frozenset(range(1, 7))}
+                assert library.verify() == []
+                caught += killed and bool(library.status().pending)
+        assert caught
+        killed, lines = indexer.run()
+        assert not killed
+        with Library(url, model) as library:
+            assert visible(library) == {f"{number}.tif": set(range(1, 7)) for number in range(FILES)}
+            assert (library.status().pending, library.verify()) == (0, [])
+            assert library.add(tmp_path / "files").unchanged == FILES

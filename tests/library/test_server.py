@@ -28,7 +28,7 @@ from randslot.library.server import Connection, ServerStore, connect, num_edges,
 from randslot.library.store import StoredPage, Where
 
 from .conftest import write_tiff
-from .test_killed import Indexer, visible, write_files
+from .test_killed import visible
 
 
 @pytest.fixture(autouse=True)
@@ -395,35 +395,6 @@ def test_a_turn_is_renewed_while_it_is_used(standin, model, monkeypatch):
     with Library(standin.url, model) as library, library.write():
         time.sleep(3)
         library.store.delete(str(uuid.uuid4()))
-
-
-# -- killed
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_killed_process_leaves_no_file_by_halves(standin, tmp_path, saved, model):
-    script = str(Path(__file__).with_name("killable.py"))
-    process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    (tmp_path / "files").mkdir()
-    write_files(tmp_path / "files", 0)
-    indexer = Indexer(process, tmp_path / "lib", saved, tmp_path / "files")
-    indexer.order["library"] = standin.url
-    caught = 0
-    for said in (14, 24, 34):
-        killed, lines = indexer.run(said)
-        assert not [line for line in lines if "error" in line], lines
-        with Library(standin.url, model) as library:
-            assert set(map(frozenset, visible(library).values())) <= {frozenset(range(1, 7))}
-            assert library.verify() == []
-            caught += killed and bool(library.status().pending)
-    assert caught
-    killed, lines = indexer.run()
-    assert not killed
-    with Library(standin.url, model) as library:
-        assert visible(library) == {f"{number}.tif": set(range(1, 7)) for number in range(6)}
-        assert (library.status().pending, library.verify()) == (0, [])
-        assert library.add(tmp_path / "files").unchanged == 6
-    process.communicate()
 
 
 # -- commands

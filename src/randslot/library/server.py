@@ -158,7 +158,7 @@ class ServerStore:
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         for some in split_pages(pages):
-            self.connection.write("upsert", collection_name=self.name, points=[_point(page) for page in some])
+            self.connection.write("upsert", collection_name=self.name, points=[make_point(page) for page in some])
 
     def delete(self, file: str) -> None:
         self.connection.write("delete", collection_name=self.name, points_selector=_equal(file=file))
@@ -278,7 +278,8 @@ def split_pages(pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
         yield some
 
 
-def _point(page: StoredPage) -> models.PointStruct:
+def make_point(page: StoredPage) -> models.PointStruct:
+    """Return a page as a point of the collection."""
     payload = {"file": page.file, "number": page.number, "image": page.image}
     # Half precision is what is kept: rounded here, all copies of a page and all engines have the same numbers.
     vectors = page.vectors.astype(np.float16).astype(np.float32)
