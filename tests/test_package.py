@@ -50,6 +50,7 @@ ORDER = [
     "library.folder",
     "library.worker",
     "library.renderers",
+    "library.rendering",
     "library.reading",
     "library.cluster",
     "library.ingest",
@@ -169,6 +170,12 @@ def test_only_one_file_knows_an_engine(package, home):
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, randslot; print([m for m in ('torch', 'transformers', 'PIL') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_what_runs_on_every_core_of_a_cluster_is_light():
+    code = "import sys, randslot.library.rendering; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

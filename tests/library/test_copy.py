@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import noise
-from qdrant_server import serving
 from randslot.cli import app
 from randslot.errors import RandSlotError
 from randslot.library import copy
@@ -18,13 +17,6 @@ from randslot.library.copy import copy_library
 from randslot.library.library import Library
 
 from .conftest import write_tiff
-
-
-@pytest.fixture
-def url(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with serving() as (_, port):
-        yield f"qdrant://127.0.0.1:{port}/papers"
 
 
 def scores(library: Library) -> dict[tuple[str, int], float]:

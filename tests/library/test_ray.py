@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 
+import numpy as np
 import psutil
 import pytest
 import ray
 from typer.testing import CliRunner
 
+import randslot
 from qdrant_server import serving
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library import cluster
+from randslot.library import cluster, rendering
+from randslot.library.binding import describe
 from randslot.library.library import Library
 
 from .conftest import write_tiff
@@ -42,10 +45,12 @@ def test_a_killed_worker_is_replaced_and_its_pages_are_read_again(two_cpus, save
     (tmp_path / "files").mkdir()
     for number in range(10):
         write_tiff(tmp_path / "files" / f"{number}.tif", range(10 * number, 10 * number + 8))
-    (tmp_path / "files" / "bad.tif").write_bytes(b"II*\0 no more")
     killed: list[int] = []
     stored: list[str] = []
     with serving() as (_, port), Library(f"qdrant://127.0.0.1:{port}/papers", saved) as library:
+        library.add(tmp_path / "files" / "0.tif")
+        write_tiff(tmp_path / "files" / "0.tif", [0, 1, 2, 3, 4, 5, 6, 99])  # one page of it is new now
+        (tmp_path / "files" / "1.tif").write_bytes(b"II*\0 no more")
         add = library.store.add
 
         def count_and_kill(pages):
@@ -59,14 +64,10 @@ def test_a_killed_worker_is_replaced_and_its_pages_are_read_again(two_cpus, save
         monkeypatch.setattr(library.store, "add", count_and_kill)
         summary = library.add(tmp_path / "files", batch=4, ray="")
         assert killed
-        assert (len(summary.added), summary.pages, summary.encoded) == (10, 80, 80)
-        assert list(summary.failed) == [str(tmp_path / "files" / "bad.tif")]
-        assert len(stored) == len(set(stored)) == 80
-        assert (library.verify(), len(library)) == ([], 80)
-
-        write_tiff(tmp_path / "files" / "0.tif", [0, 1, 2, 3, 4, 5, 6, 99])  # one page of it is new
-        summary = library.add(tmp_path / "files", batch=4, ray="")
-        assert (len(summary.changed), summary.encoded, summary.unchanged) == (1, 1, 9)
+        assert (len(summary.changed), len(summary.added), summary.pages, summary.encoded) == (1, 8, 72, 65)
+        assert list(summary.failed) == [str(tmp_path / "files" / "1.tif")]
+        assert len(stored) == len(set(stored)) == 72
+        assert (library.verify(), len(library)) == ([], 72)
         with Library(tmp_path / "here", model) as here:
             here.add(tmp_path / "files")
             assert same(here, library)
@@ -78,6 +79,21 @@ def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
         pytest.raises(RandSlotError, match="a model in memory cannot go to a cluster"),
     ):
         library.add(papers, ray="")
+
+
+def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):
+    row = {"job": 0, "source": os.fsencode(papers / "a.tif"), "numbers": [1, 2, 9], "known": [], "size": 10_000}
+    first, second, wrong = rendering.render(row)
+    assert "page" in wrong["error"]
+    assert (first["error"], first["image"] == second["image"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
+    known, *_ = rendering.render(row | {"known": [first["image"]]})
+    assert (known["image"], known["pixels"]) == (first["image"], b"")
+    encode = cluster.Encode(describe(randslot.load(saved)), "lib")
+    pages = [known, second, wrong]
+    batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
+    assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
+    rendering._renderers().close()
+    rendering._renderers.cache_clear()
 
 
 def test_actors_take_gpus_where_there_are():

@@ -253,8 +253,8 @@ def test_the_key_comes_from_the_environment(monkeypatch, model):
 # -- a library
 
 
-def test_two_machines_see_one_library(standin, model, papers, tmp_path):
-    with Library(standin.url, model) as one, Library(standin.url, model) as two, Library(tmp_path / "l", model) as here:
+def test_two_machines_see_one_library(url, model, papers, tmp_path):
+    with Library(url, model) as one, Library(url, model) as two, Library(tmp_path / "l", model) as here:
         one.add(papers, metadata={"year": 2023})
         here.add(papers, metadata={"year": 2023})
         wanted = here.search("x", 10, exact=True)
@@ -275,6 +275,7 @@ def test_two_machines_see_one_library(standin, model, papers, tmp_path):
         (papers / "b.tif").rename(papers / "d.tif")
         assert one.add(papers).moved == [str(papers / "d.tif")]
         two.remove("c.png")
+        assert one.manifest.get([server.HOME, "no id"]) == {}
         assert (one.status().files, one.status().pages, one.verify()) == (2, 6, [])
         assert np.allclose(
             one.compare("x", one.search("x", 1)[0].id).max(1).sum(), one.search("x", 1)[0].score, atol=1e-3

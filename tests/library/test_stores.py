@@ -6,7 +6,6 @@ RANDSLOT_QDRANT_URL says that there is one, as in qdrant://localhost:6334.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +22,9 @@ from randslot.library.qdrant import EdgeStore
 from randslot.library.server import Connection, ServerStore, connect
 from randslot.library.store import Store, StoredPage, Where, page_id
 
+from .conftest import REAL
+
 DIM = 32
-REAL = os.environ.get("RANDSLOT_QDRANT_URL")
 FILES = [str(uuid.UUID(int=i)) for i in range(1, 6)]
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from sentence_transformers import MultiVectorEncoder
 from ..errors import RandSlotError
 from ..hub import first_line
 from .binding import Binding, load_bound
-from .reading import Job, Read, encode, hash_image
-from .renderers import Renderers
+from .reading import Job, Read, encode
+from .rendering import render
 
 PAGES_A_ROW = 8  # of one file that a task opens one after the other
 MOST_BLOCKS = 10_000  # pieces that the work is cut into
@@ -121,28 +120,6 @@ def _places(resources: dict[str, float]) -> dict[str, Any]:
 def _split(numbers: list[int]) -> Iterator[list[int]]:
     for start in range(0, len(numbers), PAGES_A_ROW):
         yield numbers[start : start + PAGES_A_ROW]
-
-
-@cache
-def _renderers() -> Renderers:
-    return Renderers(1)  # a process with limits, which a broken file may end without harm to Ray's
-
-
-def render(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Open some pages of a file; the pixels of those that its old version has too are left out."""
-    return [_render_page(row, int(number)) for number in row["numbers"]]
-
-
-def _render_page(row: dict[str, Any], number: int) -> dict[str, Any]:
-    page = {"job": row["job"], "number": number, "image": "", "error": "", "width": 0, "height": 0, "pixels": b""}
-    try:
-        image = _renderers().render(os.fsdecode(row["source"]), number, row["size"])
-    except RandSlotError as error:
-        return page | {"error": str(error)}
-    page["image"] = hash_image(image)
-    if page["image"] in row["known"]:
-        return page
-    return page | {"width": image.width, "height": image.height, "pixels": image.tobytes()}
 
 
 class Encode:

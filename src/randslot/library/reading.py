@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ from sentence_transformers import MultiVectorEncoder
 
 from ..errors import RandSlotError
 from .manifest import File
-from .renderers import Renderers
+from .renderers import Renderers, hash_image
 from .store import Vectors
 
 
@@ -99,11 +98,6 @@ def _error(future: Future[Image.Image]) -> str:
     if error is not None and not isinstance(error, RandSlotError):
         raise error
     return str(error) if error else ""
-
-
-def hash_image(image: Image.Image) -> str:
-    """Return a hash of an image's pixels."""
-    return blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
 
 
 def encode(model: MultiVectorEncoder, images: list[Image.Image]) -> list[Vectors]:

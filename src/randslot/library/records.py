@@ -29,8 +29,8 @@ class Records(Protocol):
     def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return records by their ids; those that are not there are left out."""
 
-    def find(self, **values: str) -> dict[str, dict[str, Any]]:
-        """Return the records with these values."""
+    def find(self, **values: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """Return the records with these values, or one of several."""
 
     def forget(self, id: str) -> None:
         """Remove a record."""
@@ -52,11 +52,12 @@ class ServerManifest:
         return sorted((_file(id, record) for id, record in found.items()), key=_source)
 
     def get(self, ids: Iterable[str]) -> dict[str, File]:
-        return {id: _file(id, record) for id, record in self.records.get(set(ids)).items()}
+        found = self.records.get({id for id in ids if is_id(id)})
+        return {id: _file(id, record) for id, record in found.items() if record.get("kind") == "file"}
 
     def hidden(self) -> frozenset[str]:
         """Return the ids of files whose pages must not be seen: those under way, and those of stopped runs."""
-        return frozenset(file.id for state in ("pending", "gone") for file in self.find(state=state))
+        return frozenset(self.records.find(kind="file", state=("pending", "gone")))
 
     def put(self, *files: File) -> None:
         if files:
@@ -77,6 +78,14 @@ class ServerManifest:
 
     def close(self) -> None:
         """Nothing to do: the connection is closed by who made it."""
+
+
+def is_id(text: str) -> bool:
+    """Whether a text can be an id: a server refuses others."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _source(file: File) -> bytes:

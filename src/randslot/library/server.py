@@ -30,7 +30,7 @@ from ..errors import RandSlotError, UsageError
 from ..hub import first_line
 from .address import FILES, SETTINGS, Address
 from .qdrant import BITS_FROM, CANDIDATES, COMPRESS_FROM, NAME, OVERSAMPLING
-from .records import ServerManifest, Turn
+from .records import ServerManifest, Turn, is_id
 from .store import Found, StoredPage, Vectors, Where
 
 T = TypeVar("T")
@@ -103,12 +103,21 @@ def connect(address: Address) -> Connection:
             check_compatibility=False,  # asks another port
         )
     connection = Connection(client, address)
+    try:
+        _check_version(connection)
+    except RandSlotError:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_version(connection: Connection) -> None:
     connection.waits = SHORT_WAITS
     version = str(connection.ask("info").version)
     connection.waits = WAITS
     if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < OLDEST:
-        raise RandSlotError(f"{address} is Qdrant {version}: {'.'.join(map(str, OLDEST))} or newer is needed")
-    return connection
+        oldest = ".".join(map(str, OLDEST))
+        raise RandSlotError(f"{connection.address} is Qdrant {version}: {oldest} or newer is needed")
 
 
 def _is_passing(error: Exception) -> bool:
@@ -192,7 +201,7 @@ class ServerStore:
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         records = (
             self.connection.ask("retrieve", collection_name=self.name, ids=some, with_payload=True, with_vectors=True)
-            for some in _chunks(ids, READ_POINTS)
+            for some in _chunks([id for id in ids if is_id(id)], READ_POINTS)
         )
         return {str(record.id): _page(record) for record in chain(*records)}
 
@@ -299,10 +308,9 @@ def _score(found: Found) -> float:
     return found.score
 
 
-def _equal(**values: str) -> models.Filter:
-    return models.Filter(
-        must=[models.FieldCondition(key=key, match=models.MatchValue(value=value)) for key, value in values.items()]
-    )
+def _equal(**values: str | tuple[str, ...]) -> models.Filter:
+    given = {key: (value,) if isinstance(value, str) else value for key, value in values.items()}
+    return models.Filter(must=[_any_of(key, some) for key, some in given.items()])
 
 
 def _any_of(key: str, values: Iterable[str]) -> models.FieldCondition:
@@ -386,7 +394,14 @@ class ServerRecords:
             write_consistency_factor=address.consistency,
         )
         keyword, number = models.PayloadSchemaType.KEYWORD, models.PayloadSchemaType.INTEGER
-        kinds = {"source": keyword, "hash": keyword, "state": keyword, "token": keyword, "num_pages": number}
+        kinds = {
+            "kind": keyword,
+            "source": keyword,
+            "hash": keyword,
+            "state": keyword,
+            "token": keyword,
+            "num_pages": number,
+        }
         _index(self.connection, self.name, kinds)
 
     def put(self, records: Mapping[str, Mapping[str, Any]], *, only_if: Mapping[str, str] | None = None) -> None:
@@ -409,8 +424,8 @@ class ServerRecords:
             found |= {str(record.id): record.payload for record in records}
         return found
 
-    def find(self, **values: str) -> dict[str, dict[str, Any]]:
-        """Return the records with these values."""
+    def find(self, **values: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """Return the records with these values, or one of several."""
         records = _scroll(self.connection, self.name, _equal(**values), self.reading)
         return {str(record.id): record.payload for record in records}
 
