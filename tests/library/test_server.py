@@ -433,3 +433,27 @@ def test_a_library_on_a_server_is_served(standin, model, papers, tmp_path):
             assert service.explain("x", file.id, 1).winners
         finally:
             service.close()
+
+
+def test_an_upload_waits_while_another_writes(standin, model, monkeypatch):
+    from randslot.serve import uploads
+    from randslot.serve.service import Service
+
+    monkeypatch.setattr(uploads, "BUSY_SECONDS", 0.05)
+    with Library(standin.url, model) as library, Library(standin.url, model) as other:
+        service = Service(library)
+        file = service.uploads.folder / "late.png"
+        noise(64, 96, 1).save(file)
+        with other.write():
+            job = service.uploads._line_up(file)
+            tries = len(standin.asked)
+            while len(standin.asked) < tries + 8:
+                time.sleep(0.01)
+            assert not service.uploads.find_job(job.id).over
+            assert file.is_file()
+        until = time.monotonic() + 60
+        while not service.uploads.find_job(job.id).over and time.monotonic() < until:
+            time.sleep(0.02)
+        service.close()
+        assert service.uploads.find_job(job.id).state == "done"
+        assert len(other) == 1

@@ -64,6 +64,7 @@ class OnRay:
         """Connect, unless the user's own program has; return whether that was done."""
         if ray.is_initialized():
             return False
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters is raised
         try:
             ray.init(self.address or None, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as error:

@@ -43,7 +43,7 @@ class Home(Protocol):
     def turn(self) -> AbstractContextManager[None]:
         """Return a block in which this process may write, and no other one does.
 
-        Errors: RandSlotError if another one is at it.
+        Errors: BusyError if another one is at it.
         """
 
     def size(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from threading import Event, Thread
 from typing import Any, Protocol
 
-from ..errors import RandSlotError
+from ..errors import BusyError, RandSlotError
 from .manifest import File, replaced
 
 TURN_SECONDS = 60.0  # that a turn lasts unless it is renewed
@@ -150,7 +150,7 @@ class Turn:
     def hold(self) -> Iterator[None]:
         """Have the turn in a block.
 
-        Errors: RandSlotError if another process has it.
+        Errors: BusyError if another process has it.
         """
         self._take()
         over = Event()
@@ -176,11 +176,11 @@ class Turn:
     def _take(self) -> None:
         now = self.records.get([self.id]).get(self.id)
         if now is not None and now["until"] > time.time() and not self._is_over(now):
-            raise RandSlotError(_busy(self.library, now))
+            raise BusyError(_busy(self.library, now))
         self.token = str(uuid.uuid4())
         if not self._change(now["token"] if now else "", self.token, TURN_SECONDS):
             self.token = ""
-            raise RandSlotError(_busy(self.library, self.records.get([self.id])[self.id]))
+            raise BusyError(_busy(self.library, self.records.get([self.id])[self.id]))
 
     def _is_over(self, now: Mapping[str, Any]) -> bool:
         """Whether who had the turn was this one, or a process of this machine that is no more."""

@@ -26,7 +26,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from ..errors import RandSlotError, UsageError
+from ..errors import BusyError, RandSlotError, UsageError
 from ..hub import first_line
 from .address import FILES, SETTINGS, Address
 from .qdrant import BITS_FROM, CANDIDATES, COMPRESS_FROM, NAME, OVERSAMPLING
@@ -65,16 +65,18 @@ class Connection:
     def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method of the client, again and again for half a minute if the server is out of reach.
 
-        Errors: RandSlotError in one line.
+        Errors: RandSlotError in one line; a BusyError if that was not enough.
         """
         waits = iter(self.waits)
         while True:
             try:
                 return getattr(self.client, method)(**arguments)
             except (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse) as error:
-                wait = next(waits, None) if _is_passing(error) else None
-                if wait is None:
+                if not _is_passing(error):
                     raise RandSlotError(f"{self.address}: {_reason(error)}") from error
+                wait = next(waits, None)
+                if wait is None:
+                    raise BusyError(f"{self.address}: {_reason(error)}") from error
                 time.sleep(max(wait * random.uniform(1.0, 1.5), getattr(error, "retry_after_s", 0)))
 
     def write(self, method: str, **arguments: Any) -> Any:
