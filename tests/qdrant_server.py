@@ -170,14 +170,20 @@ class Gate(grpc.ServerInterceptor):
 
 
 @contextmanager
-def serving(key: str | None = None, version: str = "1.20.0", port: int = 0) -> Iterator[tuple[Standin, int]]:
+def serving(
+    key: str | None = None,
+    version: str = "1.20.0",
+    port: int = 0,
+    tls: grpc.ServerCredentials | None = None,
+) -> Iterator[tuple[Standin, int]]:
     """Serve in threads of this process; yield the stand-in and its port."""
     standin = Standin(version)
     options = [("grpc.max_receive_message_length", LIMIT), ("grpc.max_send_message_length", -1)]
     server = grpc.server(futures.ThreadPoolExecutor(4), interceptors=[Gate(standin, key)], options=options)
     for add in (add_PointsServicer_to_server, add_CollectionsServicer_to_server, add_QdrantServicer_to_server):
         add(standin, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    place = f"127.0.0.1:{port}"
+    port = server.add_secure_port(place, tls) if tls else server.add_insecure_port(place)
     server.start()
     try:
         yield standin, port

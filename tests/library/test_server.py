@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -248,6 +249,33 @@ def test_the_key_comes_from_the_environment(monkeypatch, model):
         monkeypatch.setenv("QDRANT_API_KEY", "open sesame")
         with Library(url, model) as library:
             assert len(library) == 0
+
+
+CONNECT = """
+import sys
+from randslot.errors import RandSlotError
+from randslot.library.address import read_address
+from randslot.library.server import connect
+try:
+    print(connect(read_address(sys.argv[1])).ask("info").title)
+except RandSlotError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_an_address_with_tls_trusts_only_what_it_should(tmp_path):
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names, *files]
+    subprocess.run(make, check=True, capture_output=True)
+    key, certificate = ((tmp_path / name).read_bytes() for name in ("key.pem", "cert.pem"))
+    with serving(tls=grpc.ssl_server_credentials([(key, certificate)])) as (_, port):
+        for trusted, answer in ((str(tmp_path / "cert.pem"), "stand-in"), ("", "no server answers there")):
+            environment = os.environ | {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": trusted, "GRPC_VERBOSITY": "NONE"}
+            words = [sys.executable, "-c", CONNECT, f"qdrants://localhost:{port}/papers"]
+            said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+            assert answer in said
 
 
 # -- a library

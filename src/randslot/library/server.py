@@ -134,7 +134,7 @@ def _reason(error: Exception) -> str:
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return f"the server refuses this key: put the right one into the environment as {KEY}"
     if error.code() == grpc.StatusCode.UNAVAILABLE:
-        return "no server answers there: is it running, and is this its gRPC port?"
+        return "no server answers there: is it running, is this its gRPC port, and does it speak TLS or not?"
     return f"{error.details()} ({error.code().name.lower().replace('_', ' ')})".splitlines()[0]
 
 
