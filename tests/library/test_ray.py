@@ -79,6 +79,9 @@ def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
         pytest.raises(RandSlotError, match="a model in memory cannot go to a cluster"),
     ):
         library.add(papers, ray="")
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"):
+        with pytest.raises(RandSlotError, match=f"no Ray cluster at {address}"):
+            cluster._reach(address)
 
 
 def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):

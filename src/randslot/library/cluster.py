@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from .reading import Job, Read, encode
 from .rendering import render
 
 PAGES_A_ROW = 8  # of one file that a task opens one after the other
+REACH_SECONDS = 10.0  # that a cluster has to answer
 MOST_BLOCKS = 10_000  # pieces that the work is cut into
 Batch = dict[str, NDArray[Any]]
 
@@ -64,7 +66,7 @@ class OnRay:
         """Connect, unless the user's own program has; return whether that was done."""
         if ray.is_initialized():
             return False
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters is raised
+        _reach(self.address)
         try:
             ray.init(self.address or None, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -106,6 +108,19 @@ class OnRay:
 
 
 ENCODED = ("job", "number", "image", "error", "vectors")
+
+
+def _reach(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes.
+
+    Errors: RandSlotError in one line.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise RandSlotError(f"no Ray cluster at {address}: {first_line(error)}") from error
 
 
 def _places(resources: dict[str, float]) -> dict[str, Any]:
