@@ -30,6 +30,7 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/serve.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/tables.py
 
 # The picture of the page in the README; needs Chromium.

@@ -344,6 +344,7 @@ def _memory(name: str) -> float:
 def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, Any]:
     """Compare the default search with the exact one on vectors of the embedded model."""
     import randslot
+    from randslot.library.qdrant import EdgeStore
     from randslot.samples.drawing import draw_report
     from randslot.samples.reports import make_reports
     from randslot.samples.sets import ask_all
@@ -355,6 +356,7 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     queries = asked[:: max(len(asked) // num_queries, 1)][:num_queries]
     with randslot.Library(folder / "library", "embedded") as library:
         summary = library.add(folder, batch=16)
+        assert isinstance(library.store, EdgeStore)
         coded = library.store.shard.info().indexed_vectors_count
         answers = {exact: library.search_all(queries, HITS, exact=exact) for exact in (True, False)}
     shared = [

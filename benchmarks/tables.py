@@ -12,20 +12,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scale import make_plan
+
 ROOT = Path(__file__).parent.parent
-NAMES = ("log", "training", "embedded", "library", "serve", "serving")
+NAMES = ("log", "training", "embedded", "library", "serve", "serving", "scale")
 PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def make_table(name: str) -> str:
-    """Return the Markdown of one table: its rows by kind, then what made them."""
-    file = ROOT / "results" / f"{name}.json"
+    """Return the Markdown of one table: its rows by kind, then what made them. A plan is made from those of search."""
+    file = ROOT / "results" / f"{'search' if name == 'plan' else name}.json"
     if not file.is_file():
         sys.exit(f"no {file}: run python benchmarks/{name}.py")
     record = json.loads(file.read_text(encoding="utf-8"))
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in record["rows"]:
+    for row in make_plan(record["rows"]) if name == "plan" else record["rows"]:
         kinds.setdefault(tuple(row), []).append(row)
     tables = [
         "".join(f"| {' | '.join(line)} |\n" for line in _lines(list(heads), rows)) for heads, rows in kinds.items()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import randslot
 
@@ -40,12 +41,21 @@ ORDER = [
     "library.memory",
     "library.qdrant",
     "library.manifest",
+    "library.home",
+    "library.address",
+    "library.records",
+    "library.server",
     "library.binding",
     "library.files",
+    "library.folder",
     "library.worker",
     "library.renderers",
+    "library.rendering",
+    "library.reading",
+    "library.cluster",
     "library.ingest",
     "library.library",
+    "library.copy",
     "library.show",
     "library.commands",
     "serve.limits",
@@ -149,6 +159,8 @@ def test_only_one_file_knows_the_backbones_by_name():
     ("package", "home"),
     [
         ("qdrant_edge", "library.qdrant"),
+        ("qdrant_client", "library.server"),
+        ("ray", "library.cluster"),
         ("numkong", "library.memory"),
         ("fastapi", "serve.app"),
         ("uvicorn", "serve.run"),
@@ -165,6 +177,12 @@ def test_only_one_file_knows_an_engine(package, home):
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, randslot; print([m for m in ('torch', 'transformers', 'PIL') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_what_runs_on_every_core_of_a_cluster_is_light():
+    code = "import sys, randslot.library.rendering; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 
@@ -188,6 +206,26 @@ def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
     assert blocks
     for block in blocks:
         exec(compile(block, str(file), "exec"), names)
+
+
+def test_the_compose_file_starts_three_nodes_that_know_each_other():
+    compose = yaml.safe_load((ROOT / "docs" / "qdrant-cluster.yaml").read_text(encoding="utf-8"))
+    nodes = compose["services"]
+    assert len(nodes) == 3
+    for name, node in nodes.items():
+        options = dict(zip(node["command"][1::2], node["command"][2::2], strict=True))
+        assert options["--uri"] == f"http://{name}:6335"
+        first = options.get("--bootstrap", options["--uri"])
+        assert first == "http://qdrant-1:6335"
+        assert node["environment"]["QDRANT__CLUSTER__ENABLED"] == "true"
+        assert "QDRANT_API_KEY" in node["environment"]["QDRANT__SERVICE__API_KEY"]
+        assert all(port.startswith("127.0.0.1:") for port in node["ports"])
+        (volume,) = node["volumes"]
+        assert volume.split(":")[0] in compose["volumes"]
+    ports = [port.split(":")[1] for node in nodes.values() for port in node["ports"]]
+    volumes = [node["volumes"][0] for node in nodes.values()]
+    assert len(set(ports)) == len(ports)
+    assert len(set(volumes)) == 3
 
 
 def test_tables_in_the_docs_are_what_the_results_say():

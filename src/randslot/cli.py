@@ -11,7 +11,7 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
-from .library.commands import Place, index, library_app, search
+from .library.commands import IndexCommand, Place, index, library_app, search
 
 if TYPE_CHECKING:
     from .evaluation.tasks import Task
@@ -24,6 +24,9 @@ EXTRAS = {
     "mteb": "evaluate",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "grpc": "qdrant",
+    "qdrant_client": "qdrant",
+    "ray": "ray",
 }
 
 app = typer.Typer(
@@ -32,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command()(index)
+app.command(cls=IndexCommand)(index)
 app.command()(search)
 app.add_typer(library_app, name="library")
 

@@ -7,3 +7,7 @@ class RandSlotError(ValueError):
 
 class UsageError(RandSlotError):
     """A wrong option or value was given."""
+
+
+class BusyError(RandSlotError):
+    """Something that is needed is in use or out of reach for now: the same may work later."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from sentence_transformers import MultiVectorEncoder
 
+import randslot
 from conftest import make, noise
+from qdrant_server import serving
+from randslot.library.address import read_address
 from randslot.library.library import Library
+from randslot.library.server import connect
+
+REAL = os.environ.get("RANDSLOT_QDRANT_URL")
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +32,33 @@ def saved(model, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def other() -> MultiVectorEncoder:
+    """Another model."""
+    return randslot.tiny("qwen3-vl", seed=1, visual_tokens=16)
+
+
 @pytest.fixture
 def library(tmp_path, model):
     opened = Library(tmp_path / "lib", model)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    """The address of a new library: on the server that RANDSLOT_QDRANT_URL names, or on a stand-in."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    if REAL is None:
+        with serving() as (_, port):
+            yield f"qdrant://127.0.0.1:{port}/papers"
+        return
+    address = read_address(f"{REAL.rstrip('/')}/test-{uuid.uuid4()}")
+    yield str(address)
+    connection = connect(address)
+    for name in (address.collection, f"{address.collection}-files"):
+        connection.client.delete_collection(name)
+    connection.close()
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from qdrant_server import serving
 from randslot.library.library import Library
 
 from .conftest import write_tiff
@@ -132,3 +133,41 @@ def test_another_process_is_told_that_the_library_is_in_use(indexer, tmp_path, m
         assert library.search("x") == []
     _, said = indexer.run()
     assert not [line for line in said if "error" in line]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_while_it_writes_to_a_server(indexer, tmp_path, model):
+    """What it leaves is hidden, the next run goes on at once, and one after that has nothing to do."""
+    write_files(tmp_path / "files", 0)
+    with serving() as (standin, port):
+        url = indexer.order["library"] = f"qdrant://127.0.0.1:{port}/papers"
+        Library(url, model).close()
+        for number in (3, 4, 6):  # writes: the turn, a file that begins, its first pages, and so on
+            standin.lose = kill_after(number, indexer)
+            killed, said = indexer.run()
+            assert killed, said
+            standin.lose = lambda _: False
+            with Library(url, model) as library:
+                assert set(map(frozenset, visible(library).values())) <= {frozenset(range(1, 7))}
+                assert library.status().pending > 0
+                assert library.verify() == []
+        killed, said = indexer.run()
+        assert not killed
+        assert not [line for line in said if "error" in line], said
+        with Library(url, model) as library:
+            assert visible(library) == {f"{number}.tif": set(range(1, 7)) for number in range(FILES)}
+            assert (library.status().pending, library.verify()) == (0, [])
+            assert library.add(tmp_path / "files").unchanged == FILES
+
+
+def kill_after(number: int, indexer: Indexer) -> Callable[[str], bool]:
+    """Return what kills the indexing process when the server has done so many writes for it."""
+    writes: list[str] = []
+
+    def watch(method: str) -> bool:
+        writes.extend([method] * (method == "Upsert"))
+        if method == "Upsert" and len(writes) == number:
+            os.kill(int(indexer._said()[0]["pid"]), signal.SIGKILL)
+        return False
+
+    return watch

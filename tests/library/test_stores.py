@@ -1,25 +1,62 @@
-"""Every store answers as three loops do: the same suite on the engine and in memory."""
+"""Every store answers as three loops do: the same suite in memory, on the engine, and on servers.
+
+local: the server's store on the client's local mode. wire: the same over gRPC, to a stand-in. server: a real one, where
+RANDSLOT_QDRANT_URL says that there is one, as in qdrant://localhost:6334.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient
 
+from qdrant_server import serving
+from randslot.library.address import Address, read_address
 from randslot.library.memory import MemoryStore
 from randslot.library.qdrant import EdgeStore
-from randslot.library.store import StoredPage, Where, page_id
+from randslot.library.server import Connection, ServerStore, connect
+from randslot.library.store import Store, StoredPage, Where, page_id
+
+from .conftest import REAL
 
 DIM = 32
 FILES = [str(uuid.UUID(int=i)) for i in range(1, 6)]
 
 
-@pytest.fixture(params=["memory", "edge"])
+@pytest.fixture(params=["memory", "edge", "local", "wire", *(["server"] if REAL else [])])
 def store(request, tmp_path):
-    made = MemoryStore(DIM) if request.param == "memory" else EdgeStore(tmp_path / "pages", DIM)
-    yield made
-    made.close()
+    with make_store(request.param, tmp_path) as made:
+        yield made
+        made.close()
+
+
+@contextmanager
+def make_store(kind: str, folder: Path) -> Iterator[Store]:
+    if kind == "memory":
+        yield MemoryStore(DIM)
+    elif kind == "edge":
+        yield EdgeStore(folder / "pages", DIM)
+    elif kind == "local":
+        yield ServerStore(Connection(QdrantClient(":memory:"), Address("localhost", "pages")), DIM)
+    elif kind == "wire":
+        with serving() as (_, port):
+            yield from on_server(f"qdrant://127.0.0.1:{port}")
+    else:
+        yield from on_server(REAL)
+
+
+def on_server(url: str) -> Iterator[Store]:
+    connection = connect(read_address(f"{url.rstrip('/')}/test-{uuid.uuid4()}"))
+    try:
+        yield ServerStore(connection, DIM)
+    finally:
+        connection.client.delete_collection(connection.address.collection)
+        connection.close()
 
 
 def unit(random: np.random.Generator, num: int) -> np.ndarray:

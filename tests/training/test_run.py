@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -308,6 +309,19 @@ def torchrun(*words: str) -> None:
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 
+def torchrun_on_two_nodes(*words: str) -> None:
+    """Launch twice, a process each, which meet at a port, as on two machines."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    base = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "two"]
+    nodes = [
+        subprocess.Popen([*base, *meet, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    errors = [node.communicate(timeout=240)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], errors
+
+
 def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data, tmp_path):
     write_recipe(make_recipe(small(data, tmp_path / "run", lora=True, steps=2)), tmp_path / "recipe.toml")
     (tmp_path / "watched.py").write_text(WATCHED)
@@ -322,12 +336,13 @@ def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data,
     assert any(not torch.equal(first["start"][name], first["end"][name]) for name in first["start"])
 
 
-def test_torchrun_with_the_real_command_gives_the_losses_of_one_process(data, tmp_path):
+@pytest.mark.parametrize("start", [torchrun, torchrun_on_two_nodes])
+def test_torchrun_with_the_real_command_gives_the_losses_of_one_process(start, data, tmp_path):
     """Zero slots and no dropout leave nothing random: two processes and one must agree step by step."""
     recipe = small(data, tmp_path / "one", lora=True, lora_dropout=0.0, slots="zero", steps=4, micro_batch=1)
     randslot.train(recipe)
     write_recipe(make_recipe(recipe | {"output": str(tmp_path / "two")}), tmp_path / "two.toml")
-    torchrun("-m", "randslot", "train", str(tmp_path / "two.toml"))
+    start("-m", "randslot", "train", str(tmp_path / "two.toml"))
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..library.library import HOME, Library
+from ..library.folder import HOME
+from ..library.library import Library
 from ..tables import Cell, Table
 from .runs import Run
 

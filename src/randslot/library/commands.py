@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import UsageError
 
-Place = Annotated[str, typer.Option("--library", "-l", help="The library's folder.")]
+Place = Annotated[
+    str, typer.Option("--library", "-l", help="The library's folder, or its address: qdrant://host:6334/collection.")
+]
+RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-library_app = typer.Typer(help="Look into a library, and remove files from it.", no_args_is_help=True)
+library_app = typer.Typer(help="Look into a library, remove files from it, copy it.", no_args_is_help=True)
+
+
+class IndexCommand(TyperCommand):
+    """`--ray` alone is the cluster of this machine: an address may follow, and a path that does not look like one not.
+
+    Typer has no options whose value may be left out.
+    """
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        args = list(args)
+        if "--ray" in args:
+            place = args.index("--ray") + 1
+            if place == len(args) or not RAY_ADDRESS.fullmatch(args[place]):
+                args.insert(place, "")
+        rest: list[str] = super().parse_args(context, args)
+        return rest
 
 
 def index(
@@ -27,6 +48,10 @@ def index(
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="[ADDRESS]", help="Read on a Ray cluster: of this machine, or as in host:6379."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what failed.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -37,6 +62,8 @@ def index(
     randslot index ~/papers -l mylib --prune --quiet
 
     randslot index 2023/*.pdf -l mylib --meta year=2023
+
+    randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from ..client import open_model
     from ..hub import EMBEDDED
@@ -53,7 +80,7 @@ def index(
         with show_progress(quiet or as_json) as progress:
             try:
                 summary = opened.add(
-                    paths, metadata=metadata, prune=prune, batch=batch, workers=workers, progress=progress
+                    paths, metadata=metadata, prune=prune, batch=batch, workers=workers, ray=ray, progress=progress
                 )
             except KeyboardInterrupt:
                 progress.bar.stop()
@@ -168,6 +195,39 @@ def remove(
     with Library(library, create=False) as opened:
         for source in opened.remove(*patterns):
             print(f"removed {readable(source)}")
+
+
+@library_app.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="A library: a folder or an address.")],
+    target: Annotated[str, typer.Argument(help="Another place, with a library of the same model or none.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a library between folders and servers, and compare the two; run again after a stop, it goes on.
+
+    randslot library copy mylib qdrant://host:6334/papers
+
+    randslot library copy qdrant://host:6334/papers mylib
+    """
+    from dataclasses import asdict
+
+    from .copy import copy_library
+    from .library import Library
+    from .show import readable, show_progress
+
+    if source == target:
+        raise UsageError("name two different places")
+    with Library(source, create=False) as old, Library(target, old.binding) as new, show_progress(as_json) as progress:
+        copied = copy_library(old, new, progress)
+    if as_json:
+        print(json.dumps(asdict(copied), indent=2))
+    else:
+        print(f"{copied.files:,} files with {copied.pages:,} pages copied, {copied.known:,} files were there already")
+        print(f"compared: the pages of {copied.compared:,} files are all there, {copied.searches} searches agree")
+    for line in copied.problems:
+        print(readable(line), file=sys.stderr)
+    if copied.problems:
+        raise typer.Exit(1)
 
 
 @library_app.command()

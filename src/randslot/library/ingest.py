@@ -1,7 +1,7 @@
-"""From files to stored pages: find out what changed, open pages in worker processes while the model encodes others.
+"""From files to stored pages: find out what changed, have it read, store it, and make whole files visible.
 
-A run takes memory for a few batches of pages, however many files there are. It may be stopped or killed at any moment:
-pages that are stored stay, files become visible when they are whole, and the next run goes on.
+A run may be stopped or killed at any moment: pages that are stored stay, files become visible when they are whole, and
+the next run goes on.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
 from stat import S_ISREG
 from typing import Any
 
-import numpy as np
-from PIL import Image
-from sentence_transformers import MultiVectorEncoder
-
 from ..errors import RandSlotError
 from .files import is_gone
+from .home import clear
 from .manifest import File, Manifest
+from .reading import Job, Read, Reader
 from .renderers import Inspected, Renderers
-from .store import Store, StoredPage, Vectors, page_id
+from .store import Store, StoredPage, page_id
 
 SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and whole files become visible
 
@@ -60,25 +56,13 @@ class Summary:
 
 
 @dataclass
-class Job:
-    """A file on its way into the library: what it replaces, which pages are missing, and why it failed if it did."""
-
-    file: File
-    old: File | None
-    missing: set[int]
-    reuse: dict[str, str]  # pages of the old version, by the hash of their image
-    failed: str = ""
-
-
-@dataclass
 class Ingest:
     """One run over some files, with what it works on."""
 
     manifest: Manifest
     store: Store
-    load_model: Callable[[], MultiVectorEncoder]
     renderers: Renderers
-    batch: int
+    reader: Reader
     metadata: Mapping[str, Any] | None
     tell: Callable[[Progress], None]
     summary: Summary = field(default_factory=Summary)
@@ -88,6 +72,7 @@ class Ingest:
         jobs = self._look(sources)
         self.num_files, self.num_pages = len(jobs), sum(len(job.missing) for job in jobs)
         self.files_done = self.pages_done = self.bytes = 0
+        self.begun: set[str] = set()
         self.whole: list[Job] = [job for job in jobs if not job.missing]
         self.safe_at = time.monotonic()
         try:
@@ -149,88 +134,68 @@ class Ingest:
 
     def _make_job(self, new: File, old: File | None) -> Job:
         """Begin with a file, or go on with it where an earlier run was stopped."""
+        missing = set(range(1, new.num_pages + 1))
         for pending in self.manifest.find(source=new.source, state="pending"):
             if pending.hash == new.hash:
                 new = replace(new, id=pending.id)
+                missing -= self.store.images(new.id).keys()
             else:
                 self._clear([pending])
-        self.manifest.put(new)
-        missing = set(range(1, new.num_pages + 1)) - set(self.store.images(new.id))
         reuse = {image: page_id(old.id, number) for number, image in self.store.images(old.id).items()} if old else {}
         return Job(new, old, missing, reuse)
 
     # -- from files to pages
 
     def _read(self, jobs: list[Job]) -> None:
-        if not any(job.missing for job in jobs):
-            return
-        self.model = self.load_model()  # not before it is needed: most runs find little new
-        self.pixels = self.model[0].most_pixels
-        waiting: list[tuple[Job, int, str, Image.Image]] = []
-        wanted = ((job, number) for job in jobs for number in sorted(job.missing) if not job.failed)
-        depth = 2 * self.batch + len(self.renderers.workers)
-        for (job, number), future in self.renderers.ahead(self._open, wanted, depth):
-            if job.failed or not (page := self._take(job, number, future)):
-                continue
-            waiting.append(page)
-            if len(waiting) == self.batch:
-                self._store(waiting)
-                waiting = []
-        self._store(waiting)
+        jobs = [job for job in jobs if job.missing]
+        for pages in self.reader.read(jobs) if jobs else ():  # a model is not loaded before it is needed
+            for page in pages:
+                if page.error and not page.job.failed:
+                    self._fail(page)
+            self._store([page for page in pages if not page.job.failed])
 
-    def _open(self, wanted: tuple[Job, int]) -> Image.Image:
-        job, number = wanted
-        if job.failed:
-            raise RandSlotError(job.failed)
-        return self.renderers.render(job.file.source, number, self.pixels)
+    def _fail(self, page: Read) -> None:
+        """A page that cannot be opened fails its file."""
+        job = page.job
+        job.failed = f"page {page.number}: {page.error}" if job.file.num_pages > 1 else page.error
+        self.summary.failed[job.file.source] = job.failed
+        self.files_done += 1
+        self._clear([job.file])
 
-    def _take(self, job: Job, number: int, future: Future[Image.Image]) -> tuple[Job, int, str, Image.Image] | None:
-        """Return a page with the hash of its image; a page that cannot be opened fails its file."""
-        try:
-            image = future.result()
-        except RandSlotError as error:
-            many = job.file.num_pages > 1
-            job.failed = f"page {number}: {error}" if many else str(error)
-            self.summary.failed[job.file.source] = job.failed
-            self.files_done += 1
-            self._clear([job.file])
-            return None
-        return job, number, blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest(), image
-
-    def _store(self, pages: list[tuple[Job, int, str, Image.Image]]) -> None:
-        """Encode pages, store them, and make the files visible that are whole now."""
-        pages = [page for page in pages if not page[0].failed]
+    def _store(self, pages: list[Read]) -> None:
+        """Store pages, and make the files visible that are whole now."""
         if not pages:
             return
-        stored = self.store.read([job.reuse[image] for job, _, image, _ in pages if image in job.reuse])
-        known = {id: page.vectors for id, page in stored.items()}
-        vectors = [known.get(job.reuse.get(image, "")) for job, _, image, _ in pages]
-        fresh = iter(self._encode([page[3] for page, found in zip(pages, vectors, strict=True) if found is None]))
-        complete = [next(fresh) if found is None else found for found in vectors]
+        self._begin({page.job.file.id: page.job for page in pages})
+        stored = self.store.read([page.job.reuse[page.image] for page in pages if page.vectors is None])
+        complete = [
+            page.vectors if page.vectors is not None else stored[page.job.reuse[page.image]].vectors for page in pages
+        ]
         self.store.add(
             [
-                StoredPage(job.file.id, number, image, found)
-                for (job, number, image, _), found in zip(pages, complete, strict=True)
+                StoredPage(page.job.file.id, page.number, page.image, vectors)
+                for page, vectors in zip(pages, complete, strict=True)
             ]
         )
         self.pages_done += len(pages)
-        self.bytes += 2 * sum(found.size for found in complete)
-        self.summary.encoded += sum(found is None for found in vectors)
+        self.bytes += 2 * sum(vectors.size for vectors in complete)
+        self.summary.encoded += sum(page.vectors is not None for page in pages)
         self.summary.bytes_per_page = self.bytes // self.pages_done
-        for job, number, _, _ in pages:
-            job.missing.discard(number)
-            if not job.missing:
-                self.whole.append(job)
+        for page in pages:
+            page.job.missing.discard(page.number)
+            if not page.job.missing:
+                self.whole.append(page.job)
         if time.monotonic() - self.safe_at >= SAFE_SECONDS:
             self._show_whole()
         else:
             self._tell()
 
-    def _encode(self, images: list[Image.Image]) -> list[Vectors]:
-        if not images:
-            return []
-        encoded = self.model.encode_document(images, batch_size=len(images))
-        return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]
+    def _begin(self, jobs: Mapping[str, Job]) -> None:
+        """Hide files before their first page is stored: searches are told of those that are under way, and no more."""
+        new = [job.file for id, job in jobs.items() if id not in self.begun]
+        if new:
+            self.manifest.put(*new)
+            self.begun.update(file.id for file in new)
 
     # -- from pages to visible files
 
@@ -254,12 +219,3 @@ class Ingest:
 
     def _tell(self, finished: tuple[str, ...] = ()) -> None:
         self.tell(Progress(self.files_done, self.num_files, self.pages_done, self.num_pages, finished))
-
-
-def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
-    """Hide files, delete their pages, and forget them: what is left undone is done when the library is next opened."""
-    files = list(files)
-    manifest.put(*(replace(file, state="gone") for file in files))
-    for file in files:
-        store.delete(file.id)
-        manifest.forget(file)

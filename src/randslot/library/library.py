@@ -1,17 +1,13 @@
-"""A library: files in, ranked pages out. It opens or makes a folder, and remembers its model inside.
-
-The folder has `library.json` (format and model), `files.sqlite` (the manifest), `pages/` (the store), `images/` (what
-was added without a file), `uploads/` (what was added in a browser), and `lock`: one process at a time.
-"""
+"""A library: files in, ranked pages out. It opens or makes one in a folder or on a server, and remembers its model."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -20,25 +16,24 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from filelock import FileLock, Timeout
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 
 from ..client import open_model
 from ..errors import RandSlotError, UsageError
-from ..hub import EMBEDDED, read_json
+from ..hub import EMBEDDED
 from ..pages import PIXELS, open_file_page, open_page, short
+from .address import is_address, read_address
 from .binding import Binding, describe, load_bound, read_binding
 from .files import is_below, is_gone, is_match, list_files
-from .ingest import Ingest, Progress, Summary, clear
-from .manifest import File, Manifest
-from .qdrant import EdgeStore
+from .folder import HOME, IMAGES, Folder, is_kept
+from .home import FORMAT, Home, clear
+from .ingest import Ingest, Progress, Summary
+from .manifest import File
+from .reading import Here, Reader
 from .renderers import Renderers
 from .store import Found, Vectors, Where
 
-FORMAT = 1
-HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
-BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
 NOTES = logging.getLogger("randslot")
 
 
@@ -92,108 +87,63 @@ class Status:
 
 
 class Library:
-    """A folder of files that can be searched. Close it, or use it in a `with` block."""
+    """Files that can be searched. Close it, or use it in a `with` block."""
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        model: str | os.PathLike[str] | MultiVectorEncoder | None = None,
+        model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None = None,
         *,
         create: bool = True,
     ) -> None:
         """Open a library, or make one.
 
-        model: a folder, a hub id or a loaded model; a new library takes the embedded one unless another is named, and
-        an open one loads its own when it is needed.
+        folder: a folder, or the address of a server as in "qdrant://host:6334/papers". model: a folder, a hub id, a
+        loaded model, or the binding of another library; a new library takes the embedded one unless another is named,
+        and an open one loads its own when it is needed.
 
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, or is open in
         another process.
         """
-        self.folder = Path(folder).expanduser()
         self._model: MultiVectorEncoder | None = None
         self._encoding, self._writing = Lock(), Lock()
-        if not (self.folder / HOME).is_file():
-            self._check_new(create)
-        self._lock()
+        self.home = open_home(folder, create=create)
+        self.name, self.folder = self.home.name, self.home.folder
         try:
-            exists = (self.folder / HOME).is_file()
-            self.binding = self._open(model) if exists else self._create(model)
-            self.manifest = Manifest(self.folder / "files.sqlite")
-            self.store = EdgeStore(self.folder / "pages", self.binding.dimension)
-            self._follow_images()
-            clear(self.manifest, self.store, self.manifest.find(state="gone"))
+            about = self.home.read()
+            self.binding = self._create(model) if about is None else self._open(about, model)
+            self.home.open(self.binding.dimension)
+            self.manifest, self.store = self.home.manifest, self.home.store
         except BaseException:
-            self.lock.release()
-            self._leave_nothing()
+            self.home.abandon()
             raise
 
-    def _check_new(self, create: bool) -> None:
-        if not create:
-            raise UsageError(f"no library at {self.folder}: randslot index makes one")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            others = [path.name for path in self.folder.iterdir() if path.name not in BEGUN]
-        except OSError as error:
-            raise UsageError(f"cannot make a library at {self.folder}: {error.strerror or error}") from error
-        if others:
-            raise UsageError(f"{self.folder} is no library and not empty: name another folder")
-
-    def _leave_nothing(self) -> None:
-        """Remove what was begun of a library that could not be made."""
-        if not (self.folder / HOME).is_file():
-            for name in BEGUN:
-                (self.folder / name).unlink(missing_ok=True)
-            self.folder.rmdir()
-
-    def _lock(self) -> None:
-        self.lock = FileLock(self.folder / "lock")
-        owner = self.folder / "owner"
-        try:
-            self.lock.acquire(timeout=0)
-            owner.write_text(str(os.getpid()))
-        except Timeout as error:
-            by = owner.read_text() if owner.is_file() else "unknown"
-            raise RandSlotError(
-                f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends"
-            ) from error
-        except OSError as error:
-            raise UsageError(f"cannot write into {self.folder}: {error.strerror or error}") from error
-
-    def _create(self, model: str | os.PathLike[str] | MultiVectorEncoder | None) -> Binding:
+    def _create(self, model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None) -> Binding:
         if model is None:
-            NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.folder)
-        self._model = model if isinstance(model, MultiVectorEncoder) else open_model(os.fspath(model or EMBEDDED))
-        binding = describe(self._model)
-        self._write_home(binding)
+            NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.name)
+        if isinstance(model, Binding):
+            binding = model
+        else:
+            self._model = model if isinstance(model, MultiVectorEncoder) else open_model(os.fspath(model or EMBEDDED))
+            binding = describe(self._model)
+        self.home.write({"format": FORMAT, "model": asdict(binding)})
         return binding
 
-    def _write_home(self, binding: Binding) -> None:
-        home = {"format": FORMAT, "folder": str(self.folder.absolute()), "model": asdict(binding)}
-        part = self.folder / f"{HOME}.part"
-        part.write_text(json.dumps(home, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, self.folder / HOME)
-
-    def _follow_images(self) -> None:
-        """Know the images that are kept in here by their new paths, if the library was moved."""
-        now = str(self.folder.absolute())
-        before = str(read_json(self.folder / HOME).get("folder", now))
-        if before != now:
-            kept = [file for file in self.manifest.find() if _is_kept(file, before)]
-            self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
-            self._write_home(self.binding)
-
-    def _open(self, model: str | os.PathLike[str] | MultiVectorEncoder | None) -> Binding:
-        home = read_json(self.folder / HOME)
-        if home.get("format") != FORMAT:
+    def _open(
+        self, about: dict[str, Any], model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None
+    ) -> Binding:
+        if about.get("format") != FORMAT:
             raise RandSlotError(
-                f"library {self.folder} has format {home.get('format')!r}, and this version of randslot reads {FORMAT}"
+                f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {FORMAT}"
             )
-        binding = read_binding(home.get("model"), str(self.folder))
-        if isinstance(model, MultiVectorEncoder):
-            binding.check(describe(model), str(self.folder))
+        binding = read_binding(about.get("model"), self.name)
+        if isinstance(model, Binding):
+            binding.check(model, self.name)
+        elif isinstance(model, MultiVectorEncoder):
+            binding.check(describe(model), self.name)
             self._model = model
         elif model is not None:
-            self._model = load_bound(binding, os.fspath(model), str(self.folder))
+            self._model = load_bound(binding, os.fspath(model), self.name)
         return binding
 
     @property
@@ -201,14 +151,12 @@ class Library:
         """The model that the library belongs to, loaded when it is first needed."""
         with self._encoding:
             if self._model is None:
-                self._model = load_bound(self.binding, None, str(self.folder))
+                self._model = load_bound(self.binding, None, self.name)
             return self._model
 
     def close(self) -> None:
         """Let go of the library; another process can open it then."""
-        self.store.close()
-        self.manifest.close()
-        self.lock.release()
+        self.home.close()
 
     def __enter__(self) -> Self:
         return self
@@ -230,12 +178,14 @@ class Library:
         prune: bool = False,
         batch: int = 8,
         workers: int = 0,
+        ray: str | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Summary:
         """Index files, folders (with all below them), patterns and images; what is known already is left as it is.
 
         metadata: what searches may filter by. prune: forget files of the named folders that are not there any more.
         batch: pages that are encoded at once. workers: processes that open files; by default one less than cores.
+        ray: the address of a Ray cluster that opens and encodes pages; "" takes the one of this machine, or starts it.
 
         Files that cannot be read do not stop the others: they are in the summary with the reason.
         """
@@ -248,10 +198,9 @@ class Library:
         listing = list_files([one for one in inputs if not isinstance(one, Image.Image)], self.folder)
         summary = Summary(others=listing.others, failed=listing.failed)
         try:
-            with self._writing, Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
-                ingest = Ingest(
-                    self.manifest, self.store, lambda: self.model, renderers, batch, metadata, progress, summary
-                )
+            with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
+                reader = Here(renderers, lambda: self.model, batch) if ray is None else self._on_ray(ray, batch)
+                ingest = Ingest(self.manifest, self.store, renderers, reader, metadata, progress, summary)
                 ingest.run([*listing.files, *images])
             if prune:
                 summary.removed = self._prune(listing.folders)
@@ -259,13 +208,25 @@ class Library:
             summary.seconds = round(time.monotonic() - start, 3)
         return summary
 
+    def _on_ray(self, address: str, batch: int) -> Reader:
+        from .cluster import OnRay
+
+        return OnRay(address, self.binding, self.name, lambda: self.model, batch)
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """A block in which nobody else writes; what an earlier process left to delete is deleted first."""
+        with self._writing, self.home.turn():
+            clear(self.manifest, self.store, self.manifest.find(state="gone"))
+            yield
+
     def _keep_image(self, image: Image.Image) -> str:
         """Keep an image that has no file of its own in the library, and return its path there."""
         image = open_page(image)
         name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
         file = self.folder.absolute() / IMAGES / f"{name}.png"
         if not file.is_file():
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_suffix(".part")
             image.save(part, "PNG")
             os.replace(part, file)
@@ -285,17 +246,15 @@ class Library:
         files = self.manifest.find()
         for pattern in patterns:
             if not any(is_match(pattern, file.source) for file in files):
-                raise UsageError(
-                    f"nothing in library {self.folder} matches {pattern!r}: randslot library list shows all"
-                )
+                raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
         return self._drop(file for file in files if any(is_match(pattern, file.source) for pattern in patterns))
 
     def _drop(self, files: Iterable[File]) -> list[str]:
         files = list(files)
-        with self._writing:
+        with self.write():
             clear(self.manifest, self.store, files)
         for file in files:
-            if _is_kept(file, str(self.folder.absolute())):
+            if is_kept(file, str(self.folder.absolute())):
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()
@@ -359,7 +318,7 @@ class Library:
         """
         found = self.store.read([page])
         if page not in found:
-            raise RandSlotError(f"no page {short(page)} in library {self.folder}")
+            raise RandSlotError(f"no page {short(page)} in library {self.name}")
         similarities: Vectors = self._encode([query], None)[0] @ found[page].vectors.astype(np.float32).T
         return similarities
 
@@ -402,14 +361,13 @@ class Library:
     def status(self) -> Status:
         """Return what the library holds; the model is not loaded for it."""
         files, pages = self.manifest.totals()
-        size = sum(path.stat().st_blocks * 512 for path in self.folder.rglob("*") if path.is_file())
         return Status(
-            folder=str(self.folder),
+            folder=self.name,
             files=files,
             pages=pages,
             pending=len(self.manifest.find(state="pending")),
             missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
-            bytes=size,
+            bytes=self.home.size(),
             bytes_per_page=2 * self.binding.page_vectors * self.binding.dimension,
             model=asdict(self.binding),
             format=FORMAT,
@@ -424,17 +382,22 @@ class Library:
         files = {file.id: file for file in self.manifest.find()}
         torn = [file for file in files.values() if file.state == "done" and counts.get(file.id, 0) != file.num_pages]
         stray = sorted(counts.keys() - files.keys())
-        if repair:
-            self.manifest.put(*(replace(file, state="pending") for file in torn))
-            for id in stray:
-                self.store.delete(id)
+        if repair and (torn or stray):
+            with self.write():
+                self.manifest.put(*(replace(file, state="pending") for file in torn))
+                for id in stray:
+                    self.store.delete(id)
         problems = [f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored" for file in torn]
         return problems + [f"{counts[id]} pages belong to no file ({id})" for id in stray]
 
 
-def _is_kept(file: File, library: str) -> bool:
-    """Whether a file is one that a library keeps inside its folder."""
-    return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
+def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
+    """Return the home of a library, by its folder or its address."""
+    if is_address(os.fspath(place)):
+        from .server import Server  # the client is an extra
+
+        return Server(read_address(os.fspath(place)), create=create)
+    return Folder(Path(place).expanduser(), create=create)
 
 
 def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:

@@ -1,8 +1,8 @@
-"""Which files a library holds, in one SQLite file: what is known of each, and whether its pages may be seen.
+"""Which files a library holds: what is known of each, and whether its pages may be seen.
 
 A file is "pending" while its pages come in, "done" once they are all stored, "gone" when its pages are to be deleted.
-Only pages of files that are done are ever shown, and going from one state to the next is one transaction: whenever a
-process is killed, a search sees the whole old version of a file or the whole new one.
+Only pages of files that are done are ever shown, and going from one state to the next is one step: whenever a process
+is killed, a search sees the whole old version of a file or the whole new one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import RandSlotError
 
@@ -48,8 +48,36 @@ class File:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
-class Manifest:
+class Manifest(Protocol):
     """The files of a library. Safe to use from several threads."""
+
+    def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
+        """Return the files with this source, hash and state, whichever are given, by their sources."""
+
+    def get(self, ids: Iterable[str]) -> dict[str, File]:
+        """Return files by their ids."""
+
+    def hidden(self) -> frozenset[str]:
+        """Return the ids of files whose pages must not be seen."""
+
+    def put(self, *files: File) -> None:
+        """Keep files as they are given, all at once."""
+
+    def show(self, file: File) -> list[File]:
+        """Make a file visible in place of what had its source before; return that, whose pages are to be deleted."""
+
+    def forget(self, file: File) -> None:
+        """Remove a file whose pages are deleted."""
+
+    def totals(self) -> tuple[int, int]:
+        """Return how many files and pages can be seen."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class FileManifest:
+    """The manifest in one SQLite file, where going from one state to the next is one transaction."""
 
     def __init__(self, path: Path) -> None:
         """Open a manifest, or make an empty one.
@@ -66,40 +94,33 @@ class Manifest:
             raise RandSlotError(f"cannot open {path}: {error}") from error
 
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
-        """Return the files with this source, hash and state, whichever are given."""
         wanted = {"source": None if source is None else os.fsencode(source), "hash": hash, "state": state}
         given = {name: value for name, value in wanted.items() if value is not None}
         terms = " and ".join(f"{name} = ?" for name in given) or "true"
         return self._read(f"select * from files where {terms} order by source", list(given.values()))
 
     def get(self, ids: Iterable[str]) -> dict[str, File]:
-        """Return files by their ids."""
         found = (self._read("select * from files where id = ?", [id]) for id in set(ids))
         return {file.id: file for files in found for file in files}
 
     def hidden(self) -> frozenset[str]:
-        """Return the ids of files whose pages must not be seen."""
         with self.lock:
             return frozenset(id for (id,) in self.db.execute("select id from files where state != 'done'"))
 
     def put(self, *files: File) -> None:
-        """Keep files as they are given, all in one transaction."""
         with self._transaction():
             self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, files))
 
     def show(self, file: File) -> list[File]:
-        """Make a file visible in place of what had its source before; return that, whose pages are to be deleted."""
-        old = [replace(one, state="gone") for one in self.find(source=file.source) if one.id != file.id]
+        old = replaced(self, file)
         self.put(replace(file, state="done"), *old)
         return old
 
     def forget(self, file: File) -> None:
-        """Remove a file whose pages are deleted."""
         with self._transaction():
             self.db.execute("delete from files where id = ?", [file.id])
 
     def totals(self) -> tuple[int, int]:
-        """Return how many files and pages can be seen."""
         with self.lock:
             files, pages = self.db.execute("select count(*), sum(num_pages) from files where state = 'done'").fetchone()
         return files, pages or 0
@@ -119,6 +140,11 @@ class Manifest:
         with self.lock:
             rows = self.db.execute(query, values).fetchall()
         return [_file(*row) for row in rows]
+
+
+def replaced(manifest: Manifest, file: File) -> list[File]:
+    """Return what a file takes the place of, as files that are gone."""
+    return [replace(one, state="gone") for one in manifest.find(source=file.source) if one.id != file.id]
 
 
 def _row(file: File) -> tuple[Any, ...]:

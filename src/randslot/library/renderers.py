@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from queue import SimpleQueue
 from threading import Event, Timer
 from types import TracebackType
@@ -102,6 +103,11 @@ def _done(waiting: deque[tuple[T, Future[R]]]) -> tuple[T, Future[R]]:
     piece, future = waiting.popleft()
     future.exception()  # waits
     return piece, future
+
+
+def hash_image(image: Image.Image) -> str:
+    """Return a hash of an image's pixels."""
+    return blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
 
 
 class Worker:

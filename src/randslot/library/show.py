@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from .address import is_address
 from .ingest import Progress, Summary
 from .library import Hit, Status
 
@@ -114,7 +115,7 @@ def print_status(status: Status) -> None:
         "model": where,
         "vectors": f"{how}; slots {model['slots']}, inference {model['inference']}",
         "bytes a page": f"{status.bytes_per_page:,}",
-        "bytes on disk": f"{status.bytes:,}",
+        "bytes of vectors" if is_address(status.folder) else "bytes on disk": f"{status.bytes:,}",
         "format": str(status.format),
     }
     for name, value in rows.items():

@@ -60,7 +60,7 @@ def serve(folder: str, visitors: Visitors, *, read_only: bool = False, model: st
         service = Service(library, read_only=read_only)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         host = f"[{visitors.host}]" if ":" in visitors.host else visitors.host
-        print(f"serving {library.folder} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops)", flush=True)
+        print(f"serving {library.name} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops)", flush=True)
         _run(uvicorn.Config(make_app(service, access), log_level="warning", timeout_graceful_shutdown=GRACE), listener)
         waiting = service.uploads.num_waiting() if service.uploads else 0
         if waiting:

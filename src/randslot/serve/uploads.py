@@ -17,12 +17,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import IO
 
-from ..errors import RandSlotError
+from ..errors import BusyError, RandSlotError
+from ..library.folder import UPLOADS
 from ..library.ingest import Progress
-from ..library.library import UPLOADS, Library
+from ..library.library import Library
 from ..library.renderers import Renderers
 from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
 
@@ -39,6 +40,7 @@ MARKS = {  # how the files of each kind begin
 HEAD = 1024  # bytes by which a file's kind is told
 BAD_LETTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not take
 REMEMBERED = 100  # jobs that are over
+BUSY_SECONDS = 5.0  # before an upload that others kept from the library is tried again
 PART = ".part"
 LOG = logging.getLogger("randslot")
 
@@ -87,8 +89,9 @@ class Uploads:
         self.jobs: dict[str, Job] = {}
         self.coming = 0  # uploads that are being received
         self.lock = Lock()
+        self.closing = Event()
         self.waiting: Queue[tuple[str, Path] | None] = Queue()
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._go_on()
         self.thread = Thread(target=self._run, name="uploads", daemon=True)
         self.thread.start()
@@ -167,6 +170,10 @@ class Uploads:
             id, file = work
             try:
                 self._index(id, file)
+            except BusyError:  # another writes to the library, or it is out of reach: the file stays
+                self._note(replace(self.jobs[id], state="waiting"))
+                if not self.closing.wait(BUSY_SECONDS):
+                    self.waiting.put(work)
             except RandSlotError as error:
                 self._fail(id, file, str(error).replace(str(file), file.name))
             except Exception:  # the thread must go on; the file stays, and is tried again at the next start
@@ -225,7 +232,8 @@ class Uploads:
         return sum(not job.over for job in self.list_jobs())
 
     def close(self) -> None:
-        """Index what was acknowledged, then stop."""
+        """Index what was acknowledged, then stop; what has to wait for others is left for the next start."""
+        self.closing.set()
         self.waiting.put(None)
         self.thread.join()
 

@@ -1,0 +1,126 @@
+"""What it takes to hand pages to a server: to one that takes them and does nothing, so that what is timed is ours.
+
+Also `make_plan`: what to choose for so many pages, from the rows of results/search.json and arithmetic.
+
+python benchmarks/scale.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import numpy as np
+from qdrant_client import grpc as q
+from record import keep, print_table
+
+from randslot.analysis.cost import Budget
+from randslot.library.address import Address
+from randslot.library.server import connect, make_point, num_edges, split_pages
+from randslot.library.store import StoredPage
+
+SIZES = ((4, 2048), (4, 128))
+PLANNED = Budget("RandSlot", 4, 4, 2048)
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """So many pages, on so many machines of so many cores."""
+
+    pages: int
+    where: str
+    nodes: int
+    cores: int
+    shards: int
+    replicas: int
+
+
+CHOICES = (
+    Choice(1_000_000, "one server", 1, 8, 4, 1),
+    Choice(100_000_000, "a cluster", 8, 32, 32, 2),
+)
+
+
+def make_plan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what so many pages take, from rows of the search benchmark: as measured, and beyond that by arithmetic.
+
+    Disk and the time of a search grow with the pages; all cores share the time. A code is a bit a number. A graph has
+    two times its edges at its lowest level, of four bytes each.
+    """
+    measured = [row for row in rows if row.get("way") == "randslot, default" and row["size"] == "4 x 2048"]
+    largest = max(measured, key=lambda row: row["pages"])
+    plan = [
+        _row(Choice(row["pages"], "in the process", 1, 1, 1, 1), row["MB on disk"] / 1000, row["p50 ms"], "measured")
+        for row in measured
+    ]
+    for choice in CHOICES:
+        times = choice.pages / largest["pages"]
+        disk = times * choice.replicas * largest["MB on disk"] / 1000
+        plan.append(_row(choice, disk, times * largest["p50 ms"] / (choice.nodes * choice.cores), "extrapolated"))
+    return plan
+
+
+def _row(choice: Choice, disk: float, milliseconds: float, known: str) -> dict[str, Any]:
+    copies = choice.pages * choice.replicas
+    edges = num_edges(choice.pages // choice.shards)
+    return {
+        "pages": f"{choice.pages:,}",
+        "where": choice.where,
+        "nodes x cores": f"{choice.nodes} x {choice.cores}",
+        "shards x copies": f"{choice.shards} x {choice.replicas}",
+        "vectors, GB": choice.pages * PLANNED.page_bytes / GB,
+        "on disk, GB": disk,
+        "codes in memory, GB": copies * replace(PLANNED, dtype="1-bit").page_bytes / GB,
+        "graph in memory, GB": copies * 2 * edges * 4 / GB,
+        "a search that compares all codes, ms": milliseconds,
+        "time and disk are": known,
+    }
+
+
+class Sink(grpc.GenericRpcHandler):
+    """Answers every request without looking into it."""
+
+    def service(self, details: Any) -> Any:
+        done = q.PointsOperationResponse(result=q.UpdateResult(status=q.UpdateStatus.Completed))
+        healthy = q.HealthCheckReply(version="1.20.0")
+        answer = (done if details.method.endswith("Upsert") else healthy).SerializeToString()
+        return grpc.unary_unary_rpc_method_handler(lambda *_: answer)
+
+
+def measure(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
+    """Send generated pages, and return the processor time that a page takes: the load of others does not change it."""
+    values = np.random.default_rng(0).standard_normal((num, vectors, dim)).astype(np.float32)
+    pages = [StoredPage(str(uuid.UUID(int=1)), number, "", page) for number, page in enumerate(values, start=1)]
+    connection = connect(Address("127.0.0.1", "pages", port))
+    start = time.process_time()
+    requests = 0
+    for some in split_pages(pages):
+        connection.write("upsert", collection_name="pages", points=[make_point(page) for page in some])
+        requests += 1
+    seconds = time.process_time() - start
+    connection.close()
+    return {"size": f"{vectors} x {dim}", "pages": num, "requests": requests, "CPU ms a page": 1000 * seconds / num}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pages", type=int, default=2000)
+    num = parser.parse_args().pages
+    limit = [("grpc.max_receive_message_length", -1)]
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Sink()], options=limit)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    rows = [measure(port, vectors, dim, num) for vectors, dim in SIZES]
+    server.stop(None)
+    print_table(rows)
+    keep("scale", rows)
+
+
+if __name__ == "__main__":
+    main()

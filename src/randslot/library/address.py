@@ -1,0 +1,86 @@
+"""The address of a library on a server: qdrant://host:6334/collection?shards=6&replicas=2&consistency=1."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from ..errors import UsageError
+
+SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
+PORT = 6334  # of gRPC
+FORM = "qdrant://HOST:6334/COLLECTION, or qdrants:// with TLS"
+FILES = "-files"  # what the collection beside the pages is called
+
+
+@dataclass(frozen=True)
+class Address:
+    """A collection on a server. The last three are for a new one: how it is cut into shards and copied to nodes.
+
+    consistency: how many copies must have a write before it counts.
+    """
+
+    host: str
+    collection: str
+    port: int = PORT
+    tls: bool = False
+    shards: int | None = None
+    replicas: int | None = None
+    consistency: int | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"qdrant{'s' * self.tls}://{host}:{self.port}/{self.collection}"
+
+    @property
+    def folder(self) -> Path:
+        """Where this machine keeps images and uploads of the library, which have no other file."""
+        data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+        return data / "randslot" / f"{self.host}-{self.port}" / self.collection
+
+
+SETTINGS = tuple(field.name for field in fields(Address) if field.name in ("shards", "replicas", "consistency"))
+
+
+def is_address(place: str) -> bool:
+    """Whether a library is named by the address of a server, and not by a folder."""
+    return "://" in place
+
+
+def read_address(text: str) -> Address:
+    """Read an address.
+
+    Errors: UsageError in one line that says what is wrong with it.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port or PORT
+    except ValueError as error:
+        raise UsageError(f"{text!r} is no address of a library: {error}: write {FORM}") from error
+    if parts.scheme not in SCHEMES:
+        raise UsageError(f"{text!r} is no address of a library: write {FORM}")
+    if "@" in parts.netloc:
+        raise UsageError("an address holds no key: put it into the environment as QDRANT_API_KEY")
+    collection = parts.path.strip("/")
+    if not parts.hostname or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
+        raise UsageError(f"{text!r} names no server and collection: write {FORM}")
+    if collection.endswith(FILES):
+        raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: name that one")
+    settings = _settings(text, parts.query)
+    return Address(parts.hostname, collection, port, SCHEMES[parts.scheme], **settings)
+
+
+def _settings(text: str, query: str) -> dict[str, int]:
+    settings = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in SETTINGS:
+            raise UsageError(f"{name!r} in {text!r} is not one of {', '.join(SETTINGS)}")
+        if not value.isdecimal() or int(value) < 1:
+            raise UsageError(f"{name} in {text!r} must be a number from 1, not {value!r}")
+        settings[name] = int(value)
+    if settings.get("consistency", 1) > settings.get("replicas", settings.get("consistency", 1)):
+        raise UsageError(f"consistency in {text!r} cannot be more than replicas")
+    return settings

@@ -1,0 +1,166 @@
+"""Copy a library: pages as they are stored, file by file, then compare what both find."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..errors import RandSlotError
+from .folder import is_kept
+from .home import clear
+from .ingest import SAFE_SECONDS, Progress
+from .library import Library
+from .manifest import File
+from .store import Where, page_id
+
+PAGES = 256  # that are read and written at once
+SEARCHES, HITS = 20, 5  # that are compared at the end
+NEAR = 0.01  # scores that may change places: sums of products of half-precision numbers
+
+
+@dataclass
+class Copied:
+    """What a copy did: files and pages that are new, files that were there, what was compared, and what is wrong."""
+
+    files: int = 0
+    pages: int = 0
+    known: int = 0
+    compared: int = 0
+    searches: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def copy_library(source: Library, target: Library, tell: Callable[[Progress], None] = lambda _: None) -> Copied:
+    """Copy what can be seen in a library into another one of the same model; what the target has beside it stays.
+
+    It may be stopped or killed and run again: pages that are there are not copied twice, and files become visible when
+    they are whole.
+
+    Errors: RandSlotError if a file of the source changes meanwhile.
+    """
+    source.binding.check(target.binding, source.name)
+    files = source.manifest.find(state="done")
+    with target.write():
+        copied = _Copy(source, target, tell).run([_settle(file, source, target) for file in files])
+        target.store.optimize()
+    _compare(source, target, files, copied)
+    return copied
+
+
+def _settle(file: File, source: Library, target: Library) -> File:
+    """Return a file as the target knows it: one that the source keeps in its own folder is kept in the target's."""
+    if not is_kept(file, str(source.folder.absolute())):
+        return file
+    own = target.folder.absolute() / Path(file.source).relative_to(source.folder.absolute())
+    if not own.is_file() and Path(file.source).is_file():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file.source, own)
+    return replace(file, source=str(own))
+
+
+class _Copy:
+    """One run: the pages of many files go in the same requests."""
+
+    def __init__(self, source: Library, target: Library, tell: Callable[[Progress], None]) -> None:
+        self.source, self.target, self.tell = source, target, tell
+        self.copied = Copied()
+
+    def run(self, files: list[File]) -> Copied:
+        known = {file.id: file for file in self.target.manifest.find()}
+        new = []
+        for file in files:
+            if file.id in known and known[file.id].state == "done":
+                self.copied.known += 1
+                if known[file.id] != file:  # renamed, or with other metadata
+                    self._show([file])
+            else:
+                new.append(file)
+        begun = {file.id for file in new if file.id in known}
+        self.num_files, self.num_pages = len(new), sum(file.num_pages for file in new)
+        self.pages_done, left, whole = 0, {file.id: file.num_pages for file in new}, []
+        safe_at = time.monotonic()
+        for some in _split(new):
+            self._move(some, begun)
+            for file, _ in some:
+                left[file.id] -= 1
+                if not left[file.id]:
+                    whole.append(file)
+            self.pages_done += len(some)
+            if time.monotonic() - safe_at >= SAFE_SECONDS:
+                self._finish(whole)
+                whole, safe_at = [], time.monotonic()
+            self._tell()
+        self._finish(whole)
+        return self.copied
+
+    def _move(self, pages: Sequence[tuple[File, int]], begun: set[str]) -> None:
+        """Copy some pages, those that an earlier run did not."""
+        files = {file.id: file for file, _ in pages}
+        there = {id: self.target.store.images(id) if id in begun else {} for id in files}
+        self.target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden, before all
+        wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
+        found = self.source.store.read(list(wanted))
+        for id, file in wanted.items():
+            if id not in found:
+                raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
+        self.target.store.add(list(found.values()))
+        self.copied.pages += len(found)
+
+    def _finish(self, files: list[File]) -> None:
+        self.target.store.flush()
+        self._show(files)
+        self.copied.files += len(files)
+        self._tell(tuple(file.source for file in files))
+
+    def _show(self, files: list[File]) -> None:
+        for file in files:
+            clear(self.target.manifest, self.target.store, self.target.manifest.show(file))
+
+    def _tell(self, finished: tuple[str, ...] = ()) -> None:
+        self.tell(Progress(self.copied.files, self.num_files, self.pages_done, self.num_pages, finished))
+
+
+def _split(files: list[File]) -> Iterator[list[tuple[File, int]]]:
+    some: list[tuple[File, int]] = []
+    for file in files:
+        for number in range(1, file.num_pages + 1):
+            some.append((file, number))
+            if len(some) == PAGES:
+                yield some
+                some = []
+    if some:
+        yield some
+
+
+def _compare(source: Library, target: Library, files: list[File], copied: Copied) -> None:
+    """Count the pages of every file, and search both for some pages that were copied."""
+    counts, visible = target.store.counts(), {file.id for file in target.manifest.find(state="done")}
+    for file in files:
+        copied.compared += 1
+        if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
+            copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
+    chosen = random.Random(0)
+    sample = chosen.choices(files, k=SEARCHES) if files else []
+    pages = [page_id(file.id, chosen.randint(1, file.num_pages)) for file in sample]
+    queries = [page.vectors for page in source.store.read(sorted(set(pages))).values()]
+    others = visible - {file.id for file in files}
+    wanted = source.store.search(queries, HITS, Where(hidden=source.manifest.hidden()), exact=True)
+    found = target.store.search(queries, HITS, Where(hidden=target.manifest.hidden() | others), exact=True)
+    copied.searches = len(queries)
+    for number, (a, b) in enumerate(zip(wanted, found, strict=True), start=1):
+        scores = [(one.id, one.score) for one in a], [(one.id, one.score) for one in b]
+        if not _agree(*scores):
+            copied.problems.append(f"search {number} finds {scores[1]} and not {scores[0]}")
+
+
+def _agree(wanted: list[tuple[str, float]], found: list[tuple[str, float]]) -> bool:
+    """Whether two lists of hits are the same, but for pages whose scores are as good as equal."""
+    if len(wanted) != len(found):
+        return False
+    return all(abs(a - b) <= NEAR for (_, a), (_, b) in zip(wanted, found, strict=True)) and all(
+        id in dict(found) or abs(score - wanted[-1][1]) <= NEAR for id, score in wanted
+    )

@@ -1,0 +1,114 @@
+"""A library in a folder of this machine, which one process at a time has open.
+
+The folder has `library.json` (format and model), `files.sqlite` (the manifest), `pages/` (the store), `images/` (what
+was added without a file), `uploads/` (what was added in a browser), and `lock`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..errors import RandSlotError, UsageError
+from ..hub import read_json
+from .files import is_below
+from .home import clear
+from .manifest import File, FileManifest, Manifest
+from .qdrant import EdgeStore
+from .store import Store
+
+HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
+BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
+
+
+class Folder:
+    """The home of a library on disk."""
+
+    def __init__(self, folder: Path, *, create: bool) -> None:
+        """Take a folder for this process.
+
+        Errors: RandSlotError in one line if it holds something else, or is open in another process.
+        """
+        self.folder, self.name = folder, str(folder)
+        if not (folder / HOME).is_file():
+            self._check_new(create)
+        self._lock()
+
+    def _check_new(self, create: bool) -> None:
+        if not create:
+            raise UsageError(f"no library at {self.folder}: randslot index makes one")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            others = [path.name for path in self.folder.iterdir() if path.name not in BEGUN]
+        except OSError as error:
+            raise UsageError(f"cannot make a library at {self.folder}: {error.strerror or error}") from error
+        if others:
+            raise UsageError(f"{self.folder} is no library and not empty: name another folder")
+
+    def _lock(self) -> None:
+        self.lock = FileLock(self.folder / "lock")
+        owner = self.folder / "owner"
+        try:
+            self.lock.acquire(timeout=0)
+            owner.write_text(str(os.getpid()))
+        except Timeout as error:
+            by = owner.read_text() if owner.is_file() else "unknown"
+            raise RandSlotError(
+                f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends"
+            ) from error
+        except OSError as error:
+            raise UsageError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+
+    def read(self) -> dict[str, Any] | None:
+        return read_json(self.folder / HOME) if (self.folder / HOME).is_file() else None
+
+    def write(self, about: dict[str, Any]) -> None:
+        home = {"format": about["format"], "folder": str(self.folder.absolute()), "model": about["model"]}
+        part = self.folder / f"{HOME}.part"
+        part.write_text(json.dumps(home, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, self.folder / HOME)
+
+    def open(self, dim: int) -> None:
+        self.manifest: Manifest = FileManifest(self.folder / "files.sqlite")
+        self.store: Store = EdgeStore(self.folder / "pages", dim)
+        self._follow_images()
+        clear(self.manifest, self.store, self.manifest.find(state="gone"))
+
+    def _follow_images(self) -> None:
+        """Know the images that are kept in here by their new paths, if the library was moved."""
+        now = str(self.folder.absolute())
+        about = read_json(self.folder / HOME)
+        before = str(about.get("folder", now))
+        if before != now:
+            kept = [file for file in self.manifest.find() if is_kept(file, before)]
+            self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
+            self.write(about)
+
+    def turn(self) -> AbstractContextManager[None]:
+        return nullcontext()  # this process has the lock
+
+    def size(self) -> int:
+        return sum(path.stat().st_blocks * 512 for path in self.folder.rglob("*") if path.is_file())
+
+    def close(self) -> None:
+        self.store.close()
+        self.manifest.close()
+        self.lock.release()
+
+    def abandon(self) -> None:
+        self.lock.release()
+        if not (self.folder / HOME).is_file():
+            for name in BEGUN:
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
+
+
+def is_kept(file: File, library: str) -> bool:
+    """Whether a file is one that a library keeps inside its folder."""
+    return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))

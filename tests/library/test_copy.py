@@ -1,0 +1,127 @@
+"""A library is copied between a folder and a server, goes on after a stop, and is compared at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from conftest import noise
+from randslot.cli import app
+from randslot.errors import RandSlotError
+from randslot.library import copy
+from randslot.library.copy import copy_library
+from randslot.library.library import Library
+
+from .conftest import write_tiff
+
+
+def scores(library: Library) -> dict[tuple[str, int], float]:
+    return {(Path(hit.source).name, hit.page): hit.score for hit in library.search("x", 100, exact=True)}
+
+
+def same(one: Library, two: Library) -> bool:
+    a, b = scores(one), scores(two)
+    return a.keys() == b.keys() and np.allclose([a[key] for key in a], [b[key] for key in a], atol=1e-3)
+
+
+def test_there_and_back(url, model, papers, tmp_path):
+    with Library(tmp_path / "lib", model) as here, Library(url, here.binding) as there:
+        here.add([papers, noise(64, 96, 8)], metadata={"year": 2023})
+        copied = copy_library(here, there)
+        assert (copied.files, copied.pages, copied.known, copied.compared, copied.problems) == (4, 8, 0, 4, [])
+        assert copied.searches > 3
+        assert {file.id: file.metadata for file in there.files()} == {file.id: file.metadata for file in here.files()}
+    with Library(url, model) as there, Library(tmp_path / "back", there.binding) as back:
+        assert copy_library(there, back).problems == []
+    with (
+        Library(tmp_path / "lib", model) as here,
+        Library(tmp_path / "back", model) as back,
+        Library(url, model) as there,
+    ):
+        assert same(here, there)
+        assert same(here, back)
+        for library in (here, there, back):  # an image without a file is kept by each of them
+            (kept,) = [file for file in library.files() if Path(file.source).parent.name == "images"]
+            assert kept.source.startswith(str(library.folder.absolute()))
+            assert Path(kept.source).is_file()
+        assert back.add(papers).unchanged == 3
+
+
+def test_a_second_copy_brings_what_is_new(url, model, papers, tmp_path):
+    with Library(tmp_path / "lib", model) as here, Library(url, model) as there:
+        here.add(papers)
+        there.add(papers / "b.tif", metadata={"of": "its own"})  # another version of a file that is copied
+        write_tiff(tmp_path / "own.tif", [70, 71])
+        there.add(tmp_path / "own.tif")
+        assert copy_library(here, there).files == 3
+        assert sorted(scores(there)) == sorted([*scores(here), ("own.tif", 1), ("own.tif", 2)])
+        copied = copy_library(here, there)
+        assert (copied.files, copied.pages, copied.known, copied.problems) == (0, 0, 3, [])
+        write_tiff(papers / "a.tif", [1, 2])
+        (papers / "b.tif").rename(papers / "d.tif")
+        here.add(papers)
+        copied = copy_library(here, there)
+        assert (copied.files, copied.pages, copied.known, copied.problems) == (1, 2, 2, [])
+        assert sorted(scores(there)) == sorted([*scores(here), ("own.tif", 1), ("own.tif", 2)])
+
+
+def test_it_goes_on_after_a_stop(url, model, papers, tmp_path, monkeypatch):
+    monkeypatch.setattr(copy, "PAGES", 2)
+    monkeypatch.setattr(copy, "SAFE_SECONDS", 0.0)
+    with Library(tmp_path / "lib", model) as here, Library(url, model) as there:
+        here.add(papers)
+        add, calls = there.store.add, []
+
+        def stop(pages):
+            calls.append(len(pages))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            add(pages)
+
+        monkeypatch.setattr(there.store, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            copy_library(here, there)
+        assert sorted(scores(there)) == [("a.tif", 1), ("a.tif", 2), ("a.tif", 3)]
+        assert there.status().pending == 1
+        told = []
+        copied = copy_library(here, there, told.append)
+        assert (copied.files, copied.pages, copied.known, copied.problems) == (2, 3, 1, [])
+        assert sum(calls) == 2 + 2 + 2 + 3
+        assert (told[-1].pages_done, told[-1].num_pages) == (4, 4)
+        assert same(here, there)
+
+
+def test_what_is_not_the_same_is_told(url, model, papers, tmp_path, monkeypatch):
+    with Library(tmp_path / "lib", model) as here, Library(url, model) as there:
+        here.add(papers)
+        copy_library(here, there)
+        lost = here.manifest.find(source=str(papers / "a.tif"))[0]
+        with there.write():
+            there.store.delete(lost.id)
+        problems = copy_library(here, there).problems
+        assert problems[0] == f"{papers / 'a.tif'}: 0 of 3 pages are copied"
+        assert any("finds" in line for line in problems[1:])
+
+
+def test_the_command_copies_and_refuses_another_model(url, saved, other, papers, tmp_path):
+    def run(*words: str) -> str:
+        answer = CliRunner().invoke(app, [*words])
+        assert answer.exit_code == 0, (answer.output, answer.exception)
+        return answer.stdout
+
+    lib = str(tmp_path / "lib")
+    run("index", str(papers), "-l", lib, "--model", str(saved))
+    shown = run("library", "copy", lib, url)
+    assert "3 files with 7 pages copied, 0 files were there already" in shown
+    assert "the pages of 3 files are all there" in shown
+    assert json.loads(run("library", "copy", url, str(tmp_path / "back"), "--json"))["pages"] == 7
+    Library(tmp_path / "other", other).close()
+    for words in ((lib, str(tmp_path / "other")), (str(tmp_path / "other"), url)):
+        answer = CliRunner().invoke(app, ["library", "copy", *words])
+        assert isinstance(answer.exception, RandSlotError)
+        assert "belongs to" in str(answer.exception)
+        assert "\n" not in str(answer.exception)

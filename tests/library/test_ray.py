@@ -1,0 +1,128 @@
+"""A Ray cluster of two CPUs reads a library's pages while one of its workers is killed: none is lost, none is twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from typer.testing import CliRunner
+
+import randslot
+from qdrant_server import serving
+from randslot.cli import app
+from randslot.errors import RandSlotError, UsageError
+from randslot.library import cluster, rendering
+from randslot.library.binding import describe
+from randslot.library.library import Library
+
+from .conftest import write_tiff
+from .test_copy import same
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's own
+
+
+@pytest.fixture(scope="module")
+def two_cpus():
+    awake = {"worker_niceness": 0}  # on a busy machine workers would hardly run
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray.init(num_cpus=2, _system_config=awake, **quiet)
+    yield
+    ray.shutdown()
+
+
+def encoders() -> list[psutil.Process]:
+    """Return the processes that hold the model."""
+    return [one for one in psutil.Process().children(recursive=True) if "Encode" in "".join(one.cmdline())]
+
+
+def test_a_killed_worker_is_replaced_and_its_pages_are_read_again(two_cpus, saved, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(cluster, "PAGES_A_ROW", 2)
+    (tmp_path / "files").mkdir()
+    for number in range(10):
+        write_tiff(tmp_path / "files" / f"{number}.tif", range(10 * number, 10 * number + 8))
+    killed: list[int] = []
+    stored: list[str] = []
+    with serving() as (_, port), Library(f"qdrant://127.0.0.1:{port}/papers", saved) as library:
+        library.add(tmp_path / "files" / "0.tif")
+        write_tiff(tmp_path / "files" / "0.tif", [0, 1, 2, 3, 4, 5, 6, 99])  # one page of it is new now
+        (tmp_path / "files" / "1.tif").write_bytes(b"II*\0 no more")
+        add = library.store.add
+
+        def count_and_kill(pages):
+            add(pages)
+            stored.extend(page.id for page in pages)
+            if not killed:
+                for one in encoders():
+                    os.kill(one.pid, signal.SIGKILL)
+                    killed.append(one.pid)
+
+        monkeypatch.setattr(library.store, "add", count_and_kill)
+        summary = library.add(tmp_path / "files", batch=4, ray="")
+        assert killed
+        assert (len(summary.changed), len(summary.added), summary.pages, summary.encoded) == (1, 8, 72, 65)
+        assert list(summary.failed) == [str(tmp_path / "files" / "1.tif")]
+        assert len(stored) == len(set(stored)) == 72
+        assert (library.verify(), len(library)) == ([], 72)
+        with Library(tmp_path / "here", model) as here:
+            here.add(tmp_path / "files")
+            assert same(here, library)
+
+
+def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
+    with (
+        Library(tmp_path / "memory", model) as library,
+        pytest.raises(RandSlotError, match="a model in memory cannot go to a cluster"),
+    ):
+        library.add(papers, ray="")
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"):
+        with pytest.raises(RandSlotError, match=f"no Ray cluster at {address}"):
+            cluster._reach(address)
+
+
+def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):
+    row = {"job": 0, "source": os.fsencode(papers / "a.tif"), "numbers": [1, 2, 9], "known": [], "size": 10_000}
+    first, second, wrong = rendering.render(row)
+    assert "page" in wrong["error"]
+    assert (first["error"], first["image"] == second["image"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
+    known, *_ = rendering.render(row | {"known": [first["image"]]})
+    assert (known["image"], known["pixels"]) == (first["image"], b"")
+    encode = cluster.Encode(describe(randslot.load(saved)), "lib")
+    pages = [known, second, wrong]
+    batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
+    assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
+    rendering._renderers().close()
+    rendering._renderers.cache_clear()
+
+
+def test_actors_take_gpus_where_there_are():
+    places = cluster._places({"CPU": 64.0, "GPU": 8.0})
+    assert (places["num_gpus"], places["compute"].max_size) == (1, 8)
+    places = cluster._places({"CPU": 2.0})
+    assert (places["num_cpus"], places["compute"].max_size) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "address", "paths"),
+    [
+        (["--ray", "papers"], "", ["papers"]),
+        (["papers", "--ray"], "", ["papers"]),
+        (["papers", "--ray", "head:6379"], "head:6379", ["papers"]),
+        (["--ray", "ray://head:10001", "papers"], "ray://head:10001", ["papers"]),
+        (["papers"], None, ["papers"]),
+    ],
+)
+def test_an_address_may_follow(words, address, paths, monkeypatch, tmp_path):
+    asked = {}
+
+    def add(self, given, **options):
+        asked.update(paths=given, ray=options["ray"])
+        raise UsageError("enough")
+
+    monkeypatch.setattr(Library, "add", add)
+    CliRunner().invoke(app, ["index", "-l", str(tmp_path / "lib"), *words])
+    assert asked == {"paths": paths, "ray": address}

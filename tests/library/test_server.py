@@ -1,0 +1,487 @@
+"""A library on a server: the same commands, what is sent, what happens when nodes are lost, and who may write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+from typer.testing import CliRunner
+
+from conftest import noise
+from qdrant_server import LIMIT, serving
+from randslot.cli import app
+from randslot.errors import RandSlotError, UsageError
+from randslot.library import records, server
+from randslot.library.address import Address, read_address
+from randslot.library.library import Library
+from randslot.library.server import Connection, ServerStore, connect, num_edges, split_pages
+from randslot.library.store import StoredPage, Where
+
+from .conftest import write_tiff
+from .test_killed import visible
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No long waits before a request is sent again."""
+    for name in ("WAITS", "SHORT_WAITS"):
+        monkeypatch.setattr(server, name, (0.001,) * 4)
+
+
+@pytest.fixture
+def standin():
+    with serving() as (made, port):
+        made.url = f"qdrant://127.0.0.1:{port}/papers"
+        yield made
+
+
+def random_pages(num: int, vectors: int = 4, dim: int = 2048) -> list[StoredPage]:
+    values = np.random.default_rng(0).standard_normal((num, vectors, dim)).astype(np.float32)
+    return [StoredPage(str(uuid.UUID(int=7)), number, "", page) for number, page in enumerate(values, start=1)]
+
+
+# -- addresses
+
+
+def test_addresses_are_read():
+    assert read_address("qdrant://host/papers") == Address("host", "papers")
+    full = read_address("qdrants://db.example.org:7000/my-papers_2?shards=6&replicas=2&consistency=1")
+    assert full == Address("db.example.org", "my-papers_2", 7000, True, 6, 2, 1)
+    assert str(full) == "qdrants://db.example.org:7000/my-papers_2"
+    assert str(read_address("qdrant://[::1]:6334/p")) == "qdrant://[::1]:6334/p"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("http://host/papers", "is no address of a library"),
+        ("qdrant://host:x/papers", "is no address of a library"),
+        ("qdrant://host", "names no server and collection"),
+        ("qdrant:///papers", "names no server and collection"),
+        ("qdrant://host/a/b", "names no server and collection"),
+        ("qdrant://me:secret@host/papers", "holds no key"),
+        ("qdrant://host/papers-files", "list of files of another"),
+        ("qdrant://host/papers?shard=2", "'shard' in .* is not one of shards, replicas, consistency"),
+        ("qdrant://host/papers?shards=0", "must be a number from 1"),
+        ("qdrant://host/papers?replicas=2&consistency=3", "cannot be more than replicas"),
+    ],
+)
+def test_a_wrong_address_is_one_line(text, wrong):
+    with pytest.raises(UsageError, match=wrong) as caught:
+        Library(text)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+# -- what is sent
+
+
+@pytest.mark.parametrize(("dim", "codes"), [(2048, "binary"), (128, "scalar")])
+def test_a_collection_is_made_for_pages(standin, dim, codes):
+    address = read_address(f"{standin.url}?shards=6&replicas=3&consistency=2")
+    connection = connect(address)
+    ServerStore(connection, dim)
+    made = standin.settings["papers"]
+    vectors = made.vectors_config.params_map.map["page"]
+    assert (made.shard_number, made.replication_factor, made.write_consistency_factor) == (6, 3, 2)
+    assert vectors.size == dim
+    assert vectors.quantization_config.WhichOneof("quantization") == codes
+    assert vectors.HasField("multivector_config")
+    assert vectors.multivector_config.comparator == 0  # MaxSim
+    assert vectors.datatype == 3  # float16
+    assert vectors.hnsw_config.m == 0
+    ServerStore(connection, dim)  # as it is
+    connection.close()
+    for change, wrong in (("shards=2", "has shards=6"), ("replicas=1", "has replicas=3")):
+        again = connect(read_address(f"{standin.url}?{change}"))
+        with pytest.raises(UsageError, match=wrong):
+            ServerStore(again, dim)
+        again.close()
+
+
+def test_requests_stay_below_the_limit(standin):
+    pages = random_pages(700)
+    connection = connect(read_address(standin.url))
+    store = ServerStore(connection, 2048)
+    store.add(pages)
+    assert sum(page.vectors.nbytes for page in pages) > LIMIT / 2
+    assert standin.asked.count("Upsert") == len(list(split_pages(pages))) == 3
+    assert server.REQUEST_BYTES / 2 < standin.largest < LIMIT / 3
+    assert store.num_pages() == 700
+    connection.close()
+
+
+def test_a_page_that_is_a_request_of_its_own():
+    large = random_pages(3, 2000, 2048)
+    assert [len(some) for some in split_pages(large)] == [1, 1, 1]
+
+
+def test_many_files_in_a_filter_are_several_requests(standin, monkeypatch):
+    monkeypatch.setattr(server, "FILTERED_FILES", 2)
+    connection = connect(read_address(standin.url))
+    store = ServerStore(connection, 16)
+    random = np.random.default_rng(0)
+    files = [str(uuid.UUID(int=i)) for i in range(1, 8)]
+    store.add([StoredPage(file, 1, "", random.standard_normal((2, 16)).astype(np.float32)) for file in files])
+    query = random.standard_normal((2, 16)).astype(np.float32)
+    (all_hits,) = store.search([query], 7, Where(), exact=True)
+    standin.asked.clear()
+    (hits,) = store.search([query], 3, Where(files=frozenset(files[:5])), exact=True)
+    assert standin.asked == ["QueryBatch"] * 3
+    assert hits == [hit for hit in all_hits if hit.file in files[:5]][:3]
+    connection.close()
+
+
+def test_a_graph_is_asked_for_once_shards_are_large(standin, monkeypatch):
+    assert num_edges(999_999) == 0
+    assert num_edges(1_000_000) > 0
+    monkeypatch.setattr(server, "GRAPH_FROM", 10)
+    connection = connect(read_address(f"{standin.url}?shards=2"))
+    store = ServerStore(connection, 8)
+    for num, edges, changes in ((19, 0, 0), (20, 16, 1), (21, 16, 1)):
+        store.add(random_pages(num, dim=8))
+        store.optimize()
+        assert standin.settings["papers"].vectors_config.params_map.map["page"].hnsw_config.m == edges
+        assert standin.asked.count("Update") == changes
+    connection.close()
+
+
+# -- lost nodes
+
+
+def test_what_fails_for_a_moment_is_sent_again_and_stored_once(standin, quick, model, papers):
+    calls = []
+
+    def every_third(method: str) -> grpc.StatusCode | None:
+        calls.append(method)
+        return grpc.StatusCode.UNAVAILABLE if len(calls) % 3 == 0 else None
+
+    lost = []
+
+    def every_fourth_write(method: str) -> bool:
+        if method in ("Upsert", "Delete"):
+            lost.append(method)
+        return method in ("Upsert", "Delete") and len(lost) % 4 == 0
+
+    standin.fail, standin.lose = every_third, every_fourth_write
+    with Library(standin.url, model) as library:
+        summary = library.add(papers, batch=2)
+        assert (len(summary.added), summary.encoded) == (3, 7)
+        assert library.verify() == []
+        assert sum(library.store.counts().values()) == 7
+        assert library.add(papers).unchanged == 3
+    assert len(lost) >= 4
+
+
+def test_a_server_that_stays_away_is_one_line_and_nothing_is_lost(standin, quick, model, papers):
+    with Library(standin.url, model) as library:
+        library.add(papers / "a.tif")
+        upserts = []
+
+        def after_four_writes(method: str) -> grpc.StatusCode | None:
+            upserts.extend([method] * (method == "Upsert"))
+            return grpc.StatusCode.UNAVAILABLE if method == "Upsert" and len(upserts) > 4 else None
+
+        standin.fail = after_four_writes
+        with pytest.raises(RandSlotError, match="no server answers there") as caught:
+            library.add(papers, batch=1)
+        assert "\n" not in str(caught.value)
+        standin.fail = lambda _: None
+        assert visible(library) == {"a.tif": {1, 2, 3}}
+        library.add(papers)
+        assert visible(library) == {"a.tif": {1, 2, 3}, "b.tif": {1, 2, 3}, "c.png": {1}}
+        assert library.verify() == []
+
+
+def test_waits_grow_and_end(monkeypatch):
+    waited: list[float] = []
+    monkeypatch.setattr(server.time, "sleep", waited.append)
+
+    class Away:
+        def count(self, **_: object) -> None:
+            raise grpc.RpcError
+
+    monkeypatch.setattr(server, "_is_passing", lambda _: True)
+    monkeypatch.setattr(server, "_reason", lambda _: "away")
+    with pytest.raises(RandSlotError, match="away"):
+        Connection(Away(), Address("host", "papers")).ask("count")
+    assert len(waited) == len(server.WAITS)
+    assert all(base <= real <= 1.5 * base for base, real in zip(server.WAITS, waited, strict=True))
+
+
+def test_a_mistake_is_not_asked_again(standin):
+    connection = connect(read_address(standin.url))
+    standin.asked.clear()
+    with pytest.raises(RandSlotError, match="not found"):
+        connection.ask("count", collection_name="nothing")
+    assert standin.asked == ["Count"]
+    connection.close()
+
+
+def test_no_server_and_an_old_one_are_one_line(quick):
+    with pytest.raises(RandSlotError, match=r"qdrant://127.0.0.1:9/papers: no server answers there"):
+        Library("qdrant://127.0.0.1:9/papers", create=False)
+    with serving(version="1.15.4") as (_, port), pytest.raises(RandSlotError, match=r"is Qdrant 1.15.4: 1.17 or newer"):
+        Library(f"qdrant://127.0.0.1:{port}/papers", create=False)
+
+
+def test_the_key_comes_from_the_environment(monkeypatch, model):
+    with serving(key="open sesame") as (_, port):
+        url = f"qdrant://127.0.0.1:{port}/papers"
+        with pytest.raises(RandSlotError, match=r"refuses this key: .* QDRANT_API_KEY"):
+            Library(url, model)
+        monkeypatch.setenv("QDRANT_API_KEY", "open sesame")
+        with Library(url, model) as library:
+            assert len(library) == 0
+
+
+CONNECT = """
+import sys
+from randslot.errors import RandSlotError
+from randslot.library.address import read_address
+from randslot.library.server import connect
+try:
+    print(connect(read_address(sys.argv[1])).ask("info").title)
+except RandSlotError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_an_address_with_tls_trusts_only_what_it_should(tmp_path):
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names, *files]
+    subprocess.run(make, check=True, capture_output=True)
+    key, certificate = ((tmp_path / name).read_bytes() for name in ("key.pem", "cert.pem"))
+    with serving(tls=grpc.ssl_server_credentials([(key, certificate)])) as (_, port):
+        for trusted, answer in ((str(tmp_path / "cert.pem"), "stand-in"), ("", "no server answers there")):
+            environment = os.environ | {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": trusted, "GRPC_VERBOSITY": "NONE"}
+            words = [sys.executable, "-c", CONNECT, f"qdrants://localhost:{port}/papers"]
+            said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+            assert answer in said
+
+
+# -- a library
+
+
+def test_two_machines_see_one_library(url, model, papers, tmp_path):
+    with Library(url, model) as one, Library(url, model) as two, Library(tmp_path / "l", model) as here:
+        one.add(papers, metadata={"year": 2023})
+        here.add(papers, metadata={"year": 2023})
+        wanted = here.search("x", 10, exact=True)
+        found = two.search("x", 10, exact=True)
+        assert [(hit.source, hit.page, hit.metadata) for hit in found] == [
+            (hit.source, hit.page, hit.metadata) for hit in wanted
+        ]
+        np.testing.assert_allclose([hit.score for hit in found], [hit.score for hit in wanted], atol=1e-3)
+        assert two.add(papers).unchanged == 3
+        assert [hit.page for hit in two.search("x", 9, filters={"source": "a.tif", "page": (2, 3)})] in ([2, 3], [3, 2])
+        assert {Path(hit.source).name for hit in two.search("x", 9, filters={"year": 2023})} == {
+            "a.tif",
+            "b.tif",
+            "c.png",
+        }
+        write_tiff(papers / "a.tif", [1, 2, 9])
+        assert (two.add(papers).changed, len(one)) == ([str(papers / "a.tif")], 7)
+        (papers / "b.tif").rename(papers / "d.tif")
+        assert one.add(papers).moved == [str(papers / "d.tif")]
+        two.remove("c.png")
+        assert one.manifest.get([server.HOME, "no id"]) == {}
+        assert (one.status().files, one.status().pages, one.verify()) == (2, 6, [])
+        assert np.allclose(
+            one.compare("x", one.search("x", 1)[0].id).max(1).sum(), one.search("x", 1)[0].score, atol=1e-3
+        )
+
+
+def test_any_client_can_read_the_pages(standin, model, papers):
+    with Library(standin.url, model) as library:
+        library.add(papers)
+        best = library.search("x", 1, exact=True)[0]
+        query = np.asarray(model.encode_query(["x"])[0].float())
+    client = QdrantClient(
+        host="127.0.0.1", grpc_port=read_address(standin.url).port, prefer_grpc=True, check_compatibility=False
+    )
+    (found,) = client.query_points("papers", query=query.tolist(), using="page", limit=1, with_payload=True).points
+    assert (found.id, found.payload["number"]) == (best.id, best.page)
+    client.close()
+
+
+def test_a_name_that_is_no_text_and_an_image_without_a_file(standin, model, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    noise(64, 96, 1).save(Path(odd), "PNG")
+    with Library(standin.url, model) as library:
+        library.add([odd, noise(64, 96, 2)])
+        assert sorted(os.fsencode(hit.source) for hit in library.search("x")) == sorted(
+            os.fsencode(file.source) for file in library.files()
+        )
+        assert odd in {file.source for file in library.files()}
+        assert library.add([odd]).unchanged == 1
+        (kept,) = (tmp_path / "data").rglob("*.png")
+        library.remove(str(kept))
+        assert not kept.exists()
+
+
+def test_no_library_another_model_and_another_collection_are_refused(standin, model, saved, other):
+    with pytest.raises(UsageError, match=r"no library at qdrant://.*: randslot index makes one"):
+        Library(standin.url, create=False)
+    Library(standin.url, model).close()
+    with pytest.raises(RandSlotError, match="belongs to"):
+        Library(standin.url, other)
+    standin.client.create_collection("mine", vectors_config={})
+    standin.settings["mine"] = standin.settings["papers-files"]
+    standin.client.upsert("mine", [models.PointStruct(id=1, vector={})])
+    with pytest.raises(UsageError, match="is no library and not empty"):
+        Library(standin.url.replace("papers", "mine"), model)
+
+
+def test_a_library_that_was_half_made_is_made_whole(standin, model, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(server.ServerRecords, "put", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            Library(standin.url, model)
+    assert standin.client.collection_exists("papers")
+    with pytest.raises(UsageError, match="no library at"):
+        Library(standin.url, create=False)
+    with Library(standin.url, model) as library:
+        assert library.status().files == 0
+
+
+# -- one writer at a time
+
+
+def test_a_second_writer_is_refused_while_readers_go_on(standin, model, papers, monkeypatch):
+    with Library(standin.url, model) as one, Library(standin.url, model) as two:
+        begun, go_on = threading.Event(), threading.Event()
+        add = one.store.add
+        monkeypatch.setattr(one.store, "add", lambda pages: (begun.set(), go_on.wait(30), add(pages)))
+        thread = threading.Thread(target=lambda: one.add(papers))
+        thread.start()
+        assert begun.wait(30)
+        with pytest.raises(RandSlotError, match=f"is being written by process {os.getpid()} of"):
+            two.add(papers)
+        assert two.search("x") == []
+        go_on.set()
+        thread.join()
+        assert two.add(papers).unchanged == 3
+
+
+def test_the_turn_of_a_dead_process_is_taken_at_once_and_that_of_another_machine_later(standin, model, monkeypatch):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with Library(standin.url, model) as library:
+        turn = library.home._turn
+        left = {**turn.owner, "kind": "turn", "token": "x", "pid": dead.pid, "until": time.time() + 50}
+        standin.client.upsert("papers-files", [models.PointStruct(id=server.TURN, vector={}, payload=left)])
+        with library.write():
+            pass
+        left["machine"] = "another"
+        standin.client.upsert("papers-files", [models.PointStruct(id=server.TURN, vector={}, payload=left)])
+        with pytest.raises(RandSlotError, match=f"process {dead.pid} of"), library.write():
+            pass
+        monkeypatch.setattr(records.time, "time", lambda: left["until"] + 1)
+        with library.write():
+            pass
+
+
+def test_of_two_that_see_a_free_turn_one_gets_it(standin, model):
+    with Library(standin.url, model) as one, Library(standin.url, model) as two:
+        first, second = one.home._turn, two.home._turn
+        before = first.records.get([server.TURN])[server.TURN]["token"]
+        assert first._change(before, "first", 60)
+        assert not second._change(before, "second", 60)
+
+
+def test_one_that_was_held_up_does_not_write_any_more(standin, model, papers, monkeypatch):
+    with Library(standin.url, model) as library:
+        with pytest.raises(RandSlotError, match="another may write now"):
+            library.store.delete("x")  # no turn at all
+        with library.write():
+            late = time.monotonic() + records.TURN_SECONDS
+            monkeypatch.setattr(records.time, "monotonic", lambda: late)
+            with pytest.raises(RandSlotError, match="another may write now"):
+                library.store.delete("x")
+
+
+def test_a_turn_is_renewed_while_it_is_used(standin, model, monkeypatch):
+    monkeypatch.setattr(records, "TURN_SECONDS", 2.0)
+    with Library(standin.url, model) as library, library.write():
+        time.sleep(3)
+        library.store.delete(str(uuid.uuid4()))
+
+
+# -- commands
+
+
+def test_the_commands_are_the_same(standin, saved, papers):
+    def run(*words: str) -> str:
+        answer = CliRunner().invoke(app, list(words))
+        assert answer.exit_code == 0, (answer.output, answer.exception)
+        return answer.stdout
+
+    assert "3 added" in run("index", str(papers), "-l", f"{standin.url}?shards=2", "--model", str(saved))
+    assert "3 unchanged" in run("index", str(papers), "-l", standin.url)
+    assert len(json.loads(run("search", "x", "-l", standin.url, "-k", "9", "--json"))) == 7
+    status = run("library", "status", "-l", standin.url)
+    assert standin.url in status
+    assert "a.tif  (3 pages)" in run("library", "list", "-l", standin.url)
+    assert "removed" in run("library", "remove", "c.png", "-l", standin.url)
+    assert "6 pages, all as they should be" in run("library", "verify", "-l", standin.url)
+
+
+def test_a_library_on_a_server_is_served(standin, model, papers, tmp_path):
+    from randslot.serve.service import Service
+
+    with Library(standin.url, model) as library:
+        library.add(papers)
+        service = Service(library)
+        try:
+            assert service.status()["library"] == "papers"
+            assert service.status()["documents"] == 3
+            assert not service.status()["read_only"]
+            assert str(service.uploads.folder).startswith(str(tmp_path / "data"))
+            file = service.documents("a.tif", 0, 10)[1][0]
+            assert service.image(file.id, 2, "small")[:2] == b"\xff\xd8"
+            assert service.explain("x", file.id, 1).winners
+        finally:
+            service.close()
+
+
+def test_an_upload_waits_while_another_writes(standin, model, monkeypatch):
+    from randslot.serve import uploads
+    from randslot.serve.service import Service
+
+    monkeypatch.setattr(uploads, "BUSY_SECONDS", 0.05)
+    with Library(standin.url, model) as library, Library(standin.url, model) as other:
+        service = Service(library)
+        file = service.uploads.folder / "late.png"
+        noise(64, 96, 1).save(file)
+        with other.write():
+            job = service.uploads._line_up(file)
+            tries = len(standin.asked)
+            while len(standin.asked) < tries + 8:
+                time.sleep(0.01)
+            assert not service.uploads.find_job(job.id).over
+            assert file.is_file()
+        until = time.monotonic() + 60
+        while not service.uploads.find_job(job.id).over and time.monotonic() < until:
+            time.sleep(0.02)
+        service.close()
+        assert service.uploads.find_job(job.id).state == "done"
+        assert len(other) == 1
