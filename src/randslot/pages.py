@@ -18,8 +18,7 @@ from .errors import RandSlotError
 
 PageInput = str | os.PathLike[str] | bytes | Image.Image
 WHITE = (255, 255, 255)
-TOKEN_PIXELS = 32 * 32  # of a page image in one visual token, with the larger of the backbones' patch sizes
-PIXELS = 1536 * TOKEN_PIXELS
+PIXELS = 1536 * 32 * 32  # of a page image: what the default of visual tokens comes to, 32 pixels a side each
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
 TIFF_SUFFIXES = (".tif", ".tiff")  # the images that can have several pages
 PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers take

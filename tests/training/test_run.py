@@ -26,6 +26,7 @@ from sentence_transformers.multi_vector_encoder.losses import (
 import randslot
 from conftest import STRATEGIES, make
 from randslot.errors import RandSlotError, UsageError
+from randslot.samples.sets import write_set
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 from randslot.training.run import Run
 from randslot.training.watch import read_losses
@@ -85,6 +86,14 @@ def test_118195_rows_make_923_steps(tmp_path):
     run = Run(make_recipe(small(data, tmp_path / "run", batch=128, steps=0, epochs=1)), resume=False)
     trainer = run.make_trainer(run.make_model(), run.load_pairs())
     assert len(trainer.get_train_dataloader()) == trainer.args.max_steps == 923
+
+
+def test_a_pdf_is_rendered_as_large_as_the_visual_tokens_allow(tmp_path):
+    """Whatever the side of a visual token: 32 pixels in real backbones, 48 in the embedded one."""
+    write_set(tmp_path / "set", 2, split="train", seed=0)
+    recipe = small(tmp_path / "set" / "pairs.jsonl", tmp_path / "run", untrained="embedded", visual_tokens=54)
+    (grids,) = (batch for name, batch in first_batches(recipe)[0][0].items() if name.endswith("image_grid_thw"))
+    assert grids.tolist() == [[1, 18, 12]] * 4
 
 
 def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import __version__
 from ..errors import RandSlotError, UsageError
 from ..model import weights_key
-from ..pages import TOKEN_PIXELS, open_page
+from ..pages import open_page
 from ..slots import Side
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
@@ -148,7 +148,7 @@ class Evaluation:
         return keys
 
     def _open(self, pages: Pages, batch: list[int]) -> list[Any]:
-        pixels = self.model[0].settings.visual_tokens * TOKEN_PIXELS
+        pixels = self.model[0].most_pixels
         images = []
         for i in batch:
             try:

@@ -30,7 +30,7 @@ from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, make_reports
 
 PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
-EASY, PASSES = 5, 12  # how often each page comes in lessons: with a line to find it by, then with a question
+EASY, PASSES = 4, 9  # how often each page comes in lessons: with a line to find it by, then with a question
 LINES = 0.2  # the share of later lessons that ask for a line nevertheless
 
 

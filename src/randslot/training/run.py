@@ -35,7 +35,6 @@ from ..checkpoint import save_backbone
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
 from ..model import load, untrained
-from ..pages import TOKEN_PIXELS
 from .arguments import make_arguments, share
 from .loss import make_loss
 from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
@@ -173,8 +172,7 @@ class Run:
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
-        pixels = recipe.visual_tokens * TOKEN_PIXELS
-        opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, pixels)
+        opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, model[0].most_pixels)
         trainer = UndisturbedTrainer(
             model=model,
             args=args,
