@@ -15,6 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", "-", "--", "-.")
 INK, LINE, RATE = "#1f2430", COLOURS[0], COLOURS[4]
 PANEL = 3.4  # inches
+APART = {"wspace": 0.06}  # so that a label does not stand against the panel before it
 DOTTED: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1}
 plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
 
@@ -41,6 +42,7 @@ def draw_losses(steps: list[int], losses: list[float], rates: list[float], file:
 def draw_budgets(panels: dict[str, dict[str, list[float]]], starts: list[int], file: Path) -> None:
     """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run."""
     figure, row = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), 3), layout="constrained", squeeze=False)
+    figure.get_layout_engine().set(**APART)
     for axes, start, (label, lines) in zip(row[0], starts, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
             axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
@@ -88,7 +90,7 @@ def draw_readouts(
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(3.3 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
     )
-    figure.get_layout_engine().set(wspace=0.06)
+    figure.get_layout_engine().set(**APART)
     everything = [*full.values(), *(value for runs in without.values() for line in runs.values() for value in line)]
     room = 0.08 * (max(everything) - min(everything) + 1)
     for axes, (side, runs) in zip((left, middle), without.items(), strict=True):
