@@ -96,7 +96,7 @@ def test_the_same_results_give_the_same_figures(results, tmp_path):
 
 def test_one_encoding_with_eight_gives_what_each_budget_gives_alone(sets, results, tmp_path):
     """The sweep's scores are those of evaluations that really encode with fewer vectors."""
-    table = list(csv.reader(StringIO(run("analyse", "budgets", results, "--format", "csv"))))
+    table = list(csv.reader(StringIO(run("analyse", "budgets", results, "--format", "csv").split("\n\n")[0])))
     swept = {(row[0], row[1]): dict(zip(table[0][2:], map(float, row[2:]), strict=True)) for row in table[1:] if row}
     for strategy in ("zero", "random"):
         for query, page, side in ((2, 2, "both"), (1, 4, "query"), (4, 3, "page")):

@@ -205,6 +205,7 @@ def test_averages_go_over_the_tasks_of_one_version_and_logs_have_no_empty_lines(
     scores = {line.split(":")[0]: float(line.split()[2]) for line in done.stdout.splitlines() if line[0] in "ADH"}
     assert set(scores) == {"Arxiv", "Doc", "HR"}
     (mean,) = [line for line in done.stdout.splitlines() if "mean of" in line]
-    assert mean.startswith(f"ViDoRe(v1), mean of 2 tasks: nDCG@5 {(scores['Arxiv'] + scores['Doc']) / 2:.1f}")
+    assert mean.startswith("ViDoRe(v1), mean of 2 tasks: nDCG@5 ")
+    assert float(mean.split()[6]) == pytest.approx((scores["Arxiv"] + scores["Doc"]) / 2, abs=0.02)
     assert all(line.strip() for line in done.stderr.splitlines())
     assert "was trained with random slots, and gets feedback ones here" in done.stderr
