@@ -19,6 +19,7 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 import randslot
+from randslot.backbone import SERVING
 from randslot.evaluation.tasks import own_task
 from randslot.export import export_model
 from randslot.samples.sets import write_set
@@ -71,6 +72,7 @@ def main() -> None:
         adapt(root / "model")
         for dtype in ("float32", "bfloat16"):
             export_model(root / "model", root / dtype, dtype=dtype)
+            (root / dtype / SERVING).unlink()  # without it, a backbone like any other
         apart = randslot.load(root / "model", device="cpu")
         exact = encode(apart, pages, queries)
         ways = {

@@ -87,7 +87,9 @@ def check_embedded(plain: dict[str, Any], model: Any) -> None:
 
 def test_the_embedded_model_by_the_command_line(tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, "embedded", str(tmp_path / "out"), "--slots", "zero") == 0
-    assert "4 vectors a query, 4 a page, zero slots" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "4 vectors a query, 4 a page, zero slots" in said.out
+    assert not said.err  # no bar of transformers
     check_embedded(follow(tmp_path / "out", monkeypatch), randslot.load("embedded", device="cpu"))
 
 
@@ -201,6 +203,7 @@ def test_a_server_finds_the_files_it_wants(family, tmp_path):
     guide = (tmp_path / "out" / "SERVING.md").read_text()
     assert "__" not in guide
     assert "--pooler-config.task token_embed" in guide
+    assert not any(line.startswith("|") for line in guide.splitlines())  # a "|" of a token would end a table's cell
     assert not (tmp_path / "out" / "modules.json").exists()  # vLLM would take it for another kind of model
 
 
@@ -211,6 +214,7 @@ def test_merged_in_bfloat16_the_vectors_stay_close(family, pages, tmp_path):
     exact = torch.stack(model.encode_document(pages))
     exported, _ = load_exported(tmp_path / "out")
     assert exported.dtype == exported.config.text_config.dtype == torch.bfloat16
+    (tmp_path / "out" / "serving.json").unlink()  # without it, a backbone like any other
     merged = randslot.load(tmp_path / "out", slots="zero", device="cpu", dtype="float32")
     half = randslot.load(tmp_path / "model", device="cpu", dtype="bfloat16")
     with safe_half_precision():
@@ -240,6 +244,30 @@ def test_what_no_token_can_stand_for_is_refused(trained, slots, message, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_an_export_is_not_taken_for_a_model(tmp_path, monkeypatch, capsys):
+    """As a bare backbone it would load with other settings, and find other pages without a word."""
+    export_model(save(make("qwen3-vl"), tmp_path / "model"), tmp_path / "out")
+    message = r"out is an export for servers: name the model that it was made from, or the URL of a server"
+    with pytest.raises(RandSlotError, match=message):
+        randslot.load(tmp_path / "out")
+    with pytest.raises(RandSlotError, match=message):
+        randslot.Library(tmp_path / "mylib", tmp_path / "out")
+    assert run(monkeypatch, str(tmp_path / "out"), str(tmp_path / "again")) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_others_may_read_the_weights_as_far_as_the_other_files(tmp_path):
+    """A server often runs as another user."""
+    save(make("qwen3-vl", slots="learned"), tmp_path / "model")
+    save(make("qwen3-vl", lora=True), tmp_path / "adapter")
+    export_model(tmp_path / "model", tmp_path / "out")
+    for folder, num in (("model", 2), ("adapter", 2), ("out", 1)):
+        weights = list((tmp_path / folder).rglob("*.safetensors"))
+        assert len(weights) == num
+        config = next((tmp_path / folder).glob("*config.json"))
+        assert {file.stat().st_mode for file in weights} == {config.stat().st_mode}
+
+
 def test_random_at_inference_is_refused_and_says_what_to_do(tmp_path):
     save(randslot.tiny("qwen3-vl", inference="random"), tmp_path / "model")
     with pytest.raises(UsageError, match="a model trained with them goes out with slots zero"):
@@ -252,7 +280,7 @@ def test_places_that_cannot_take_it(tmp_path):
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="full is not empty"):
         export_model("embedded", tmp_path / "full")
-    with pytest.raises(UsageError, match=r"thesis.txt is not empty"):
+    with pytest.raises(UsageError, match=r"thesis.txt is a file: name a new folder"):
         export_model("embedded", tmp_path / "full" / "thesis.txt")
     with pytest.raises(UsageError, match="dtype 'int8' is not one of float32"):
         export_model("embedded", tmp_path / "out", dtype="int8")

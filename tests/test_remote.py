@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,16 @@ def test_where_the_model_is_must_be_known(embedded, states, tmp_path, monkeypatc
         randslot.remote(url)  # where the server stands is not where we are
     with pytest.raises(UsageError, match="'localhost:8000' is not the address of a server"):
         randslot.remote("localhost:8000", embedded)
+
+
+def test_another_service_is_asked_whether_it_is_vllm(tmp_path):
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        message = r"/v1/models answers 404: .*; is it a vLLM server, started as SERVING.md says\?"
+        with pytest.raises(RandSlotError, match=message):
+            randslot.remote(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
 
 
 def test_a_token_is_sent_along(embedded, states):

@@ -8,7 +8,8 @@ Shapes: B batch, L content tokens, S slots, D hidden dimension.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -54,6 +55,7 @@ SPECIAL_TOKENS = (
     IMAGE_TOKEN,
     "<|video_pad|>",
 )
+SERVING = "serving.json"  # what only an exported model has
 
 
 @dataclass(frozen=True)
@@ -76,32 +78,33 @@ def load_backbone(
 ) -> Backbone:
     """Load a backbone from the folder of a source, without running any code found there.
 
-    Errors: RandSlotError in one line if it is of another family, lacks weights or has foreign ones, or is broken.
+    Errors: RandSlotError in one line if it is of another family, lacks weights or has foreign ones, or is broken, or
+    if it is an exported model, whose settings and slots would be lost.
     """
     name, file = source.name, Path(str(source.folder), "config.json")
+    if file.with_name(SERVING).is_file():
+        raise RandSlotError(
+            f"{name} is an export for servers: name the model that it was made from, or the URL of a server that "
+            "runs it (in Python randslot.remote)"
+        )
     if not file.is_file():
         raise RandSlotError(f"no model in {name}: it has no {file.name}")
     family = read_json(file).get("model_type")
     if family not in FAMILIES:
         raise RandSlotError(f"{name} is a {family!r} model; RandSlot runs on {' and '.join(FAMILIES)}")
-    shows_bars = transformers_log.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        transformers_log.disable_progress_bar()
     try:
-        model, report = AutoModel.from_pretrained(
-            source.folder,
-            dtype=dtype,
-            attn_implementation=attn_implementation or _default_attention(dtype),
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with bars_in_terminals():
+            model, report = AutoModel.from_pretrained(
+                source.folder,
+                dtype=dtype,
+                attn_implementation=attn_implementation or _default_attention(dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # transformers and safetensors fail on broken files in many ways
         raise RandSlotError(f"cannot load backbone {name}: {first_line(error)}") from error
-    finally:
-        if shows_bars:
-            transformers_log.enable_progress_bar()
     if missing := sorted(report["missing_keys"]):
         raise RandSlotError(
             f"backbone {name} lacks {len(missing)} weights, such as {missing[0]}: it would run with random ones; "
@@ -115,6 +118,19 @@ def load_backbone(
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return Backbone(_with_linear_patches(model), *load_processors(source), source)
+
+
+@contextmanager
+def bars_in_terminals() -> Iterator[None]:
+    """Let transformers show its progress bars only where someone watches."""
+    shown = transformers_log.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        transformers_log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_log.enable_progress_bar()
 
 
 def load_processors(source: Source) -> tuple[PreTrainedTokenizerBase, Qwen2VLImageProcessorPil]:

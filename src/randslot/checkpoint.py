@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .backbone import Backbone, load_backbone, load_processors
+from .backbone import Backbone, bars_in_terminals, load_backbone, load_processors
 from .errors import RandSlotError, UsageError
 from .hub import Source, find, first_line, read_json
 from .slots import SIDES, Side, seeded
@@ -86,7 +86,7 @@ def save_files(
     if adapter:
         _save_adapter(backbone, path, home.name if named else None)
     else:
-        backbone.model.save_pretrained(path)
+        _save_weights(backbone, path)
     _save_processors(backbone, path)
     if tables:
         save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path / SLOTS)
@@ -97,12 +97,25 @@ def save_files(
     }
     config = {"format": FORMAT, **settings, "stored": rows, "adapter": adapter, "backbone": reference}
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    share_weights(path, CONFIG)
 
 
 def save_backbone(backbone: Backbone, path: Path) -> None:
     """Write a backbone without an adapter as an ordinary model folder: any strategy can be trained on it."""
-    backbone.model.save_pretrained(path)
+    _save_weights(backbone, path)
     _save_processors(backbone, path)
+    share_weights(path, "config.json")
+
+
+def share_weights(path: Path, like: str) -> None:
+    """Give the weights in a folder the rights of another file there: safetensors leaves them to their owner alone."""
+    for file in path.rglob("*.safetensors"):
+        shutil.copymode(path / like, file)
+
+
+def _save_weights(backbone: Backbone, path: Path) -> None:
+    with bars_in_terminals():
+        backbone.model.save_pretrained(path)
 
 
 def _save_processors(backbone: Backbone, path: Path) -> None:

@@ -236,9 +236,11 @@ def evaluate(
         for subset, scores in result["subsets"].items() if len(result["subsets"]) > 1 else ():
             print(f"  {subset}: nDCG@5 {100 * scores['ndcg@5']:.2f}  nDCG@10 {100 * scores['ndcg@10']:.2f}")
         print(f"{result['task']}: nDCG@5 {100 * result['ndcg@5']:.2f}  nDCG@10 {100 * result['ndcg@10']:.2f}")
-    if len(results) > 1:
-        means = [100 * sum(result[f"ndcg@{k}"] for result in results) / len(results) for k in (5, 10)]
-        print(f"mean of {len(results)} tasks: nDCG@5 {means[0]:.2f}  nDCG@10 {means[1]:.2f}")
+    for version in dict.fromkeys(result["benchmark"] for result in results):
+        same = [result for result in results if result["benchmark"] == version]
+        if len(same) > 1:
+            means = [100 * sum(result[f"ndcg@{k}"] for result in same) / len(same) for k in (5, 10)]
+            print(f"{version}, mean of {len(same)} tasks: nDCG@5 {means[0]:.2f}  nDCG@10 {means[1]:.2f}")
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
@@ -303,6 +305,9 @@ def analyse(
     parts = [wanted.pop(0)] if wanted and wanted[0] in PARTS else list(PARTS)
     if not wanted and parts != ["cost"]:
         raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
+    for folder in () if benchmark or data else wanted:
+        if not Path(folder).is_dir():
+            raise UsageError(f"{folder!r} is neither a folder nor a part: parts are {', '.join(PARTS)}")
     if benchmark or data:  # these are models
         results = (output or Path("report")) / "results"
         tasks = _choose_tasks(benchmark, "", data, None)
@@ -316,7 +321,10 @@ def analyse(
     folders = [Path(folder) for folder in wanted if Path(folder) not in libraries]
     if dim is not None and (parts != ["cost"] or folders):
         raise UsageError("--dim goes with randslot analyse cost without results: they have dimensions of their own")
-    sections = make_sections(parts, read_runs(folders) if folders else [], vectors)
+    runs = read_runs(folders) if folders else []
+    for line in (line for run in runs for line in run.left_out):
+        print(f"left out: {line}", file=sys.stderr)
+    sections = make_sections(parts, runs, vectors)
     if libraries:
         sections[0].tables["libraries"] = measure_libraries(libraries)
     if dim is not None:
@@ -330,18 +338,23 @@ def analyse(
 
 @app.command()
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Folders of results; the first run found is the base.")],
+    results: Annotated[list[Path], typer.Argument(help="Folders of results.")],
+    base: Annotated[
+        str | None, typer.Option(help="The run to compare with, by its name or a part of it; else the first found.")
+    ] = None,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 42,
 ) -> None:
     """Compare runs task by task, with intervals that tell a gain from noise.
 
     randslot compare results/zero results/random
+
+    randslot compare results --base "my-model, zero"
     """
     from .analysis.compare import compare_runs
     from .tables import write_table
 
-    print(write_table(compare_runs(results, seed=seed), style))
+    print(write_table(compare_runs(results, base=base, seed=seed), style))
 
 
 @app.command()
@@ -393,12 +406,16 @@ def profile(
 
     try:
         rows, columns = map(int, page.lower().split("x"))
+    except ValueError as error:
+        raise UsageError(f"--page is like 48x32, not {page!r}") from error
+    try:
         budgets = tuple(map(int, vectors.split(",")))
     except ValueError as error:
-        raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
+        raise UsageError(f"--vectors is like 1,4,6, not {vectors!r}") from error
     protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        table = profile(load(model), protocol, progress)
+    loaded, console = load(model), Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        table = profile(loaded, protocol, progress)
     print(write_table(table, style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 

@@ -29,15 +29,16 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
-from .backbone import IMAGE_TOKEN, fit_page
+from .backbone import IMAGE_TOKEN, SERVING, fit_page
 from .encoder import Settings, check_query, open_pages, sort_inputs
 from .errors import RandSlotError, UsageError
-from .export import FORMAT, SERVING
+from .export import FORMAT
 from .hub import Source, first_line, read_json
 from .model import RandSlotModel, load
 from .slots import SIDES, Side
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
+WRONG = "is it a vLLM server, started as SERVING.md says?"
 AT_ONCE = 8  # pages on their way together: the server makes batches of them
 
 
@@ -113,7 +114,7 @@ class Server:
             model = answer["data"][0]
             return str(model["id"]), str(model.get("root") or model["id"])
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise RandSlotError(f"{self.url} names no model at /v1/models: is it a server such as vLLM?") from error
+            raise RandSlotError(f"{self.url} names no model at /v1/models: {WRONG}") from error
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Post a body, or get a path if there is none; ask again for some seconds while no server answers."""
@@ -135,9 +136,10 @@ class Server:
         except HTTPError as error:
             with error:
                 reason = _reason(error.read())
-            raise RandSlotError(f"{request.full_url} answers {error.code}: {reason or error.reason}") from error
+            hint = f"; {WRONG}" if error.code == 404 else ""
+            raise RandSlotError(f"{request.full_url} answers {error.code}: {reason or error.reason}{hint}") from error
         except ValueError as error:
-            raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}") from error
+            raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}; {WRONG}") from error
         except (OSError, HTTPException) as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, ConnectionError):

@@ -21,8 +21,8 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from .backbone import IMAGE_TOKEN, PAGE_PROMPT, VIDEO_PROCESSORS
-from .checkpoint import check_fit
+from .backbone import IMAGE_TOKEN, PAGE_PROMPT, SERVING, VIDEO_PROCESSORS, bars_in_terminals
+from .checkpoint import check_fit, share_weights
 from .encoder import SlotEncoder
 from .errors import RandSlotError, UsageError
 from .hub import first_line
@@ -30,7 +30,6 @@ from .model import load, weights_key
 from .slots import SIDES, Side
 
 FORMAT = 1
-SERVING = "serving.json"
 GUIDE = "SERVING.md"
 ZERO_TOKEN = "<|randslot_zero|>"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -61,11 +60,13 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
     slots: "zero", "fixed" or "learned"; by default what the model appends when encoding. The adapter is merged in
     float32 and the result rounded to `dtype` once.
 
-    Errors: UsageError for slots that no token can stand for, or a folder that is not empty.
+    Errors: UsageError for slots that no token can stand for, or a folder that is not empty or a file.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+    if output.is_file():
+        raise UsageError(f"{output} is a file: name a new folder")
+    if output.is_dir() and any(output.iterdir()):
         raise UsageError(f"{output} is not empty: name a new folder")
     if slots is not None and slots not in SERVED:
         raise UsageError(f"slots {slots!r} is not one of {', '.join(SERVED)}" + _because(slots))
@@ -165,7 +166,8 @@ def describe(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
 def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: dict[str, Any]) -> None:
     for config in (full.config.text_config, full.config.vision_config):
         config.dtype = full.dtype
-    full.save_pretrained(output)
+    with bars_in_terminals():
+        full.save_pretrained(output)
     encoder.tokenizer.padding_side = "left"
     encoder.tokenizer.chat_template = _chat_template(serving)
     encoder.tokenizer.save_pretrained(output)
@@ -176,6 +178,7 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     video["video_processor_type"] = VIDEO_PROCESSORS[encoder.family]
     for file, content in ((SERVING, serving), ("video_preprocessor_config.json", video)):
         (output / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    share_weights(output, SERVING)
     (output / GUIDE).write_text(_guide(serving), encoding="utf-8")
 
 

@@ -15,6 +15,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", "-", "--", "-.")
 INK, LINE, RATE = "#1f2430", COLOURS[0], COLOURS[4]
 PANEL = 3.4  # inches
+APART = {"wspace": 0.06}  # so that a label does not stand against the panel before it
+DOTTED: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1}
 plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
 
 
@@ -40,6 +42,7 @@ def draw_losses(steps: list[int], losses: list[float], rates: list[float], file:
 def draw_budgets(panels: dict[str, dict[str, list[float]]], starts: list[int], file: Path) -> None:
     """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run."""
     figure, row = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), 3), layout="constrained", squeeze=False)
+    figure.get_layout_engine().set(**APART)
     for axes, start, (label, lines) in zip(row[0], starts, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
             axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
@@ -79,34 +82,40 @@ def draw_readouts(
     gains: dict[str, dict[str, float]],
     file: Path,
 ) -> None:
-    """Draw scores without each readout of a side (dashed: with all), and what page readouts gain together.
+    """Draw scores without each readout of a side (dotted: with all), and what page readouts gain together.
 
-    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout.
+    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout. Tasks have no
+    order: points without lines, those of a task beside each other.
     """
     figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(3.2 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
+        1, 3, figsize=(3.3 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
     )
+    figure.get_layout_engine().set(**APART)
     everything = [*full.values(), *(value for runs in without.values() for line in runs.values() for value in line)]
     room = 0.08 * (max(everything) - min(everything) + 1)
     for axes, (side, runs) in zip((left, middle), without.items(), strict=True):
         for number, (name, values) in enumerate(runs.items()):
             places = range(1, len(values) + 1)
             axes.plot(places, values, label=name, **_look(number))
-            axes.axhline(full[name], color=_look(number)["color"], linestyle=(0, (2, 2)), linewidth=1)
+            axes.axhline(full[name], color=_look(number)["color"], **DOTTED)
         axes.set_xticks(places, [f"$r_{k}$" for k in places])
         axes.set_xlabel(f"{side} readout removed")
         axes.set_ylabel("nDCG@5 (%)")
         axes.set_ylim(min(everything) - room, max(everything) + room)
         _tidy(axes)
-    for number, by_task in enumerate(gains.values()):
-        right.plot(range(len(by_task)), list(by_task.values()), **(_look(number) | {"linewidth": 0.8}))
     tasks = list(next(iter(gains.values())))
+    step = 0.6 / len(gains)
+    for number, by_task in enumerate(gains.values()):
+        across = [place + step * (number - (len(gains) - 1) / 2) for place in range(len(tasks))]
+        right.plot(across, list(by_task.values()), **(_look(number) | {"linestyle": "none"}))
+    right.axvline(len(tasks) - 1.5, color=INK, linewidth=0.8, alpha=0.4)
     right.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
     right.get_xticklabels()[-1].set_fontweight("bold")
     right.axhline(0, color=INK, linewidth=0.8)
     right.set_ylabel("gain of joint use (points)")
-    right.margins(x=0.12)
+    right.set_xlim(-0.6, len(tasks) - 0.4)
     _tidy(right)
+    left.plot([], [], color=INK, label="dotted: with all readouts", **DOTTED)
     _legend(figure, left)
     _save(figure, file)
 

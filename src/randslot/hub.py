@@ -56,7 +56,7 @@ def find(
         return Source(str(folder.resolve()), None, folder.resolve())
     if isinstance(name, Path) or not is_hub_id(name):
         raise RandSlotError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
-    commit, offline = (None, "only local files") if local_files_only else _ask_hub(name, revision, token)
+    commit, offline = (None, "only local files") if local_files_only else ask_hub(name, revision, token)
     try:
         snapshot = snapshot_download(
             name,
@@ -79,17 +79,22 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and not name.startswith(".")
 
 
-def _ask_hub(name: str, revision: str | None, token: bool | str | None) -> tuple[str | None, str | None]:
-    """Return the commit that a revision stands for, or why the hub cannot be asked."""
+def ask_hub(
+    name: str, revision: str | None, token: bool | str | None = None, kind: str = "model"
+) -> tuple[str | None, str | None]:
+    """Return the commit that a revision of a model or dataset stands for, or why the hub cannot be asked.
+
+    Errors: RandSlotError in one line if the hub answers that there is none, or that it is gated.
+    """
     try:
-        return HfApi(token=token).model_info(name, revision=revision, timeout=10).sha, None
+        return HfApi(token=token).repo_info(name, revision=revision, repo_type=kind, timeout=10).sha, None
     except GatedRepoError as error:
         raise RandSlotError(
-            f"model {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
-        ) from (error)
+            f"{kind} {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
+        ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
-        raise RandSlotError(f"no model {name} {where} on the hub, and no folder of that name here") from error
+        raise RandSlotError(f"no {kind} {name} {where} on the hub, and no folder of that name here") from error
     except Exception as error:  # no network, offline mode, a proxy: the cache may still have it
         return None, first_line(error)
 

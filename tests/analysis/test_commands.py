@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import randslot
 from conftest import STRATEGIES, make
+from randslot.analysis.budgets import judge_budgets, sweep_budgets
 from randslot.analysis.compare import compare_runs
 from randslot.analysis.cost import PAPER, Budget, list_costs
 from randslot.analysis.profile import Protocol, profile
@@ -74,6 +75,19 @@ def test_a_report_has_all_tables_and_figures_and_encodes_nothing(results, tmp_pa
     assert "random, random" in printed
 
 
+def test_gains_beyond_four_vectors_have_intervals(results):
+    """They are those of the sweep, and of compare's bootstrap."""
+    runs = read_runs([results])
+    swept = {row[0]: row[2:] for row in sweep_budgets(runs).rows if row[1] == "both"}
+    table = judge_budgets(runs, draws=500)
+    assert [row[1] for row in table.rows] == [5, 6, 7, 8] * 2
+    for name, budget, difference, low, high, verdict in table.rows:
+        assert difference == pytest.approx(swept[name][budget - 1] - swept[name][3], abs=1e-9)
+        assert low <= difference <= high
+        assert (verdict == "within noise") == (low <= 0 <= high)
+    assert judge_budgets(runs, 8).rows == []
+
+
 def test_the_same_results_give_the_same_figures(results, tmp_path):
     for name in ("one", "two"):
         run("analyse", "budgets", results, "-o", tmp_path / name)
@@ -82,7 +96,7 @@ def test_the_same_results_give_the_same_figures(results, tmp_path):
 
 def test_one_encoding_with_eight_gives_what_each_budget_gives_alone(sets, results, tmp_path):
     """The sweep's scores are those of evaluations that really encode with fewer vectors."""
-    table = list(csv.reader(StringIO(run("analyse", "budgets", results, "--format", "csv"))))
+    table = list(csv.reader(StringIO(run("analyse", "budgets", results, "--format", "csv").split("\n\n")[0])))
     swept = {(row[0], row[1]): dict(zip(table[0][2:], map(float, row[2:]), strict=True)) for row in table[1:] if row}
     for strategy in ("zero", "random"):
         for query, page, side in ((2, 2, "both"), (1, 4, "query"), (4, 3, "page")):
@@ -127,6 +141,9 @@ def test_a_model_is_evaluated_with_eight_vectors_first(sets, tmp_path, monkeypat
 def test_what_is_missing_or_does_not_fit_is_one_line(sets, results, tmp_path):
     assert "name the folder of results, or one of budgets, winners, readouts, cost" in run("analyse", code=2)
     assert "no results in" in run("analyse", tmp_path, code=2)
+    assert "'bogus' is neither a folder nor a part: parts are budgets, winners, readouts, cost" in run(
+        "analyse", "bogus", results, code=2
+    )
     assert "format 'html' is not one of md, csv, latex" in run("analyse", results, "--format", "html", code=2)
     assert "needs 12 vectors a side" in run("analyse", "winners", results, "--vectors", 12, code=2)
     broken = shutil.copytree(results, tmp_path / "broken")
@@ -134,7 +151,9 @@ def test_what_is_missing_or_does_not_fit_is_one_line(sets, results, tmp_path):
     assert "vectors are missing from" in run("analyse", "winners", broken, code=1)
     for file in (broken / "vectors" / "judged").iterdir():
         file.unlink()
-    assert "is not there any more: evaluate again" in run("analyse", "winners", broken, code=1)
+    said = run("analyse", "winners", broken, code=1)
+    assert f"{broken}/vectors/judged/" in said
+    assert "is not there any more: evaluate again" in said
     evaluate("fixed", sets[:1], tmp_path / "other")
     assert "evaluate both on the same" in run("analyse", tmp_path / "other", results, code=2)
     tokens = make("qwen3-vl", slots="tokens", visual_tokens=16)
@@ -224,7 +243,7 @@ def test_a_steady_gain_is_told_from_noise(tmp_path):
     tasks = {"noise": noise, "gain": noise + 0.05, "loss": noise - 0.05}
     first = make_results(tmp_path, "first", dict.fromkeys(tasks, base.tolist()))
     second = make_results(tmp_path, "second", {task: (base + change).tolist() for task, change in tasks.items()})
-    rows = {row[1]: row for row in compare_runs([first, second]).rows}
+    rows = {row[1]: row for row in compare_runs([first, second]).rows if row[0] == "second, zero"}
     assert {task: row[-1] for task, row in rows.items()} == {
         "noise": "within noise",
         "gain": "better",
@@ -244,7 +263,7 @@ def test_pairing_makes_intervals_narrow(tmp_path):
     base = np.random.default_rng(0).uniform(0, 0.9, 50)
     first = make_results(tmp_path, "first", {"task": base.tolist()})
     second = make_results(tmp_path, "second", {"task": (base + 0.01).tolist()})
-    ((*_, difference, low, high, verdict),) = compare_runs([first, second]).rows
+    _, (*_, difference, low, high, verdict) = compare_runs([first, second]).rows
     assert (round(difference, 6), round(low, 6), round(high, 6), verdict) == (1, 1, 1, "better")
 
 
@@ -259,8 +278,34 @@ def test_compare_refuses_what_cannot_be_paired(tmp_path):
 
 def test_compare_works_on_what_evaluate_left(results):
     _, *rows = filter(None, csv.reader(StringIO(run("compare", results, "--format", "csv"))))
-    assert [row[1] for row in rows] == ["first", "second", "all tasks"]
-    assert all(row[-1] in ("better", "worse", "within noise") for row in rows)
+    assert [row[1] for row in rows] == ["first", "second", "all tasks"] * 2
+    assert [row[-1] for row in rows[:3]] == ["base"] * 3
+    assert all(row[-1] in ("better", "worse", "within noise") for row in rows[3:])
+
+
+def test_the_base_can_be_chosen_and_its_scores_are_shown(tmp_path):
+    for name, score in (("first", 0.5), ("second", 0.7), ("third", 0.6)):
+        make_results(tmp_path, name, {"task": [score, score]})
+    table = compare_runs([tmp_path], base="second")
+    assert table.title.startswith("nDCG@5 minus that of second, zero,")
+    assert table.rows[0] == ["second, zero", "task", pytest.approx(70), None, None, None, "base"]
+    assert [(row[0], row[2], row[3]) for row in table.rows[1:]] == [
+        ("first, zero", pytest.approx(50), pytest.approx(-20)),
+        ("third, zero", pytest.approx(60), pytest.approx(-10)),
+    ]
+    assert "| second, zero | task | 70.00 | - | - | - | base |" in run("compare", tmp_path, "--base", "second, zero")
+    runs = "the runs are first, zero; second, zero; third, zero"
+    assert f"--base 'zero' names several runs; {runs}" in run("compare", tmp_path, "--base", "zero", code=2)
+    assert f"--base 'none' names no run; {runs}" in run("compare", tmp_path, "--base", "none", code=2)
+
+
+def test_a_seed_that_nothing_draws_from_makes_no_second_run(sets, tmp_path):
+    model = make("qwen3-vl", slots="zero", visual_tokens=16)
+    for seed in (1, 2):
+        model[0].use(seed=seed)
+        Evaluation(model, "zero", tmp_path / str(seed), tmp_path / "vectors").run([own_task(sets[0])])
+    assert "only one run found, zero, zero" in run("compare", tmp_path / "1", tmp_path / "2", code=2)
+    assert len(read_runs([tmp_path])) == 1
 
 
 # -- profile
@@ -303,7 +348,8 @@ def test_profiled_inputs_have_the_size_of_the_protocol(family, monkeypatch):
 
 
 def test_a_wrong_protocol_is_one_line():
-    assert "--page is like 48x32" in run("profile", "embedded", "--page", "big", code=2)
+    assert run("profile", "embedded", "--page", "big", code=2) == "--page is like 48x32, not 'big'"
+    assert run("profile", "embedded", "--vectors", "1;4", code=2) == "--vectors is like 1,4,6, not '1;4'"
     with pytest.raises(UsageError, match="strategy 'tokens' is not one of random"):
         Protocol(strategies=("tokens",))
     with pytest.raises(UsageError, match="samples must be 1 or more, not 0"):
@@ -326,3 +372,14 @@ def test_the_largest_budget_of_a_run_is_analysed(sets, tmp_path):
     evaluate("zero", sets[:1], tmp_path)
     (found,) = read_runs([tmp_path])
     assert found.num_vectors == 8
+    assert found.left_out == ("zero, zero, 2/2 vectors (first): 8/8 are analysed",)
+
+
+def test_results_with_a_smaller_budget_do_not_mix_with_others(sets, tmp_path):
+    evaluate("zero", sets[:1], tmp_path / "large")
+    evaluate("random", sets[:1], tmp_path / "large", inference="random")
+    evaluate("zero", sets[1:], tmp_path / "small", query_vectors=3, page_vectors=2)
+    words = ["analyse", "winners", str(tmp_path / "large"), str(tmp_path / "small")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.exception
+    assert done.stderr == "left out: zero, zero, 3/2 vectors (second): 8/8 are analysed\n"

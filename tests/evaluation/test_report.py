@@ -17,13 +17,16 @@ from randslot.evaluation.report import make_report, make_tables, read_results
 V3 = TASKS["ViDoRe(v3)"]
 
 
-def write_results(folder: Path, model: str, scores: list[float], seed: int = 42, how: str = "zero") -> None:
+def write_results(
+    folder: Path, model: str, scores: list[float], seed: int = 42, how: str = "zero", weights: str = "w"
+) -> None:
     """Write the results of one model on V3 as `evaluate` does; scores are shares of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for task, score in zip(V3, scores, strict=False):
-        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": {"seed": seed}, "weights": "w"}
+        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": {"seed": seed}}
         result |= {
             "how": how,
+            "weights": weights,
             "cache": "",
             "vectors": {},
             "subsets": {},
@@ -55,30 +58,43 @@ def test_ndcg_at_10_stands_alone_since_nothing_was_published(tmp_path):
     assert [row[4] for row in table.rows] == ["50.0"]
 
 
-def test_some_tasks_only_have_no_rank(tmp_path):
+def test_some_tasks_only_have_no_rank_and_no_average(tmp_path):
     write_results(tmp_path, "mine", [0.4, 0.5])
-    table = make_tables(read_results(tmp_path))[0]
-    assert table.rows[-1] == ["-", "mine, zero", "4/4", "yours", "40.0", "50.0", *"------", "45.0", "-"]
+    table, second = make_tables(read_results(tmp_path))
+    assert table.rows[-1] == ["-", "mine, zero", "4/4", "yours", "40.0", "50.0", *"------", "-", "-"]
+    assert second.heads == ["method", "vectors", "source", "HR", "Fin-E"]  # nothing else has a value
+    assert "avg" not in [line.split(",")[-4] for line in make_report(tmp_path, "csv").splitlines() if "yours" in line]
 
 
 def test_seeds_give_mean_and_sample_standard_deviation_and_differences(tmp_path):
     for seed, score in ((42, 0.40), (123, 0.42), (2024, 0.47)):
-        write_results(tmp_path, "rs", [score] * 8, seed)
-        write_results(tmp_path, "zf", [score - 0.05] * 7 + [score], seed, how="fixed")
+        write_results(tmp_path, "rs", [score] * 8, seed, how="random")
+        write_results(tmp_path, "zf", [score - 0.05] * 7 + [score], seed, weights=f"trained with {seed}")
     first, differences, *_ = make_tables(read_results(tmp_path))
-    row = next(row for row in first.rows if row[1] == "rs, zero")
+    row = next(row for row in first.rows if row[1] == "rs, random")
     assert row[4] == f"43.0 ± {statistics.stdev([40, 42, 47]):.1f}"
-    assert differences.title.endswith("minus rs, zero (4/4)")
-    assert differences.rows == [["zf, fixed (4/4)", *["-5.00"] * 7, "+0.00", "-4.38"]]
+    assert differences.title.endswith("minus rs, random (4/4)")
+    assert differences.rows == [["zf, zero (4/4)", *["-5.00"] * 7, "+0.00", "-4.38"]]
 
 
 def test_a_seed_that_was_stopped_counts_for_nothing(tmp_path):
-    write_results(tmp_path, "mine", [0.40] * 8, 1)
-    write_results(tmp_path, "mine", [0.50] * 8, 2)
-    write_results(tmp_path, "mine", [0.99], 3)
+    write_results(tmp_path, "mine", [0.40] * 8, 1, how="random")
+    write_results(tmp_path, "mine", [0.50] * 8, 2, how="random")
+    write_results(tmp_path, "mine", [0.99], 3, how="random")
     table = make_tables(read_results(tmp_path))[0]
     (row,) = [row for row in table.rows if row[3] == "yours"]
     assert row[4] == row[12] == "45.0 ± 7.1"
+
+
+@pytest.mark.parametrize("how", ["zero", "fixed", "learned", "feedback", "tokens", "tokens by pooling"])
+def test_a_seed_that_nothing_draws_from_is_no_second_run(how, tmp_path):
+    """Not even where the second one was asked for other tasks: they are parts of one run."""
+    write_results(tmp_path, "mine", [0.48] * 5, 42, how)
+    write_results(tmp_path, "mine", [0.48] * 8, 2, how)
+    table, second = make_tables(read_results(tmp_path))  # no table of differences
+    (row,) = [row for row in table.rows if row[3] == "yours"]
+    assert row[4:13] == ["48.0"] * 9
+    assert len(second.rows) == 1
 
 
 def test_three_formats_say_the_same(tmp_path):

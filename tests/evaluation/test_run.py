@@ -179,7 +179,7 @@ def test_a_killed_evaluation_goes_on(tmp_path):
         (["-b", "ViDoRe(v3)", "--data", "x"], "name either a benchmark"),
         (["-b", "nope"], "unknown benchmark 'nope'"),
         (["--tasks", "nope"], "unknown task 'nope'"),
-        (["--data", "nowhere"], "nowhere has no pages"),
+        (["--data", "nowhere"], "there is no folder nowhere: a set has pages/"),
         (["--data", "x", "--data-root", "y"], "name either a benchmark"),
         (["--tasks", "hr", "-o", "/proc/nothing"], "cannot write into /proc/nothing"),
         (["--tasks", "hr", "--data-root", "nowhere"], "no copy of vidore/vidore_v3_hr_mteb_format in nowhere"),
@@ -194,3 +194,18 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, tmp_path, m
     assert end.value.code == 2
     assert message in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_averages_go_over_the_tasks_of_one_version_and_logs_have_no_empty_lines(copies, tmp_path):
+    write_v1(copies, "docvqa_test_subsampled_beir")
+    make("qwen3-vl", visual_tokens=16).save_pretrained(str(tmp_path / "model"))
+    words = ["evaluate", str(tmp_path / "model"), "--tasks", "arxiv,doc,hr", "--data-root", str(copies)]
+    done = CliRunner().invoke(app, [*words, "--inference", "feedback", "-o", str(tmp_path / "results")])
+    assert done.exit_code == 0, done.exception
+    scores = {line.split(":")[0]: float(line.split()[2]) for line in done.stdout.splitlines() if line[0] in "ADH"}
+    assert set(scores) == {"Arxiv", "Doc", "HR"}
+    (mean,) = [line for line in done.stdout.splitlines() if "mean of" in line]
+    assert mean.startswith("ViDoRe(v1), mean of 2 tasks: nDCG@5 ")
+    assert float(mean.split()[6]) == pytest.approx((scores["Arxiv"] + scores["Doc"]) / 2, abs=0.02)
+    assert all(line.strip() for line in done.stderr.splitlines())
+    assert "was trained with random slots, and gets feedback ones here" in done.stderr

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..evaluation.published import published_tables
 from ..figures import draw_budgets, draw_readouts, draw_winners
 from ..tables import Cell, Table, write_table
-from .budgets import sweep_budgets
+from .budgets import judge_budgets, sweep_budgets
 from .cost import PAPER, list_costs, measure_files, own_budgets
 from .readouts import Readouts, intervene, list_gains, list_readouts
 from .runs import Run
@@ -55,7 +55,14 @@ def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
         f"worth their bytes; one that is flat says that fewer would do. One side alone varies against {num_vectors} "
         "of the other."
     )
-    return Section("budgets", text, {"budgets": table}, {"budgets": draw_both, "budgets-sides": draw_sides})
+    tables = {"budgets": table}
+    if len(table.heads) > 2 + num_vectors:
+        tables["budgets-noise"] = judge_budgets(runs, num_vectors)
+        text += (
+            " Ups and downs of a panel that starts at four are drawn large and may be noise: the second table says "
+            f"what each budget gains over {num_vectors}, with an interval over queries."
+        )
+    return Section("budgets", text, tables, {"budgets": draw_both, "budgets-sides": draw_sides})
 
 
 def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
@@ -80,8 +87,8 @@ def make_readouts(runs: Sequence[Run], num_vectors: int) -> Section:
         "The score when only one readout of a side is kept, or all but one, the other side being whole. A removal that "
         "costs much is a readout that the others cannot replace; a negative one is better left out. Gains of joint "
         "use say how much all page readouts find beyond the best single one: in each task its own best, and last "
-        "(bold) one fixed readout for all tasks. The best one is chosen on the same results: a diagnosis, not a rule "
-        "for pruning."
+        "(bold, behind the line) one fixed readout for all tasks. The best one is chosen on the same results: a "
+        "diagnosis, not a rule for pruning."
     )
     tables = {"readouts": list_readouts(found), "gains": list_gains(found)}
     return Section("readouts", text, tables, {"readouts": partial(_draw_readouts, found)})

@@ -5,6 +5,7 @@ Shapes: Q queries, P pages, K vectors, D dimension.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,21 +55,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Run:
-    """One model in one setting, with the parts of each task that it was evaluated on."""
+    """One model in one setting, with the parts of each task that it was evaluated on.
+
+    left_out: results of it that were read and not used, in words.
+    """
 
     name: str
     benchmark: str
     num_vectors: int  # of the side that has fewer
     tasks: dict[str, list[Part]]
+    left_out: tuple[str, ...] = ()
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs below some folders, each with its largest budgets; they must have the same tasks.
+    """Read the runs below some folders, each with its largest budget; they must have the same tasks.
 
     Errors: UsageError or RandSlotError, in one line, for what cannot be analysed together.
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for result in (result for folder in folders for result in read_results(folder)):
+    for result in read_results(*folders):
         groups[run_key(result)].append(result)
     names = run_names(list(groups))
     runs = [_make_run(names[key], results) for key, results in groups.items()]
@@ -109,18 +114,20 @@ def _make_run(name: str, results: list[dict[str, Any]]) -> Run:
         raise UsageError(f"{name} has results of {' and '.join(benchmarks)}: analyse one benchmark, name its folder")
     if any(num is None for result in results for num in result["counts"].values()):
         raise UsageError(f"{name} has a vector for every token: there are no slots to analyse")
-    largest: dict[str, dict[str, Any]] = {}
-    for result in sorted(results, key=_num_vectors):
-        largest[result["task"]] = result
-    least = min(map(_num_vectors, largest.values()))
-    return Run(name, benchmarks[0], least, {task: _parts(result) for task, result in largest.items()})
-
-
-def _num_vectors(result: dict[str, Any]) -> int:
-    return int(min(result["counts"].values()))
+    budgets: dict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for result in results:
+        budgets[result["counts"]["query"], result["counts"]["page"]][result["task"]] = result
+    largest = max(budgets, key=lambda budget: (min(budget), sum(budget)))
+    left_out = tuple(
+        f"{name}, {query}/{page} vectors ({', '.join(tasks)}): {largest[0]}/{largest[1]} are analysed"
+        for (query, page), tasks in budgets.items()
+        if (query, page) != largest
+    )
+    tasks = {task: _parts(result) for task, result in budgets[largest].items()}
+    return Run(name, benchmarks[0], min(largest), tasks, left_out)
 
 
 def _parts(result: dict[str, Any]) -> list[Part]:
-    root = Path(result["file"]).parent / result["cache"]
+    root = Path(os.path.normpath(Path(result["file"]).parent / result["cache"]))
     folders = {side: root / folder for side, folder in result["vectors"].items()}
     return [Part(read_judged(root / JUDGED, subset["judged"]), folders) for subset in result["subsets"].values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ..tables import STYLES, Cell, Table, write_table
 from .published import TASKS, rows_for
 
 SHOWN = {"ndcg@5": "nDCG@5", "ndcg@10": "nDCG@10"}
+# What draws from the seed when encoding; all else gives the same vectors under any.
+DRAWN = {"random", "tokens by random", "tokens by kmeans"}
 # What a result has, beside its model and task.
 PARTS = {
     "settings",
@@ -40,6 +43,10 @@ class Row:
     def mean(self) -> float:
         return statistics.mean(self.average)
 
+    def has(self, tasks: Iterable[str]) -> bool:
+        """Whether it has all these tasks: only then its average can stand beside those of others."""
+        return self.scores.keys() >= set(tasks)
+
 
 def make_report(folder: Path, style: str = "md") -> str:
     """Return the tables of all results below a folder.
@@ -54,11 +61,21 @@ def make_report(folder: Path, style: str = "md") -> str:
     return "\n".join(write_table(table, style) for table in make_tables(results))
 
 
-def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read every result below a folder, with the file that it is from; other files are passed over.
+def read_results(*folders: Path) -> list[dict[str, Any]]:
+    """Read every result below some folders, with the file that it is from; other files are passed over.
 
-    Errors: UsageError if there is none, RandSlotError for a broken one.
+    Errors: UsageError if there is none below one of them, RandSlotError for a broken one.
     """
+    results = [result for folder in folders for result in _read_folder(folder)]
+    seeds: dict[tuple[str, str, str], int] = {}
+    for result in results:
+        if result["how"] not in DRAWN:  # another seed, the same vectors: one run, under the first seed found
+            same = (result["model"], result["how"], result["weights"])
+            result["settings"]["seed"] = seeds.setdefault(same, result["settings"]["seed"])
+    return results
+
+
+def _read_folder(folder: Path) -> list[dict[str, Any]]:
     found = []
     for file in sorted(folder.rglob("*.json")):
         try:
@@ -96,7 +113,7 @@ def _make_differences(benchmark: str, metric: str, rows: list[Row]) -> list[Tabl
     lines = []
     for row in others:
         means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]
-        differences = [*means, row.mean() - first.mean()]
+        differences = [*means, statistics.mean(means)]
         lines.append([f"{row.method} ({row.vectors})", *(f"{difference:+.2f}" for difference in differences)])
     title = f"{benchmark}, {SHOWN[metric]}: mean over seeds, minus {first.method} ({first.vectors})"
     return [Table(title, ["method", *tasks, "avg"], lines)]
@@ -133,25 +150,30 @@ def _published(benchmark: str) -> list[Row]:
 
 def _make_table(benchmark: str, metric: str, own: list[Row]) -> Table:
     """Make one table, best average first, with the gap to the best; published rows have nDCG@5 of whole benchmarks."""
-    tasks = list(TASKS.get(benchmark, dict.fromkeys(task for row in own for task in row.scores)))
-    whole = [row for row in own if row.scores.keys() >= set(tasks)]
-    parts = [row for row in own if row not in whole]
+    tasks = _list_tasks(benchmark, own)
+    whole = [row for row in own if row.has(tasks)]
+    parts = [row for row in own if not row.has(tasks)]
     ranked = whole + (_published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else [])
     ranked.sort(key=lambda row: -row.mean())
     best = ranked[0].mean() if ranked else 0.0
-    lines = [[str(place), *_line(row, tasks), f"{row.mean() - best:+.1f}"] for place, row in enumerate(ranked, start=1)]
-    lines += [["-", *_line(row, tasks), "-"] for row in parts]  # some tasks only: no rank
-    return Table(f"{benchmark}, {SHOWN[metric]}", ["rank", "method", "vectors", "source", *tasks, "avg", "gap"], lines)
+    lines = [
+        [str(place), *_line(row, tasks), _show(row.average), f"{row.mean() - best:+.1f}"]
+        for place, row in enumerate(ranked, start=1)
+    ]
+    lines += [["-", *_line(row, tasks), "-", "-"] for row in parts]  # some tasks only: no rank, no average
+    heads = ["rank", "method", "vectors", "source", *tasks, "avg", "gap"]
+    used = [place for place in range(len(heads)) if any(line[place] != "-" for line in lines)]
+    rows = [[line[place] for place in used] for line in lines]
+    return Table(f"{benchmark}, {SHOWN[metric]}", [heads[place] for place in used], rows)
+
+
+def _list_tasks(benchmark: str, rows: list[Row]) -> list[str]:
+    """Return the tasks of a benchmark; sets of one's own are all that some row has."""
+    return list(TASKS.get(benchmark, dict.fromkeys(task for row in rows for task in row.scores)))
 
 
 def _line(row: Row, tasks: list[str]) -> list[str]:
-    return [
-        row.method,
-        row.vectors,
-        row.source,
-        *(_show(row.scores.get(task, [])) for task in tasks),
-        _show(row.average),
-    ]
+    return [row.method, row.vectors, row.source, *(_show(row.scores.get(task, [])) for task in tasks)]
 
 
 def _show(values: list[float]) -> str:
@@ -170,8 +192,10 @@ def _list_scores(results: list[dict[str, Any]]) -> Table:
         mine = [result for result in results if result["benchmark"] == benchmark]
         for metric in SHOWN:
             published = _published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else []
-            for row in [*_own_rows(mine, metric), *published]:
-                for task, values in {**row.scores, "avg": row.average}.items():
+            own = _own_rows(mine, metric)
+            for row in [*own, *published]:
+                average = {"avg": row.average} if row.has(_list_tasks(benchmark, own)) else {}
+                for task, values in {**row.scores, **average}.items():
                     deviation = statistics.stdev(values) if len(values) > 1 else None
                     who = [benchmark, SHOWN[metric], row.method, row.vectors, row.source]
                     rows.append([*who, task, statistics.mean(values), deviation, len(values)])

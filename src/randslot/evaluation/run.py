@@ -52,6 +52,11 @@ class Evaluation:
         """Evaluate on each task, keep its scores in a file, and return them."""
         if not tasks:
             raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
+        settings = self.model[0].settings
+        if settings.inference != settings.slots and (settings.slots, settings.inference) != ("random", "zero"):
+            self.console.print(
+                f"note: {self.name} was trained with {settings.slots} slots, and gets {settings.inference} ones here"
+            )
         weights = weights_key(self.model)
         caches: dict[Side, VectorCache] = {
             side: open_cache(self.cache, weights, self.model, side) for side in ("query", "page")
@@ -160,7 +165,7 @@ class Evaluation:
     def _progress(self) -> Progress:
         speed = TextColumn("{task.fields[speed]}")
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
-        return Progress(*columns, console=self.console, transient=True)
+        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
 
     @staticmethod
     def _advance(progress: Progress, bar: TaskID, num: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import RandSlotError, UsageError
-from ..hub import first_line
+from ..hub import ask_hub, first_line
 from ..pages import PageInput, list_pages, page_file
 from .published import TASKS
 from .vectors import content_key
@@ -161,14 +161,16 @@ class MtebSource:
     folder: Path | None = None
 
     def load(self) -> Iterator[Subset]:
+        path, revision = self.task.metadata.dataset["path"], self.task.metadata.dataset["revision"]
+        offline = None if self.folder else ask_hub(path, revision, kind="dataset")[1]
         try:
-            with _quiet(self.folder):
+            with _quiet(self.folder, offline is not None):
                 self.task.load_data()
                 self.task.convert_v1_dataset_format_to_v2(num_proc=None)
         except Exception as error:  # whatever datasets and the hub make of it
-            path = self.task.metadata.dataset["path"]
+            reason = f"not in the local cache, and the hub gave no answer ({offline})" if offline else first_line(error)
             hint = "" if self.folder else "; without network, --data-root takes copies"
-            raise RandSlotError(f"cannot load {path}: {first_line(error)}{hint}") from error
+            raise RandSlotError(f"cannot load {path}: {reason}{hint}") from error
         for name, splits in self.task.dataset.items():
             data = splits[SPLIT]
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
@@ -203,25 +205,30 @@ class NativeSource:
 
 
 @contextmanager
-def _quiet(folder: Path | None) -> Iterator[None]:
+def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
     """Load without bars and chatter; a local copy through a cache of its own, made anew when a file changes.
 
-    Otherwise `datasets` takes a folder for another one of the same name that it has seen before.
+    Otherwise `datasets` takes a folder for another one of the same name that it has seen before. offline: only what was
+    downloaded before; `datasets` would ask a hub that is not there for half a minute.
     """
     import datasets
+    import huggingface_hub.constants as hub
 
     shown, cache = datasets.are_progress_bars_disabled(), datasets.config.HF_DATASETS_CACHE
-    level = logging.getLogger("datasets").level
+    level, before = logging.getLogger("datasets").level, (hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     datasets.disable_progress_bars()
     if folder is not None:
         stats = [(str(file), file.stat()) for file in sorted(folder.resolve().rglob("*")) if file.is_file()]
         state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
         datasets.config.HF_DATASETS_CACHE = Path(cache) / f"randslot-{content_key(state.encode())}"
+    if offline:
+        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
         datasets.config.HF_DATASETS_CACHE = cache
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
         logging.getLogger("datasets").setLevel(level)
         if not shown:
             datasets.enable_progress_bars()
@@ -256,8 +263,10 @@ class DatasetPages:
 def own_task(folder: Path) -> Task:
     """Return a folder with pages/, queries.jsonl and qrels.jsonl as a task.
 
-    Errors: UsageError if one of them is not there.
+    Errors: UsageError if the folder or one of them is not there.
     """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}: a set has pages/, queries.jsonl and qrels.jsonl")
     for part in ("pages", "queries.jsonl", "qrels.jsonl"):
         if not (folder / part).exists():
             raise UsageError(f"{folder} has no {part}: a set has pages/, queries.jsonl and qrels.jsonl")
