@@ -156,6 +156,7 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="RANDSLOT_TOKEN", help="What visitors must know; better in the environment.")
     ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added.")] = False,
     origin: Annotated[
         list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
@@ -166,11 +167,13 @@ def serve(
 
     randslot serve -l mylib
 
+    randslot serve -l newlib --new
+
     RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
     """
     from .serve.run import Visitors, serve
 
-    serve(library, Visitors(host, port, token, tuple(origin or ())), read_only=read_only, model=model)
+    serve(library, Visitors(host, port, token, tuple(origin or ())), new=new, read_only=read_only, model=model)
 
 
 @app.command()
@@ -290,10 +293,8 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from .analysis.budgets import MOST
     from .analysis.cost import PAPER, is_library, list_costs, measure_libraries, own_budgets
     from .analysis.report import PARTS, make_sections, write_report
-    from .analysis.runs import read_runs
     from .tables import STYLES, write_table
 
     if style not in STYLES:
@@ -304,6 +305,8 @@ def analyse(
     if not wanted and parts != ["cost"]:
         raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
     if benchmark or data:  # these are models
+        from .analysis.budgets import MOST
+
         results = (output or Path("report")) / "results"
         tasks = _choose_tasks(benchmark, "", data, None)
         budgets = {"query_vectors": MOST, "page_vectors": MOST}
@@ -316,7 +319,12 @@ def analyse(
     folders = [Path(folder) for folder in wanted if Path(folder) not in libraries]
     if dim is not None and (parts != ["cost"] or folders):
         raise UsageError("--dim goes with randslot analyse cost without results: they have dimensions of their own")
-    sections = make_sections(parts, read_runs(folders) if folders else [], vectors)
+    runs = []
+    if folders:
+        from .analysis.runs import read_runs
+
+        runs = read_runs(folders)
+    sections = make_sections(parts, runs, vectors)
     if libraries:
         sections[0].tables["libraries"] = measure_libraries(libraries)
     if dim is not None:

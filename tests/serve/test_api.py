@@ -53,6 +53,14 @@ def test_an_explanation_adds_up_to_the_score(client, service):
         service.library.compare("tax", page_id(hit["document"]["id"], 99))
 
 
+def test_head_is_answered_where_get_is(client):
+    for path in ("/", "/api/status", documents(client)["alpha.pdf"]["file"]):
+        answer = client.head(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-length"] == client.get(path).headers["content-length"]
+    assert client.head("/api/search").status_code == 405
+
+
 def test_documents_are_listed_by_name(client):
     found = client.get("/api/documents").json()
     assert [one["name"] for one in found["documents"]] == [SCRIPT, "alpha.pdf", "beta.pdf"]
