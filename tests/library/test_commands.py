@@ -112,7 +112,8 @@ def test_search_reads_many_queries(run, indexed):
     assert (code, [one["query"] for one in answers]) == (0, ["deferred tax", "sales"])
     assert all(len(one["hits"]) == 1 for one in answers)
     _, out, _ = run("search", "-", "-l", "lib", "-k", "1", "--json", stdin="sales\n")
-    assert json.loads(out) == answers[1:]
+    (answer,) = json.loads(out)
+    assert (answer["query"], answer["hits"][0]["id"]) == ("sales", answers[1]["hits"][0]["id"])
     _, out, _ = run("search", "tax", "sales", "-l", "lib", "-k", "1")
     assert out.count("? ") == 2
 
@@ -133,8 +134,9 @@ def test_search_filters(run, indexed, papers, saved):
 
 def test_library_commands(run, indexed, papers):
     _, out, _ = run("library", "status", "-l", "lib")
-    assert "files          3" in out
-    assert "pages          7" in out
+    assert "files    3" in out
+    assert "pages    7" in out
+    assert re.search(r"size     [\d,]+ bytes on disk, [\d,]+ a page, 512 of them vectors", out)
     status = json.loads(run("library", "status", "-l", "lib", "--json")[1])
     assert (status["files"], status["pages"], status["vector_bytes_per_page"], status["pending"]) == (3, 7, 512, 0)
     assert status["bytes_per_page"] == status["bytes"] // 7 > 512
