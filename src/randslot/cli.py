@@ -156,6 +156,7 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="RANDSLOT_TOKEN", help="What visitors must know; better in the environment.")
     ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added.")] = False,
     origin: Annotated[
         list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
@@ -166,11 +167,13 @@ def serve(
 
     randslot serve -l mylib
 
+    randslot serve -l newlib --new
+
     RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
     """
     from .serve.run import Visitors, serve
 
-    serve(library, Visitors(host, port, token, tuple(origin or ())), read_only=read_only, model=model)
+    serve(library, Visitors(host, port, token, tuple(origin or ())), new=new, read_only=read_only, model=model)
 
 
 @app.command()
@@ -292,10 +295,8 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from .analysis.budgets import MOST
     from .analysis.cost import PAPER, is_library, list_costs, measure_libraries, own_budgets
     from .analysis.report import PARTS, make_sections, write_report
-    from .analysis.runs import read_runs
     from .tables import STYLES, write_table
 
     if style not in STYLES:
@@ -309,6 +310,8 @@ def analyse(
         if not Path(folder).is_dir():
             raise UsageError(f"{folder!r} is neither a folder nor a part: parts are {', '.join(PARTS)}")
     if benchmark or data:  # these are models
+        from .analysis.budgets import MOST
+
         results = (output or Path("report")) / "results"
         tasks = _choose_tasks(benchmark, "", data, None)
         budgets = {"query_vectors": MOST, "page_vectors": MOST}
@@ -321,7 +324,11 @@ def analyse(
     folders = [Path(folder) for folder in wanted if Path(folder) not in libraries]
     if dim is not None and (parts != ["cost"] or folders):
         raise UsageError("--dim goes with randslot analyse cost without results: they have dimensions of their own")
-    runs = read_runs(folders) if folders else []
+    runs = []
+    if folders:
+        from .analysis.runs import read_runs
+
+        runs = read_runs(folders)
     for line in (line for run in runs for line in run.left_out):
         print(f"left out: {line}", file=sys.stderr)
     sections = make_sections(parts, runs, vectors)

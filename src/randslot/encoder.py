@@ -320,14 +320,14 @@ def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Sid
 def check_query(query: Any) -> str:
     """Return a query that can be encoded.
 
-    Errors: RandSlotError in one line if it is no text, empty, or broken.
+    Errors: UsageError in one line if it is no text, empty, or broken.
     """
     if not isinstance(query, str):
-        raise RandSlotError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
+        raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
     if not query.strip():
-        raise RandSlotError("empty query: a query needs at least one character that is not a space")
+        raise UsageError("empty query: a query needs at least one character that is not a space")
     if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-        raise RandSlotError(f"a query has broken characters (half of a pair): {ascii(query)[:80]}")
+        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
     return query
 
 

@@ -45,7 +45,7 @@ def find(
 
     A hub repository is downloaded unless it is in the cache.
 
-    Errors: RandSlotError in one line if there is no such folder or repository, or no network to get it.
+    Errors: RandSlotError in one line if there is no such folder (a UsageError) or repository, or no network to get it.
     """
     if name == EMBEDDED:
         return Source(EMBEDDED, None, Path(str(resources.files("randslot") / EMBEDDED)))
@@ -55,7 +55,7 @@ def find(
             raise UsageError(f"revision={revision!r} goes with a hub id, and {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
     if isinstance(name, Path) or not is_hub_id(name):
-        raise RandSlotError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
+        raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
     commit, offline = (None, "only local files") if local_files_only else ask_hub(name, revision, token)
     try:
         snapshot = snapshot_download(

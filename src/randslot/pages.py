@@ -12,6 +12,7 @@ from threading import Lock
 
 import numpy as np
 import pypdfium2 as pdfium
+import pypdfium2.raw as pdf_api
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .errors import RandSlotError
@@ -19,10 +20,11 @@ from .errors import RandSlotError
 PageInput = str | os.PathLike[str] | bytes | Image.Image
 WHITE = (255, 255, 255)
 PIXELS = 1536 * 32 * 32  # of a page image: what the default of visual tokens comes to, 32 pixels a side each
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
 TIFF_SUFFIXES = (".tif", ".tiff")  # the images that can have several pages
 PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers take
 PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
+NO_PAGES = re.compile(rb"/Kids\s*\[\s*\]")  # in a PDF's tree of pages
 FILE_PAGE = re.compile(r"(?P<file>.+\.(?:pdf|tiff?))#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 
 
@@ -125,7 +127,17 @@ def num_pdf_pages(file: Path) -> int:
         with PDFIUM, pdfium.PdfDocument(file) as pdf:
             return len(pdf)
     except pdfium.PdfiumError as error:
-        raise RandSlotError(f"cannot open {file}: {error}") from error
+        raise RandSlotError(f"cannot open {file}: {_pdf_reason(file, error)}") from error
+
+
+def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
+    """Say in our words why a PDF does not open; pdfium takes one without pages for a broken one."""
+    if error.err_code == pdf_api.FPDF_ERR_PASSWORD:
+        return "it is encrypted, and needs a password"
+    if error.err_code != pdf_api.FPDF_ERR_FORMAT:
+        return str(error)
+    with file.open("rb") as content:
+        return "it has no pages" if NO_PAGES.search(content.read(2**16)) else "it is broken, or no PDF"
 
 
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
@@ -148,7 +160,8 @@ def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Imag
             image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
             return image.convert("RGB")
     except pdfium.PdfiumError as error:
-        raise RandSlotError(f"cannot read page {number} of {file}: {error}") from error
+        reason = _pdf_reason(file, error)
+        raise RandSlotError(f"cannot read page {number} of {file}: {reason}") from error
 
 
 def _open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Image:
@@ -169,7 +182,8 @@ def _image_errors(name: str) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise RandSlotError(f"not an image that can be read: {name}") from error
     except Image.DecompressionBombError as error:
-        raise RandSlotError(f"image too large to open safely: {name} ({error})") from error
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # what Pillow takes for a bomb
+        raise RandSlotError(f"image too large to open safely, more than {most:,} pixels: {name}") from error
     except OSError as error:
         raise RandSlotError(f"cannot read page image {name}: {error}") from error
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from conftest import make, noise
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
 from randslot.library.renderers import Renderers
+from randslot.library.store import page_id
 from randslot.pages import open_page
 from randslot_pdf import write_pdf
 
@@ -39,7 +41,7 @@ def test_pages_are_ranked_as_the_model_ranks_them(library, model, tmp_path):
     image = noise(80, 100, 9)
     summary = library.add([tmp_path / "report.pdf", image])
     assert (len(summary.added), summary.pages, summary.encoded, summary.failed) == (2, 6, 6, {})
-    assert summary.bytes_per_page == 4 * 64 * 2
+    assert summary.vector_bytes_per_page == 4 * 64 * 2
     pages = [open_page(f"{tmp_path}/report.pdf#page={number}", model[0].most_pixels) for number in range(1, 6)]
     pages.append(image)
     scores = model.similarity(model.encode_query(["deferred tax"]), model.encode_document(pages))[0].numpy()
@@ -104,7 +106,7 @@ def test_the_second_time_nothing_is_opened(library, papers, monkeypatch):
 def test_the_model_is_not_loaded_where_nothing_is_to_be_read(tmp_path, saved, papers, monkeypatch):
     with Library(tmp_path / "lib", saved) as library:
         library.add(papers)
-    monkeypatch.setattr("randslot.library.binding.open_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("randslot.client.open_model", lambda *_, **__: pytest.fail("loaded"))
     with Library(tmp_path / "lib") as library:
         (papers / "a.tif").rename(papers / "x.tif")
         summary = library.add(papers)
@@ -251,7 +253,7 @@ def test_filters_all_hold(library, papers):
     assert pages(source=str(papers), page=2) == {("a.tif", 2), ("b.tif", 2)}
     assert pages(kind="tax", page=(2, 3)) == {("b.tif", 2), ("b.tif", 3)}
     assert pages(kind="tax", source="a.tif") == set()
-    assert pages(year=2023) == set()
+    assert pages(kind="other") == set()
     for wrong in (0, (3, 2), "two", (1, None)):
         with pytest.raises(UsageError, match="page must be a number"):
             library.search("x", filters={"page": wrong})
@@ -280,12 +282,12 @@ def bad_files(folder: Path) -> dict[str, str]:
     Image.new("1", (30_000, 30_000)).save(folder / "bomb.png")
     return {
         "large.pdf": "1000000 x 1000000 points",
-        "nopages.pdf": "no pages|cannot open",
-        "corrupt.pdf": "cannot open",
+        "nopages.pdf": "cannot open: it has no pages",
+        "corrupt.pdf": "cannot open: it is broken, or no PDF",
         "empty.pdf": "the file is empty",
         "text.png": "not an image that can be read",
         "torn.png": "cannot read page image",
-        "bomb.png": "too large to open safely",
+        "bomb.png": "image too large to open safely, more than 178,956,970 pixels",
     }
 
 
@@ -298,6 +300,7 @@ def test_bad_files_are_told_and_the_rest_is_indexed(library, papers):
     for name, reason in expected.items():
         assert any(part in failed[name] for part in reason.split("|")), (name, failed[name])
         assert "\n" not in failed[name]
+        assert name not in failed[name]  # it is told with the reason
     assert summary.others == [str(papers / "notes.txt")]
     assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
     assert library.verify() == []
@@ -463,6 +466,58 @@ def test_searching_while_another_thread_indexes(library, papers):
 
 
 # -- verify
+
+
+def test_verify_reads_the_vectors_and_repair_gives_them_back(tmp_path, model, papers):
+    with Library(tmp_path / "lib", model) as library:
+        library.add(papers)
+        wanted = library.search("tax", 3)
+    for file in (tmp_path / "lib" / "pages").glob("segments/*/vector_storage-page/vectors/*"):
+        file.unlink()
+    with Library(tmp_path / "lib", model) as library:
+        for exact in (False, True):
+            with pytest.raises(RandSlotError, match=r"vectors are damaged \(.*\): randslot library verify --repair"):
+                library.search("tax", exact=exact)
+        problems = library.verify()
+        assert [line.rpartition("/")[2] for line in problems] == [
+            "a.tif: 3 of 3 pages are damaged",
+            "b.tif: 3 of 3 pages are damaged",
+            "c.png: 1 of 1 pages are damaged",
+        ]
+        assert library.verify(repair=True) == problems
+        assert (library.verify(), len(library), library.search("tax")) == ([], 0, [])
+        assert len(library.add(papers).added) == 3
+        assert (library.verify(), library.search("tax", 3)) == ([], wanted)
+
+
+def test_verify_finds_vectors_that_lost_their_length(library, papers):
+    library.add(papers)
+    (file,) = library.manifest.find(source=str(papers / "b.tif"))
+    (page,) = library.store.read([page_id(file.id, 2)]).values()
+    library.store.add([replace(page, vectors=0 * page.vectors)])
+    assert library.verify() == [f"{papers}/b.tif: 1 of 3 pages are damaged"]
+    library.verify(repair=True)
+    assert library.add(papers).encoded == 3
+
+
+def test_lost_pages_are_told_and_repaired(tmp_path, model, papers):
+    with Library(tmp_path / "lib", model) as library:
+        library.add(papers)
+    shutil.rmtree(tmp_path / "lib" / "pages")
+    for _ in range(2):  # nothing is made in its place
+        with pytest.raises(RandSlotError, match=r"the pages of library \S+ are lost: randslot library verify --repair"):
+            Library(tmp_path / "lib", model)
+    with Library(tmp_path / "lib", model, repair=True) as library:
+        assert len(library.verify(repair=True)) == 3
+        assert len(library.add(papers).added) == 3
+        assert library.verify() == []
+
+
+def test_a_filter_that_no_page_has_is_refused(library, papers):
+    library.add(papers, metadata={"year": 2023})
+    with pytest.raises(UsageError, match=r"no page in library .* has 'yaer' to filter by, only page, source, year"):
+        library.search("tax", filters={"yaer": 2023})
+    assert library.search("tax", filters={"year": 1999}) == []
 
 
 def test_verify_finds_missing_and_stray_pages_and_repairs(library, papers):

@@ -485,3 +485,17 @@ def test_an_upload_waits_while_another_writes(standin, model, monkeypatch):
         service.close()
         assert service.uploads.find_job(job.id).state == "done"
         assert len(other) == 1
+
+
+def test_lost_pages_are_told_and_repaired(url, model, papers):
+    with Library(url, model) as library:
+        library.add(papers / "a.tif")
+        library.home.connection.client.delete_collection(library.home.connection.address.collection)
+    with pytest.raises(
+        RandSlotError, match=r"the pages of library qdrant://\S+ are lost: randslot library verify --repair"
+    ):
+        Library(url, model)
+    with Library(url, model, repair=True) as library:
+        assert library.verify(repair=True) == [f"{papers}/a.tif: 0 of 3 pages are stored"]
+        assert library.add(papers / "a.tif").encoded == 3
+        assert library.verify() == []

@@ -53,6 +53,14 @@ def test_an_explanation_adds_up_to_the_score(client, service):
         service.library.compare("tax", page_id(hit["document"]["id"], 99))
 
 
+def test_head_is_answered_where_get_is(client):
+    for path in ("/", "/api/status", documents(client)["alpha.pdf"]["file"]):
+        answer = client.head(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-length"] == client.get(path).headers["content-length"]
+    assert client.head("/api/search").status_code == 405
+
+
 def test_documents_are_listed_by_name(client):
     found = client.get("/api/documents").json()
     assert [one["name"] for one in found["documents"]] == [SCRIPT, "alpha.pdf", "beta.pdf"]
@@ -128,7 +136,7 @@ def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_pa
 def test_an_upload_that_cannot_be_read_says_why_and_is_deleted(client, service, tmp_path):
     job = upload(client, "torn.pdf", pdf(tmp_path, 3)[:150])
     assert job["state"] == "failed"
-    assert "torn.pdf" in job["error"]
+    assert (job["name"], job["error"]) == ("torn.pdf", "cannot open: it is broken, or no PDF")
     assert str(service.library.folder) not in job["error"]
     assert not (service.uploads.folder / "torn.pdf").exists()
     assert "torn.pdf" not in documents(client)

@@ -148,7 +148,7 @@ def test_a_mislabelled_upload_is_refused(client, name, content, status, word):
     refused(client.post("/api/uploads", params={"name": name}, content=content), status, word)
 
 
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "bmp"])
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "bmp", "gif"])
 def test_a_rightly_labelled_one_is_not(kind):
     buffer = BytesIO()
     Image.new("RGB", (20, 20)).save(buffer, kind)
@@ -195,25 +195,47 @@ def test_malformed_json_is_refused(client, body):
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "reason"),
     [
-        {},
-        [],
-        "tax",
-        {"query": ""},
-        {"query": " \n"},
-        {"query": 5},
-        {"query": "\ud800"},
-        {"query": "x" * 1001},
-        {"query": "tax", "k": 0},
-        {"query": "tax", "k": 10**9},
-        {"query": "tax", "k": "5"},
-        {"query": "tax", "source": "x" * 301},
-        {"query": "tax", "filter": {}},
+        ({}, "query is missing"),
+        ([], "the body must be a JSON object"),
+        ("tax", "the body must be a JSON object"),
+        ({"query": ""}, "query must not be empty"),
+        ({"query": " \n"}, "query must not be empty"),
+        ({"query": 5}, "query must be text"),
+        ({"query": "\ud800"}, "query has characters that are not valid text"),
+        ({"query": "x" * 1001}, "query must have at most 1000 letters"),
+        ({"query": "tax", "k": 0}, "k must be at least 1"),
+        ({"query": "tax", "k": 10**9}, "k must be at most 100"),
+        ({"query": "tax", "k": "5"}, "k must be a whole number"),
+        ({"query": "tax", "exact": 1}, "exact must be true or false"),
+        ({"query": "tax", "source": "x" * 301}, "source must have at most 300 letters"),
+        ({"query": "tax", "filter": {}}, "filter is not known here"),
     ],
 )
-def test_wrong_values_are_refused(client, body):
-    refused(client.post("/api/search", content=json.dumps(body), headers={"Content-Type": "application/json"}), 422)
+def test_wrong_values_are_refused(client, body, reason):
+    answer = client.post("/api/search", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    refused(answer, 422)
+    assert answer.json() == {"error": reason}
+
+
+def test_a_body_without_its_header_is_told_which(client):
+    refused(client.post("/api/search", content=b'{"query": "tax"}'), 422, "Content-Type: application/json")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/api/documents/x", "id must be an id"),
+        ("/api/documents?limit=many", "limit must be a whole number"),
+        (
+            "/api/documents/00000000-0000-0000-0000-000000000000/pages/1/image?size=huge",
+            "size must be 'small' or 'large'",
+        ),
+    ],
+)
+def test_wrong_addresses_are_refused_in_our_words(client, path, reason):
+    refused(client.get(path), 422, reason)
 
 
 def test_a_query_of_a_megabyte_is_refused(client):

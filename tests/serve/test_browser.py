@@ -63,7 +63,7 @@ def visiting(browser, address: str, path: str = "/", **options) -> Iterator:
 
 def search(page, query: str, source: str = "") -> None:
     page.get_by_label("Search the pages").fill(query)
-    page.get_by_label("In", exact=True).fill(source)
+    page.get_by_label("Document", exact=True).fill(source)
     page.get_by_role("button", name="Search").click()
 
 
@@ -106,7 +106,7 @@ def test_the_keyboard_is_enough(page):
     page.keyboard.type("page")  # the search field has the focus
     page.keyboard.press("Enter")
     expect(page.locator(".score").first).to_be_visible()
-    page.get_by_label("In", exact=True).fill("alpha.pdf")
+    page.get_by_label("Document", exact=True).fill("alpha.pdf")
     page.keyboard.press("Enter")
     expect(page.locator("#hits li")).to_have_count(3)
     page.keyboard.press("Tab")
@@ -125,7 +125,7 @@ def test_the_keyboard_is_enough(page):
     assert page.evaluate("document.activeElement.closest('#hits') !== null")
     page.go_back()
     page.go_back()
-    expect(page.get_by_label("In", exact=True)).to_have_value("")
+    expect(page.get_by_label("Document", exact=True)).to_have_value("")
 
 
 def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
@@ -139,7 +139,9 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     page.get_by_label("Choose files").set_input_files(files)
     rows = page.locator("#uploads li")
     expect(rows.filter(has_text="delta.pdf")).to_contain_text("Added, 3 pages")
-    expect(rows.filter(has_text="broken.pdf")).to_contain_text("Could not be added: cannot open broken.pdf")
+    expect(rows.filter(has_text="broken.pdf")).to_contain_text(
+        "Could not be added: cannot open: it is broken, or no PDF"
+    )
     expect(rows.filter(has_text="notes.txt")).to_contain_text("Could not be added: only PDFs and images")
     search(page, "page", "delta.pdf")
     expect(page.locator("#hits li")).to_have_count(3)
@@ -235,6 +237,8 @@ def test_a_token_is_asked_for_and_an_empty_library_says_so(browser, model, tmp_p
         page.locator("#token").fill("wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_have_text("that is not the token")
+        field, button = page.locator("#token").bounding_box(), page.get_by_role("button", name="Enter").bounding_box()
+        assert button["y"] - (field["y"] + field["height"]) > 8  # the field has a ring of 3 px around it
         page.locator("#token").fill(TOKEN)
         page.keyboard.press("Enter")
         expect(asked).to_be_hidden()
@@ -249,3 +253,13 @@ def test_the_api_page_describes_every_endpoint(browser, address):
         page.locator("section").first.wait_for()
         for path in page.request.get(f"{address}/openapi.json").json()["paths"]:
             assert page.get_by_role("heading", name=path).count() >= 1
+
+
+def test_commands_on_the_api_page_are_whole_on_a_phone(browser, address):
+    with visiting(browser, address, "/docs", viewport={"width": 360, "height": 740}) as page:
+        page.locator("pre").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        cut = page.evaluate(
+            "[...document.querySelectorAll('pre')].filter(one => one.scrollWidth > one.clientWidth).length"
+        )
+        assert cut == 0

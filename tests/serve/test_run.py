@@ -16,7 +16,7 @@ import pytest
 from randslot.cli import main
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
-from randslot.serve.run import Visitors, is_local, listen
+from randslot.serve.run import Visitors, is_local, listen, show_address
 
 from .conftest import TOKEN, pdf
 
@@ -55,6 +55,35 @@ def test_a_port_in_use_is_one_line(monkeypatch, capsys, tmp_path):
             main()
     assert stopped.value.code == 2
     assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+
+
+def test_a_library_is_made_only_if_that_is_asked_for(monkeypatch, capsys, tmp_path):
+    library = tmp_path / "lib"
+    monkeypatch.setattr(sys, "argv", ["randslot", "serve", "-l", str(library), "--port", "0"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"randslot: no library at {library}: randslot index makes one\n"
+    assert not library.exists()
+    monkeypatch.setattr("randslot.serve.run._run", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--new"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    assert (library / "library.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("0.0.0.0", "http://localhost:80, and from elsewhere by this machine's name or address"),
+        ("::", "http://localhost:80, and from elsewhere by this machine's name or address"),
+    ],
+)
+def test_the_address_can_be_opened(host, shown):
+    assert show_address(host, 80) == shown
 
 
 def test_answers_are_sent_at_once():
@@ -98,7 +127,7 @@ def test_sigterm_finishes_what_was_acknowledged(model, tmp_path):
         finally:
             process.kill()
     assert process.returncode == 0, err
-    assert "1 uploads are still being read" in out
+    assert "1 upload still to be read" in out
     assert err.endswith("stopped\n")
     assert "Traceback" not in err
     with Library(tmp_path / "lib", model) as library:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..library.folder import HOME
 from ..library.library import Library
 from ..tables import Cell, Table
-from .runs import Run
+
+if TYPE_CHECKING:
+    from .runs import Run
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "1-bit": 0.125}  # of one number
 PAGES = 100_000

@@ -1,4 +1,7 @@
-"""All analyses of some runs in a folder: tables, figures, and one page that shows them."""
+"""All analyses of some runs in a folder: tables, figures, and one page that shows them.
+
+What is heavy is imported by the part that needs it: costs are plain arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,16 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..evaluation.published import published_tables
-from ..figures import draw_budgets, draw_readouts, draw_winners
 from ..tables import Cell, Table, write_table
-from .budgets import judge_budgets, sweep_budgets
 from .cost import PAPER, list_costs, measure_files, own_budgets
-from .readouts import Readouts, intervene, list_gains, list_readouts
-from .runs import Run
-from .views import macro
-from .winners import count_winners, list_shares, list_winners
+
+if TYPE_CHECKING:
+    from .readouts import Readouts
+    from .runs import Run
 
 SUFFIXES = {"md": ".md", "csv": ".csv", "latex": ".tex"}
 
@@ -35,6 +37,9 @@ class Section:
 
 
 def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
+    from ..figures import draw_budgets
+    from .budgets import judge_budgets, sweep_budgets
+
     table = sweep_budgets(runs, num_vectors)
 
     def lines(side: str) -> dict[str, list[float]]:
@@ -66,6 +71,9 @@ def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
 
 
 def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
+    from ..figures import draw_winners
+    from .winners import count_winners, list_shares, list_winners
+
     found = [count_winners(run, num_vectors) for run in runs]
 
     def draw(file: Path) -> None:
@@ -82,6 +90,8 @@ def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
 
 
 def make_readouts(runs: Sequence[Run], num_vectors: int) -> Section:
+    from .readouts import intervene, list_gains, list_readouts
+
     found = [intervene(run, num_vectors) for run in runs]
     text = (
         "The score when only one readout of a side is kept, or all but one, the other side being whole. A removal that "
@@ -95,6 +105,9 @@ def make_readouts(runs: Sequence[Run], num_vectors: int) -> Section:
 
 
 def _draw_readouts(found: Sequence[Readouts], file: Path) -> None:
+    from ..figures import draw_readouts
+    from .views import macro
+
     full = {readouts.name: macro(readouts.full) for readouts in found}
     sides = found[0].without
     without = {side: {one.name: [macro(scores) for scores in one.without[side]] for one in found} for side in sides}

@@ -16,16 +16,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
-from ..encoder import Settings
 from ..errors import RandSlotError, UsageError
 from ..slots import Side
+
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder
+
+    from ..encoder import Settings
 
 SHARD_BYTES, SHARD_SECONDS = 2**26, 20.0
 BLOCK_BYTES = 2**28

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sentence_transformers import MultiVectorEncoder
+from ..errors import RandSlotError, UsageError
 
-from ..client import is_url, open_model
-from ..errors import RandSlotError
-from ..model import weights_key
+if TYPE_CHECKING:  # takes seconds, and a library that is only looked into needs no model
+    from sentence_transformers import MultiVectorEncoder
 
 FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are
 
@@ -41,22 +40,24 @@ class Binding:
     def check(self, other: Binding, library: str) -> None:
         """Refuse another model.
 
-        Errors: RandSlotError in one line that says what differs.
+        Errors: UsageError in one line that says what differs.
         """
         names = [field.name for field in fields(self) if field.name not in FREE]
         differ = [name for name in names if getattr(self, name) != getattr(other, name)]
         if "weights" in differ:
-            raise RandSlotError(
+            raise UsageError(
                 f"library {library} belongs to {self}, and this is {other}: "
                 "open it with its own model, or make another library"
             )
         if differ:
             what = ", ".join(f"{name}={getattr(self, name)!r} and not {getattr(other, name)!r}" for name in differ)
-            raise RandSlotError(f"library {library} was made with {what}: load the model so, or make another library")
+            raise UsageError(f"library {library} was made with {what}: load the model so, or make another library")
 
 
 def describe(model: MultiVectorEncoder) -> Binding:
     """Return what a library remembers of a model."""
+    from ..model import weights_key
+
     encoder = model[0]
     return Binding(
         name=encoder.home.name,
@@ -84,6 +85,9 @@ def load_bound(bound: Binding, name: str | None, library: str) -> MultiVectorEnc
 
     Errors: RandSlotError if that is another model, or cannot be found.
     """
+    from ..client import is_url, open_model
+    from ..model import weights_key
+
     if name is None and bound.name is None:
         raise RandSlotError(f"library {library} was made with a model in memory: pass that model")
     place = name or bound.name or ""

@@ -65,18 +65,18 @@ def index(
 
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
-    from ..client import open_model
-    from ..hub import EMBEDDED
+    from .files import expand
     from .library import Library
-    from .show import print_problems, print_summary, show_progress
+    from .show import plural, print_problems, print_summary, show_progress, show_size, show_waiting
 
     metadata = _pairs(meta or [], "--meta") if meta else None
+    for path in paths:
+        expand(path)  # a wrong one leaves no library behind
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
-    chosen: Any = model
-    if page_vectors is not None or inference is not None:
-        chosen = open_model(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
-    with Library(library, chosen) as opened:
+    with show_waiting("loading the model", quiet or as_json):
+        opened = Library(library, _choose_model(model, page_vectors, inference))
+    with opened:
         with show_progress(quiet or as_json) as progress:
             try:
                 summary = opened.add(
@@ -84,14 +84,15 @@ def index(
                 )
             except KeyboardInterrupt:
                 progress.bar.stop()
-                done = f"{progress.pages} pages are stored, {progress.files} files are whole"
+                done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} whole"
                 print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
                 raise typer.Exit(130) from None
-        total = len(opened)
+        status = opened.status()
     if as_json:
-        print(json.dumps({**summary.as_dict(), "library_pages": total}, indent=2))
+        totals = {"library_pages": status.pages, "library_bytes": status.bytes}
+        print(json.dumps(summary.as_dict() | totals, indent=2))
     elif not quiet:
-        print_summary(summary, total)
+        print_summary(summary, status.pages, show_size(status))
     if not as_json:
         if quiet:
             summary.others = []
@@ -122,18 +123,19 @@ def search(
     randslot search - -l mylib --json < questions.txt
     """
     from .library import Library
-    from .show import print_hits
+    from .show import print_hits, show_waiting
 
+    many = query == ["-"] or len(query) > 1
     queries = [line for line in sys.stdin.read().splitlines() if line.strip()] if query == ["-"] else query
     if not queries or any(not one.strip() for one in queries):
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
-    with Library(library, model, create=False) as opened:
+    with show_waiting("loading the model and searching"), Library(library, model, create=False) as opened:
         results = opened.search_all(queries, k, filters=chosen, exact=exact, query_vectors=query_vectors)
     if as_json:
         shown: list[Any] = [[hit.as_dict() for hit in hits] for hits in results]
-        many = [{"query": one, "hits": hits} for one, hits in zip(queries, shown, strict=True)]
-        print(json.dumps(shown[0] if len(queries) == 1 else many, indent=2))
+        answers = [{"query": one, "hits": hits} for one, hits in zip(queries, shown, strict=True)]
+        print(json.dumps(answers if many else shown[0], indent=2))
         return
     for one, hits in zip(queries, results, strict=True):
         if len(queries) > 1:
@@ -167,7 +169,7 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from .library import Library
-    from .show import readable
+    from .show import plural, shorten
 
     with Library(library, create=False) as opened:
         files = opened.files()
@@ -175,9 +177,9 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
         print(json.dumps([asdict(file) for file in files], indent=2))
         return
     for file in files:
-        notes = [f"{file.num_pages} pages"] + ["not whole yet"] * (file.state != "done")
+        notes = [plural(file.num_pages, "page")] + ["not whole yet"] * (file.state != "done")
         notes += [f"{key}={value}" for key, value in file.metadata.items()]
-        print(f"{readable(file.source)}  ({', '.join(notes)})")
+        print(f"{shorten(file.source)}  ({', '.join(notes)})")
 
 
 @library_app.command()
@@ -190,11 +192,11 @@ def remove(
     randslot library remove report.pdf "2019/*.pdf" -l mylib
     """
     from .library import Library
-    from .show import readable
+    from .show import shorten
 
     with Library(library, create=False) as opened:
         for source in opened.remove(*patterns):
-            print(f"removed {readable(source)}")
+            print(f"removed {shorten(source)}")
 
 
 @library_app.command()
@@ -213,7 +215,7 @@ def copy(
 
     from .copy import copy_library
     from .library import Library
-    from .show import readable, show_progress
+    from .show import plural, readable, show_progress
 
     if source == target:
         raise UsageError("name two different places")
@@ -222,8 +224,9 @@ def copy(
     if as_json:
         print(json.dumps(asdict(copied), indent=2))
     else:
-        print(f"{copied.files:,} files with {copied.pages:,} pages copied, {copied.known:,} files were there already")
-        print(f"compared: the pages of {copied.compared:,} files are all there, {copied.searches} searches agree")
+        what = f"{plural(copied.files, 'file')} with {plural(copied.pages, 'page')} copied"
+        print(f"{what}, {plural(copied.known, 'file')} there already")
+        print(f"compared: all pages of {plural(copied.compared, 'file')}; searches that agree: {copied.searches}")
     for line in copied.problems:
         print(readable(line), file=sys.stderr)
     if copied.problems:
@@ -235,24 +238,36 @@ def verify(
     library: Place,
     repair: Annotated[bool, typer.Option("--repair", help="Hide torn files until they are indexed again.")] = False,
 ) -> None:
-    """Check that every page of every file is stored.
+    """Check that every page of every file is stored, and that its vectors can be read.
 
     randslot library verify -l mylib
     """
     from .library import Library
-    from .show import readable
+    from .show import plural, readable, show_progress
 
-    with Library(library, create=False) as opened:
-        problems = opened.verify(repair=repair)
-        total = len(opened)
+    with Library(library, create=False, repair=repair) as opened, show_progress(False) as progress:
+        problems = opened.verify(repair=repair, progress=progress)
+        total, pending = len(opened), len(opened.manifest.find(state="pending"))
     for line in problems:
         print(readable(line), file=sys.stderr)
     if not problems:
-        print(f"{total:,} pages, all as they should be")
+        print(f"{plural(total, 'page')}, all as they should be")
     elif repair:
         print("repaired: index the files again to have them back")
+    if pending:
+        print(f"{plural(pending, 'file')} not whole yet: index again to go on")
     if problems and not repair:
         raise typer.Exit(1)
+
+
+def _choose_model(model: str | None, page_vectors: int | None, inference: str | None) -> Any:
+    """Return the name of a model, or the model itself if it is to be set in another way than it is saved."""
+    if page_vectors is None and inference is None:
+        return model
+    from ..client import open_model
+    from ..hub import EMBEDDED
+
+    return open_model(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
 
 
 def _pairs(given: list[str], option: str) -> dict[str, Any]:
@@ -261,6 +276,8 @@ def _pairs(given: list[str], option: str) -> dict[str, Any]:
         key, sign, value = one.partition("=")
         if not key or not sign:
             raise UsageError(f"{option} takes key=value, not {one!r}")
+        if key in pairs:
+            raise UsageError(f"{option} names {key!r} twice")
         pairs[key] = value
     return pairs
 

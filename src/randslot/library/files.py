@@ -10,7 +10,7 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from ..errors import UsageError
-from ..pages import IMAGE_SUFFIXES, is_file, short
+from ..pages import IMAGE_SUFFIXES, short
 
 DOCUMENT_SUFFIXES = (".pdf", *IMAGE_SUFFIXES)
 
@@ -34,7 +34,7 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listin
     """
     listing = Listing()
     for path in paths:
-        for found in _expand(os.fspath(path)):
+        for found in expand(path):
             if os.path.isdir(found):
                 listing.folders.append(found)
                 for file in _walk(found, library, listing.failed):
@@ -46,9 +46,14 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listin
     return listing
 
 
-def _expand(path: str) -> list[str]:
+def expand(path: str | os.PathLike[str]) -> list[str]:
+    """Return the absolute paths that a path or pattern stands for.
+
+    Errors: UsageError if there are none.
+    """
+    path = os.fspath(path)
     full = os.path.abspath(os.path.expanduser(path))
-    if os.path.isdir(full) or is_file(Path(full)):
+    if os.path.exists(full):
         return [full]
     found = glob(full, recursive=True) if has_magic(full) else []
     if not found:

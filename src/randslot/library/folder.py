@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from ..errors import RandSlotError, UsageError
 from ..hub import read_json
 from .files import is_below
-from .home import clear
+from .home import clear, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .qdrant import EdgeStore
 from .store import Store
@@ -74,9 +74,12 @@ class Folder:
         part.write_text(json.dumps(home, indent=2) + "\n", encoding="utf-8")
         os.replace(part, self.folder / HOME)
 
-    def open(self, dim: int) -> None:
+    def open(self, dim: int, *, repair: bool) -> None:
         self.manifest: Manifest = FileManifest(self.folder / "files.sqlite")
-        self.store: Store = EdgeStore(self.folder / "pages", dim)
+        pages = self.folder / "pages"
+        if not (repair or pages.exists()) and self.manifest.find():
+            raise lost_pages(self.name)
+        self.store: Store = EdgeStore(pages, dim)
         self._follow_images()
         clear(self.manifest, self.store, self.manifest.find(state="gone"))
 

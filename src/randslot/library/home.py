@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import RandSlotError
 from .manifest import File, Manifest
 from .store import Store
 
@@ -37,8 +38,11 @@ class Home(Protocol):
     def write(self, about: dict[str, Any]) -> None:
         """Write about the library; from then on there is one."""
 
-    def open(self, dim: int) -> None:
-        """Open the manifest and the store, or make them."""
+    def open(self, dim: int, *, repair: bool) -> None:
+        """Open the manifest and the store, or make them.
+
+        repair: make the store also where there was one. Errors: RandSlotError if it is lost, and not to be repaired.
+        """
 
     def turn(self) -> AbstractContextManager[None]:
         """Return a block in which this process may write, and no other one does.
@@ -54,6 +58,13 @@ class Home(Protocol):
 
     def abandon(self) -> None:
         """Let go of it, and of what was begun of a library that could not be made."""
+
+
+def lost_pages(name: str) -> RandSlotError:
+    """Return what to say when a library has files and no store: an empty one would look as if nothing was found."""
+    return RandSlotError(
+        f"the pages of library {name} are lost: randslot library verify --repair -l {name}, then index its files"
+    )
 
 
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:

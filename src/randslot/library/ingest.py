@@ -48,7 +48,7 @@ class Summary:
     others: list[str] = field(default_factory=list)
     pages: int = 0
     encoded: int = 0
-    bytes_per_page: int = 0
+    vector_bytes_per_page: int = 0
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -148,6 +148,8 @@ class Ingest:
 
     def _read(self, jobs: list[Job]) -> None:
         jobs = [job for job in jobs if job.missing]
+        if jobs:
+            self._tell()  # the first pages wait for the model
         for pages in self.reader.read(jobs) if jobs else ():  # a model is not loaded before it is needed
             for page in pages:
                 if page.error and not page.job.failed:
@@ -180,7 +182,7 @@ class Ingest:
         self.pages_done += len(pages)
         self.bytes += 2 * sum(vectors.size for vectors in complete)
         self.summary.encoded += sum(page.vectors is not None for page in pages)
-        self.summary.bytes_per_page = self.bytes // self.pages_done
+        self.summary.vector_bytes_per_page = self.bytes // self.pages_done
         for page in pages:
             page.job.missing.discard(page.number)
             if not page.job.missing:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -13,13 +14,11 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from PIL import Image
-from sentence_transformers import MultiVectorEncoder
 
-from ..client import open_model
 from ..errors import RandSlotError, UsageError
 from ..hub import EMBEDDED
 from ..pages import PIXELS, open_file_page, open_page, short
@@ -32,9 +31,13 @@ from .ingest import Ingest, Progress, Summary
 from .manifest import File
 from .reading import Here, Reader
 from .renderers import Renderers
-from .store import Found, Vectors, Where
+from .store import DamagedError, Found, Vectors, Where, page_id
+
+if TYPE_CHECKING:  # takes seconds, and a library that is only looked into needs no model
+    from sentence_transformers import MultiVectorEncoder
 
 NOTES = logging.getLogger("randslot")
+VERIFIED = 256  # pages that are read at once to be verified
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ class Hit:
 
 @dataclass(frozen=True)
 class Status:
-    """What a library holds: files and pages that can be seen, files that are not whole yet, sizes, and its model."""
+    """What a library holds: files and pages that can be seen, files that are not whole yet, sizes, and its model.
+
+    bytes: on disk, codes, payload and the list of files included; of a library on a server, of the vectors alone.
+    """
 
     folder: str
     files: int
@@ -79,6 +85,7 @@ class Status:
     missing: int
     bytes: int
     bytes_per_page: int
+    vector_bytes_per_page: int
     model: Mapping[str, Any]
     format: int
 
@@ -95,15 +102,16 @@ class Library:
         model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None = None,
         *,
         create: bool = True,
+        repair: bool = False,
     ) -> None:
         """Open a library, or make one.
 
         folder: a folder, or the address of a server as in "qdrant://host:6334/papers". model: a folder, a hub id, a
         loaded model, or the binding of another library; a new library takes the embedded one unless another is named,
-        and an open one loads its own when it is needed.
+        and an open one loads its own when it is needed. repair: open it also if its pages are lost, to verify it.
 
-        Errors: RandSlotError in one line if the folder holds something else, belongs to another model, or is open in
-        another process.
+        Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
+        another process, or has lost its pages.
         """
         self._model: MultiVectorEncoder | None = None
         self._encoding, self._writing = Lock(), Lock()
@@ -112,7 +120,7 @@ class Library:
         try:
             about = self.home.read()
             self.binding = self._create(model) if about is None else self._open(about, model)
-            self.home.open(self.binding.dimension)
+            self.home.open(self.binding.dimension, repair=repair)
             self.manifest, self.store = self.home.manifest, self.home.store
         except BaseException:
             self.home.abandon()
@@ -124,7 +132,7 @@ class Library:
         if isinstance(model, Binding):
             binding = model
         else:
-            self._model = model if isinstance(model, MultiVectorEncoder) else open_model(os.fspath(model or EMBEDDED))
+            self._model = _load(model or EMBEDDED) if isinstance(model, str | os.PathLike | None) else model
             binding = describe(self._model)
         self.home.write({"format": FORMAT, "model": asdict(binding)})
         return binding
@@ -139,11 +147,11 @@ class Library:
         binding = read_binding(about.get("model"), self.name)
         if isinstance(model, Binding):
             binding.check(model, self.name)
-        elif isinstance(model, MultiVectorEncoder):
+        elif isinstance(model, str | os.PathLike):
+            self._model = load_bound(binding, os.fspath(model), self.name)
+        elif model is not None:
             binding.check(describe(model), self.name)
             self._model = model
-        elif model is not None:
-            self._model = load_bound(binding, os.fspath(model), self.name)
         return binding
 
     @property
@@ -344,9 +352,14 @@ class Library:
         if not rest:
             return Where(None, hidden, first, last)
         source = rest.pop("source", None)
+        done = self.manifest.find(state="done")
+        for key in rest:
+            if not any(key in file.metadata for file in done):
+                known = sorted({"source", "page", *(name for file in done for name in file.metadata)})
+                raise UsageError(f"no page in library {self.name} has {key!r} to filter by, only {', '.join(known)}")
         files = frozenset(
             file.id
-            for file in self.manifest.find(state="done")
+            for file in done
             if (source is None or is_match(str(source), file.source))
             and all(key in file.metadata and _text(file.metadata[key]) == _text(value) for key, value in rest.items())
         )
@@ -361,34 +374,61 @@ class Library:
     def status(self) -> Status:
         """Return what the library holds; the model is not loaded for it."""
         files, pages = self.manifest.totals()
+        size = self.home.size()
         return Status(
             folder=self.name,
             files=files,
             pages=pages,
             pending=len(self.manifest.find(state="pending")),
             missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
-            bytes=self.home.size(),
-            bytes_per_page=2 * self.binding.page_vectors * self.binding.dimension,
+            bytes=size,
+            bytes_per_page=size // max(pages, 1),
+            vector_bytes_per_page=2 * self.binding.page_vectors * self.binding.dimension,
             model=asdict(self.binding),
             format=FORMAT,
         )
 
-    def verify(self, *, repair: bool = False) -> list[str]:
-        """Compare the manifest with the pages that are stored, and return what is wrong, a line each.
+    def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
+        """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.
 
-        repair: hide files that lack pages until they are indexed again, and delete pages of no file.
+        repair: hide files that lack pages until they are indexed again, and delete damaged pages and those of no file.
         """
         counts = self.store.counts()
         files = {file.id: file for file in self.manifest.find()}
         torn = [file for file in files.values() if file.state == "done" and counts.get(file.id, 0) != file.num_pages]
         stray = sorted(counts.keys() - files.keys())
-        if repair and (torn or stray):
+        damaged = self._find_damaged([file for id, file in files.items() if id in counts], progress)
+        if repair and (torn or stray or damaged):
             with self.write():
-                self.manifest.put(*(replace(file, state="pending") for file in torn))
-                for id in stray:
+                self.manifest.put(
+                    *(replace(files[id], state="pending") for id in {*damaged, *(one.id for one in torn)})
+                )
+                for id in [*stray, *damaged]:
                     self.store.delete(id)
         problems = [f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored" for file in torn]
+        problems += [
+            f"{files[id].source}: {num} of {files[id].num_pages} pages are damaged" for id, num in damaged.items()
+        ]
         return problems + [f"{counts[id]} pages belong to no file ({id})" for id in stray]
+
+    def _find_damaged(self, files: list[File], progress: Callable[[Progress], None]) -> Counter[str]:
+        """Read the vectors of all pages, and return how many of each file are not what was stored."""
+        ids = {page_id(file.id, number): file.id for file in files for number in range(1, file.num_pages + 1)}
+        pages = list(ids)
+        damaged: Counter[str] = Counter()
+        for start in range(0, len(pages), VERIFIED):
+            some = pages[start : start + VERIFIED]
+            damaged.update(ids[page] for page in self._read_damaged(some))
+            progress(Progress(0, 0, start + len(some), len(pages)))
+        return damaged
+
+    def _read_damaged(self, pages: list[str]) -> list[str]:
+        """Return those of some pages that are there, and whose vectors cannot be read or have lost their length."""
+        try:
+            found = self.store.read(pages)
+        except DamagedError:
+            return pages if len(pages) == 1 else [bad for page in pages for bad in self._read_damaged([page])]
+        return [id for id, page in found.items() if not _are_units(page.vectors)]
 
 
 def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
@@ -400,11 +440,21 @@ def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
     return Folder(Path(place).expanduser(), create=create)
 
 
+def _load(model: str | os.PathLike[str]) -> MultiVectorEncoder:
+    from ..client import open_model
+
+    return open_model(os.fspath(model))
+
+
 def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:
     similarities = query @ page.T
     best = similarities.argmax(1)
     matches = tuple(Match(i + 1, int(j) + 1, float(similarities[i, j])) for i, j in enumerate(best))
     return Hit(found.id, file.source, found.number, found.score, matches, file.metadata)
+
+
+def _are_units(vectors: Vectors) -> bool:
+    return bool(len(vectors) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.05))  # half precision
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import qdrant_edge as edge
 
 from ..errors import RandSlotError
 from ..hub import first_line
-from .store import Found, StoredPage, Vectors, Where
+from .store import DamagedError, Found, StoredPage, Vectors, Where
 
 NAME = "page"  # of the vectors of a point
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
@@ -77,11 +78,13 @@ class EdgeStore:
             )
             for query in queries
         ]
-        found = self.shard.query_batch(edge.QueryBatchRequest(requests))
+        with _reading():
+            found = self.shard.query_batch(edge.QueryBatchRequest(requests))
         return [[_found(point) for point in points] for points in found]
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
+        with _reading():
+            records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
         return {str(record.id): _page(record) for record in records}
 
     def images(self, file: str) -> dict[int, str]:
@@ -109,6 +112,18 @@ class EdgeStore:
 
     def close(self) -> None:
         self.shard.close()
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Say in one line that vectors cannot be read; the engine finds out when it needs them, not when it opens."""
+    try:
+        yield
+    except Exception as error:  # the engine has no errors of its own
+        reason = first_line(error)
+        raise DamagedError(
+            f"the library's vectors are damaged ({reason}): randslot library verify --repair, then index its files"
+        ) from error
 
 
 def _create(folder: Path, dim: int) -> None:

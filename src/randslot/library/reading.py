@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from PIL import Image
-from sentence_transformers import MultiVectorEncoder
 
 from ..errors import RandSlotError
 from .manifest import File
 from .renderers import Renderers, hash_image
 from .store import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder
 
 
 @dataclass

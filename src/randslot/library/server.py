@@ -29,6 +29,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from ..errors import BusyError, RandSlotError, UsageError
 from ..hub import first_line
 from .address import FILES, SETTINGS, Address
+from .home import lost_pages
 from .qdrant import BITS_FROM, CANDIDATES, COMPRESS_FROM, NAME, OVERSAMPLING
 from .records import ServerManifest, Turn, is_id
 from .store import Found, StoredPage, Vectors, Where
@@ -493,7 +494,10 @@ class Server:
         with self.turn():
             self.records.put({HOME: about})
 
-    def open(self, dim: int) -> None:
+    def open(self, dim: int, *, repair: bool) -> None:
+        collection = self.connection.address.collection
+        if not (repair or self.connection.ask("collection_exists", collection_name=collection)):
+            raise lost_pages(self.name)
         self.store = ServerStore(self.connection, dim)
 
     def turn(self) -> AbstractContextManager[None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -37,8 +38,10 @@ class Progressing:
         self.pages = now.pages_done
         self.files += len(now.finished)
         speed = self.bar.tasks[self.task].speed
-        rate = f"{speed:.1f} pages/s, " if speed else ""
-        self.bar.update(self.task, completed=now.pages_done, more=f"{rate}{now.files_done} of {now.num_files} files")
+        rate = f"{speed:.1f} pages/s" if speed else ""
+        files = f"{now.files_done} of {now.num_files} files" if now.num_files else ""
+        more = ", ".join(filter(None, (rate, files))) if now.pages_done else "loading the model"
+        self.bar.update(self.task, completed=now.pages_done, more=more)
 
 
 @contextmanager
@@ -56,7 +59,13 @@ def show_progress(quiet: bool) -> Iterator[Progressing]:
         yield Progressing(bar)
 
 
-def print_summary(summary: Summary, total: int) -> None:
+def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
+    """Say on stderr what a terminal is waiting for."""
+    console = Console(stderr=True, highlight=False)
+    return nullcontext() if quiet or not console.is_terminal else console.status(what)
+
+
+def print_summary(summary: Summary, total: int, size: str) -> None:
     """Print what a run did, and what it could not do."""
     counts = {
         "added": len(summary.added),
@@ -70,20 +79,20 @@ def print_summary(summary: Summary, total: int) -> None:
     if summary.pages:
         speed = summary.encoded / max(summary.seconds, 1e-9)
         print(
-            f"{summary.pages} pages, {summary.encoded} of them read, {summary.bytes_per_page:,} bytes a page, in "
-            f"{summary.seconds:.1f} s ({speed:.1f} pages/s)"
+            f"{plural(summary.pages, 'page')}, {summary.encoded} of them read, in {summary.seconds:.1f} s "
+            f"({speed:.1f} pages/s)"
         )
-    print(f"the library has {total:,} pages")
+    print(f"the library has {plural(total, 'page')}, {size}")
 
 
 def print_problems(summary: Summary) -> None:
     """Print on stderr which files could not be indexed, and which were no documents."""
     for name in summary.others[:NAMES]:
-        print(f"left out, not a PDF or an image: {readable(name)}", file=sys.stderr)
+        print(f"left out, not a PDF or an image: {shorten(name)}", file=sys.stderr)
     if len(summary.others) > NAMES:
         print(f"left out, not a PDF or an image: {len(summary.others) - NAMES} more", file=sys.stderr)
     for name, reason in summary.failed.items():
-        print(f"could not index {readable(name)}: {reason}", file=sys.stderr)
+        print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 
 
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
@@ -110,18 +119,32 @@ def print_status(status: Status) -> None:
         "library": status.folder,
         "files": f"{status.files:,}",
         "pages": f"{status.pages:,}",
-        "not whole yet": f"{status.pending:,} files: index them again to go on" if status.pending else "",
-        "not on disk now": f"{status.missing:,} files: --prune forgets them" if status.missing else "",
+        "not whole yet": f"{plural(status.pending, 'file')}: index again to go on" if status.pending else "",
+        "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
         "model": where,
         "vectors": f"{how}; slots {model['slots']}, inference {model['inference']}",
-        "bytes a page": f"{status.bytes_per_page:,}",
-        "bytes of vectors" if is_address(status.folder) else "bytes on disk": f"{status.bytes:,}",
+        "size": show_size(status),
         "format": str(status.format),
     }
     for name, value in rows.items():
         if value:
             table.add_row(name, Text(readable(value)))
     Console(highlight=False, soft_wrap=True).print(table)
+
+
+def show_size(status: Status) -> str:
+    """Return what a library takes: on disk, and the vectors' share of it."""
+    if is_address(status.folder):
+        return f"{status.bytes:,} bytes of vectors, {status.vector_bytes_per_page:,} a page"
+    if not status.pages:
+        return f"{status.bytes:,} bytes on disk"
+    share = f"{status.vector_bytes_per_page:,} of them vectors"
+    return f"{status.bytes:,} bytes on disk, {status.bytes_per_page:,} a page, {share}"
+
+
+def plural(num: int, word: str) -> str:
+    """Return a number of things: 1 page, 2 pages."""
+    return f"{num:,} {word}" + "s" * (num != 1)
 
 
 def shorten(source: str) -> str:

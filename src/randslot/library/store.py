@@ -16,7 +16,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import RandSlotError
+
 Vectors = NDArray[np.float32]
+
+
+class DamagedError(RandSlotError):
+    """Vectors that should be there cannot be read."""
 
 
 def page_id(file: str, number: int) -> str:
@@ -71,10 +77,15 @@ class Store(Protocol):
         """Return the k best pages of each query (K, D), best first.
 
         exact: score every page in full; otherwise a store may look at compressed vectors first.
+
+        Errors: DamagedError if vectors cannot be read.
         """
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        """Return pages by id, their vectors in half precision; those that are not there are left out."""
+        """Return pages by id, their vectors in half precision; those that are not there are left out.
+
+        Errors: DamagedError if vectors cannot be read.
+        """
 
     def images(self, file: str) -> dict[int, str]:
         """Return the hash of each stored page of a file, by number."""

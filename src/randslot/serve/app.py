@@ -13,6 +13,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException  # FastAPI's own is one of these
@@ -37,6 +38,25 @@ PAGES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 ABOUT = 'Search a library of PDFs and images. Errors are JSON of the form `{"error": "one line"}`.'
+WORDS = {  # what is wrong with a value, by pydantic's name for it
+    "missing": "is missing",
+    "extra_forbidden": "is not known here",
+    "model_attributes_type": "must be a JSON object",
+    "string_type": "must be text",
+    "string_unicode": "has characters that are not valid text",
+    "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "must not be empty",
+    "string_too_long": "must have at most {max_length} letters",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "bool_type": "must be true or false",
+    "uuid_parsing": "must be an id from the list of documents or uploads",
+    "uuid_type": "must be an id from the list of documents or uploads",
+    "literal_error": "must be {expected}",
+}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -114,8 +134,9 @@ class Status(BaseModel):
     library: str
     documents: int
     pages: int
-    bytes: int
+    bytes: int = Field(description="on disk; of a library on a server, of the vectors alone")
     bytes_per_page: int
+    vector_bytes_per_page: int
     model: str
     page_vectors: int
     query_vectors: int
@@ -158,6 +179,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     _add_documents(app, service)
     _add_uploads(app, service)
     _add_session(app, access)
+    _add_heads(app)
     app.add_middleware(Guard, access=access)
     if access.origins:
         app.add_middleware(
@@ -182,12 +204,16 @@ def _add_errors(app: FastAPI) -> None:
     def http(_: Request, error: HTTPException) -> JSONResponse:
         return _error(error.status_code, str(error.detail).lower(), error.headers)
 
-    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return _error(400, f"the body is not JSON: {first['ctx']['error']}")
-        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return _error(422, f"{where[:80]}: {first['msg'][:200]}")
+        if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
+            return _error(422, "the body must be JSON, sent with the header Content-Type: application/json")
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+        words = WORDS.get(first["type"])
+        reason = words.format(**first.get("ctx", {})) if words else first["msg"]
+        return _error(422, f"{where[:80]} {reason[:200]}" if words else f"{where[:80]}: {reason[:200]}")
 
     for kind, handler in {
         Refused: refused,
@@ -217,6 +243,12 @@ def _static(content: bytes, kind: str) -> Callable[[], Response]:
         return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
 
     return show
+
+
+def _add_heads(app: FastAPI) -> None:
+    """Answer HEAD wherever GET is answered; it is not described twice."""
+    for route in [route for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]:
+        app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 # -- what can be read

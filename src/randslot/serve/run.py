@@ -13,11 +13,13 @@ import uvicorn
 
 from ..errors import UsageError
 from ..library.library import Library
+from ..library.show import plural
 from .app import make_app
 from .guard import LOCAL, Access
 from .limits import TOKEN_LETTERS
 from .service import Service
 
+EVERYWHERE = ("0.0.0.0", "::", "")
 GRACE = 10  # seconds that requests on their way have when the service stops
 
 
@@ -52,24 +54,34 @@ def is_local(host: str) -> bool:
         return False
 
 
-def serve(folder: str, visitors: Visitors, *, read_only: bool = False, model: str | None = None) -> None:
-    """Serve a library until SIGTERM or Ctrl-C."""
+def serve(
+    folder: str, visitors: Visitors, *, new: bool = False, read_only: bool = False, model: str | None = None
+) -> None:
+    """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come."""
     visitors.check()
     listener = listen(visitors.host, visitors.port)
-    with listener, Library(folder, model, create=not read_only) as library:
+    with listener, Library(folder, model, create=new) as library:
         service = Service(library, read_only=read_only)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
-        host = f"[{visitors.host}]" if ":" in visitors.host else visitors.host
-        print(f"serving {library.name} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops)", flush=True)
+        where = show_address(visitors.host, listener.getsockname()[1])
+        print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
         _run(uvicorn.Config(make_app(service, access), log_level="warning", timeout_graceful_shutdown=GRACE), listener)
         waiting = service.uploads.num_waiting() if service.uploads else 0
         if waiting:
-            print(f"stopping: {waiting} uploads are still being read (again: leave them for next time)", flush=True)
+            left = plural(waiting, "upload")
+            print(f"stopping: {left} still to be read (again: leave that for next time)", flush=True)
         try:
             service.close()
         except KeyboardInterrupt:
             os._exit(130)  # as if killed: the library is made for that, and threads in it need not end in order
     print("stopped", file=sys.stderr)
+
+
+def show_address(host: str, port: int) -> str:
+    """Return the address to open; who listens everywhere is reached here as localhost, and by the machine's names."""
+    if host in EVERYWHERE:
+        return f"http://localhost:{port}, and from elsewhere by this machine's name or address"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:

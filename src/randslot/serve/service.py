@@ -31,6 +31,7 @@ KINDS = {
     ".tif": "image/tiff",
     ".tiff": "image/tiff",
     ".bmp": "image/bmp",
+    ".gif": "image/gif",
 }
 
 
@@ -142,6 +143,7 @@ class Service:
             "pages": found.pages,
             "bytes": found.bytes,
             "bytes_per_page": found.bytes_per_page,
+            "vector_bytes_per_page": found.vector_bytes_per_page,
             "model": Path(found.model["name"] or "a model in memory").name,
             "page_vectors": found.model["page_vectors"],
             "query_vectors": found.model["query_vectors"],

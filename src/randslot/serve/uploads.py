@@ -36,6 +36,7 @@ MARKS = {  # how the files of each kind begin
     ".tif": (rb"II[*+]\0", rb"MM\0[*+]"),
     ".tiff": (rb"II[*+]\0", rb"MM\0[*+]"),
     ".bmp": (rb"BM",),
+    ".gif": (rb"GIF8[79]a",),
 }
 HEAD = 1024  # bytes by which a file's kind is told
 BAD_LETTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not take
