@@ -189,6 +189,23 @@ def test_what_fails_for_a_moment_is_sent_again_and_stored_once(standin, quick, m
     assert len(lost) >= 4
 
 
+@pytest.mark.parametrize("method", ["Upsert", "QueryBatch"])
+def test_a_cluster_that_lost_a_node_is_asked_again(standin, quick, model, papers, method):
+    failed = []
+
+    def once(asked: str) -> grpc.StatusCode | None:
+        if asked != method or failed:
+            return None
+        failed.append(asked)
+        return grpc.StatusCode.INTERNAL  # as in "Service internal error: ... not enough active replicas"
+
+    standin.fail = once
+    with Library(standin.url, model) as library:
+        assert library.add(papers).encoded == 7
+        assert len(library.search("x", 9)) == 7
+    assert failed == [method]
+
+
 def test_a_server_that_stays_away_is_one_line_and_nothing_is_lost(standin, quick, model, papers):
     with Library(standin.url, model) as library:
         library.add(papers / "a.tif")
