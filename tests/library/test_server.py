@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from conftest import noise
 from qdrant_server import LIMIT, serving
 from randslot.cli import app
-from randslot.errors import RandSlotError, UsageError
+from randslot.errors import BusyError, RandSlotError, UsageError
 from randslot.library import records, server
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
@@ -78,7 +78,11 @@ def test_addresses_are_read():
         ("qdrant://me:secret@host/papers", "holds no key"),
         ("qdrant://host/papers-files", "list of files of another"),
         ("qdrant://host/papers?shard=2", "'shard' in .* is not one of shards, replicas, consistency"),
+        ("qdrant:/host/papers", "names no server and collection"),
+        ("qdrant://host/papers#new", "nothing may follow the collection"),
         ("qdrant://host/papers?shards=0", "must be a number from 1"),
+        ("qdrant://host/papers?shards=99999999999999999999", "must be a number from 1 to 10,000"),
+        ("qdrant://host/papers?consistency=2", "cannot be more than replicas"),
         ("qdrant://host/papers?replicas=2&consistency=3", "cannot be more than replicas"),
     ],
 )
@@ -145,6 +149,27 @@ def test_many_files_in_a_filter_are_several_requests(standin, monkeypatch):
     (hits,) = store.search([query], 3, Where(files=frozenset(files[:5])), exact=True)
     assert standin.asked == ["QueryBatch"] * 3
     assert hits == [hit for hit in all_hits if hit.file in files[:5]][:3]
+    connection.close()
+
+
+@pytest.mark.parametrize("field", ["files", "hidden"])
+def test_many_queries_with_many_files_are_several_requests(standin, monkeypatch, field):
+    connection = connect(read_address(standin.url))
+    store = ServerStore(connection, 16)
+    random = np.random.default_rng(0)
+    files = [str(uuid.UUID(int=i)) for i in range(1, 31)]
+    store.add([StoredPage(file, 1, "", random.standard_normal((2, 16)).astype(np.float32)) for file in files])
+    queries = list(random.standard_normal((5, 2, 16)).astype(np.float32))
+    where = Where(**{field: frozenset(files[:20])})
+    wanted = store.search(queries, 3, where, exact=True)
+    monkeypatch.setattr(server, "REQUEST_BYTES", 3000)  # two queries of twenty ids
+    standin.asked.clear()
+    standin.largest = 0
+    assert store.search(queries, 3, where, exact=True) == wanted
+    assert standin.asked == ["QueryBatch"] * 3
+    assert 1500 < standin.largest < 3000
+    assert {hit.file in files[:20] for hits in wanted for hit in hits} == {field == "files"}
+    assert store.search(queries[:1], 3, Where(frozenset(files), frozenset(files)), exact=True) == [[]]
     connection.close()
 
 
@@ -226,20 +251,65 @@ def test_a_server_that_stays_away_is_one_line_and_nothing_is_lost(standin, quick
         assert library.verify() == []
 
 
-def test_waits_grow_and_end(monkeypatch):
+class Away:
+    """A client whose server always answers with one error."""
+
+    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, details: str = "away") -> None:
+        self.error, self.asked = grpc.RpcError(), 0
+        self.error.code, self.error.details = lambda: code, lambda: details
+
+    def count(self, **_: object) -> None:
+        self.asked += 1
+        raise self.error
+
+
+def test_a_request_that_is_too_large_is_not_sent_again():
+    client = Away(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (38000000 vs. 33554432)")
+    with pytest.raises(RandSlotError, match="larger than max") as caught:
+        Connection(client, Address("host", "papers")).ask("count")
+    assert (client.asked, isinstance(caught.value, BusyError)) == (1, False)
+
+
+def test_waits_grow_are_told_of_once_and_end(monkeypatch, caplog):
     waited: list[float] = []
-    monkeypatch.setattr(server.time, "sleep", waited.append)
-
-    class Away:
-        def count(self, **_: object) -> None:
-            raise grpc.RpcError
-
-    monkeypatch.setattr(server, "_is_passing", lambda _: True)
-    monkeypatch.setattr(server, "_reason", lambda _: "away")
-    with pytest.raises(RandSlotError, match="away"):
-        Connection(Away(), Address("host", "papers")).ask("count")
+    client = Away()
+    connection = Connection(client, Address("host", "papers"))
+    monkeypatch.setattr(connection.away, "wait", waited.append)
+    with pytest.raises(BusyError, match="no server answers there"):
+        connection.ask("count")
     assert len(waited) == len(server.WAITS)
     assert all(base <= real <= 1.5 * base for base, real in zip(server.WAITS, waited, strict=True))
+    assert client.asked == len(waited) + 1
+    assert caplog.messages == ["note: no answer from qdrant://host:6334/papers, trying again for half a minute"]
+    with pytest.raises(BusyError):  # as on the way out: once, and no waiting
+        connection.ask("count")
+    assert client.asked == len(waited) + 2
+    client.count = lambda **_: 7
+    assert connection.ask("count") == 7
+    client.count = Away().count
+    with pytest.raises(BusyError):
+        connection.ask("count")
+    assert len(waited) == 2 * len(server.WAITS)
+
+
+def test_one_thread_that_gives_up_ends_the_waiting_of_others():
+    client = Away()
+    connection = Connection(client, Address("host", "papers"))
+    connection.waits = (60.0,)
+    ended = []
+
+    def ask() -> None:
+        with pytest.raises(BusyError):
+            connection.ask("count")
+        ended.append(True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while not client.asked:
+        time.sleep(0.01)
+    connection.away.set()
+    thread.join(30)
+    assert ended
 
 
 def test_a_mistake_is_not_asked_again(standin):

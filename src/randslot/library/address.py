@@ -13,6 +13,7 @@ from ..errors import UsageError
 SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
 PORT = 6334  # of gRPC
 FORM = "qdrant://HOST:6334/COLLECTION, or qdrants:// with TLS"
+MOST = 10_000  # shards or copies
 FILES = "-files"  # what the collection beside the pages is called
 
 
@@ -47,7 +48,7 @@ SETTINGS = tuple(field.name for field in fields(Address) if field.name in ("shar
 
 def is_address(place: str) -> bool:
     """Whether a library is named by the address of a server, and not by a folder."""
-    return "://" in place
+    return "://" in place or place.startswith(tuple(f"{scheme}:" for scheme in SCHEMES))
 
 
 def read_address(text: str) -> Address:
@@ -67,6 +68,8 @@ def read_address(text: str) -> Address:
     collection = parts.path.strip("/")
     if not parts.hostname or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
         raise UsageError(f"{text!r} names no server and collection: write {FORM}")
+    if parts.fragment:
+        raise UsageError(f"nothing may follow the collection in {text!r} but ?{'=&'.join(SETTINGS)}=")
     if collection.endswith(FILES):
         raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: name that one")
     settings = _settings(text, parts.query)
@@ -78,9 +81,9 @@ def _settings(text: str, query: str) -> dict[str, int]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in SETTINGS:
             raise UsageError(f"{name!r} in {text!r} is not one of {', '.join(SETTINGS)}")
-        if not value.isdecimal() or int(value) < 1:
-            raise UsageError(f"{name} in {text!r} must be a number from 1, not {value!r}")
+        if not value.isdecimal() or not 1 <= int(value) <= MOST:
+            raise UsageError(f"{name} in {text!r} must be a number from 1 to {MOST:,}, not {value!r}")
         settings[name] = int(value)
-    if settings.get("consistency", 1) > settings.get("replicas", settings.get("consistency", 1)):
-        raise UsageError(f"consistency in {text!r} cannot be more than replicas")
+    if settings.get("consistency", 1) > settings.get("replicas", 1):
+        raise UsageError(f"consistency in {text!r} cannot be more than replicas, which is 1 unless it is named")
     return settings

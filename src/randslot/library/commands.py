@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from .show import Progressing
 
 Place = Annotated[
     str, typer.Option("--library", "-l", help="The library's folder, or its address: qdrant://host:6334/collection.")
@@ -67,8 +73,10 @@ def index(
     """
     from .files import expand
     from .library import Library
-    from .show import plural, print_problems, print_summary, show_progress, show_size, show_waiting
+    from .show import print_problems, print_summary, show_progress, show_size, show_waiting
 
+    if ray and not RAY_ADDRESS.fullmatch(ray):
+        raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
     metadata = _pairs(meta or [], "--meta") if meta else None
     for path in paths:
         expand(path)  # a wrong one leaves no library behind
@@ -77,16 +85,10 @@ def index(
     with show_waiting("loading the model", quiet or as_json):
         opened = Library(library, _choose_model(model, page_vectors, inference))
     with opened:
-        with show_progress(quiet or as_json) as progress:
-            try:
-                summary = opened.add(
-                    paths, metadata=metadata, prune=prune, batch=batch, workers=workers, ray=ray, progress=progress
-                )
-            except KeyboardInterrupt:
-                progress.bar.stop()
-                done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} whole"
-                print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
-                raise typer.Exit(130) from None
+        with show_progress(quiet or as_json) as progress, _say_stopped(progress):
+            summary = opened.add(
+                paths, metadata=metadata, prune=prune, batch=batch, workers=workers, ray=ray, progress=progress
+            )
         status = opened.status()
     if as_json:
         totals = {"library_pages": status.pages, "library_bytes": status.bytes}
@@ -213,13 +215,19 @@ def copy(
     """
     from dataclasses import asdict
 
-    from .copy import copy_library
+    from .address import is_address
+    from .copy import SAME, copy_library
     from .library import Library
     from .show import plural, readable, show_progress
 
-    if source == target:
-        raise UsageError("name two different places")
-    with Library(source, create=False) as old, Library(target, old.binding) as new, show_progress(as_json) as progress:
+    if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
+        raise UsageError(SAME)
+    with (
+        Library(source, create=False) as old,
+        Library(target, old.binding) as new,
+        show_progress(as_json) as progress,
+        _say_stopped(progress),
+    ):
         copied = copy_library(old, new, progress)
     if as_json:
         print(json.dumps(asdict(copied), indent=2))
@@ -258,6 +266,24 @@ def verify(
         print(f"{plural(pending, 'file')} not whole yet: index again to go on")
     if problems and not repair:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _say_stopped(progress: Progressing) -> Iterator[None]:
+    """When it is stopped, say how far it got."""
+    from .show import plural
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress.bar.stop()
+        done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} whole"
+        print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _real(folder: str) -> str:
+    return os.path.realpath(os.path.expanduser(folder))
 
 
 def _choose_model(model: str | None, page_vectors: int | None, inference: str | None) -> Any:

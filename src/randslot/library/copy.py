@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
-from ..errors import RandSlotError
+from ..errors import RandSlotError, UsageError
 from .folder import is_kept
 from .home import clear
 from .ingest import SAFE_SECONDS, Progress
@@ -20,6 +22,7 @@ from .store import Where, page_id
 PAGES = 256  # that are read and written at once
 SEARCHES, HITS = 20, 5  # that are compared at the end
 NEAR = 0.01  # scores that may change places: sums of products of half-precision numbers
+SAME = "both are the same library: name two different places"
 
 
 @dataclass
@@ -40,11 +43,13 @@ def copy_library(source: Library, target: Library, tell: Callable[[Progress], No
     It may be stopped or killed and run again: pages that are there are not copied twice, and files become visible when
     they are whole.
 
-    Errors: RandSlotError if a file of the source changes meanwhile.
+    Errors: UsageError if both are one; RandSlotError if a file of the source changes meanwhile.
     """
     source.binding.check(target.binding, source.name)
     files = source.manifest.find(state="done")
     with target.write():
+        if source.home.is_same(target.home):
+            raise UsageError(SAME)
         copied = _Copy(source, target, tell).run([_settle(file, source, target) for file in files])
         target.store.optimize()
     _compare(source, target, files, copied)
@@ -143,18 +148,24 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
         copied.compared += 1
         if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
-    chosen = random.Random(0)
-    sample = chosen.choices(files, k=SEARCHES) if files else []
-    pages = [page_id(file.id, chosen.randint(1, file.num_pages)) for file in sample]
-    queries = [page.vectors for page in source.store.read(sorted(set(pages))).values()]
-    others = visible - {file.id for file in files}
+    queries = [page.vectors for page in source.store.read(_sample(files)).values()]
+    ids = frozenset(file.id for file in files)
+    among = ids if visible - ids else None  # naming all files is dear, and needed only if there are others
     wanted = source.store.search(queries, HITS, Where(hidden=source.manifest.hidden()), exact=True)
-    found = target.store.search(queries, HITS, Where(hidden=target.manifest.hidden() | others), exact=True)
+    found = target.store.search(queries, HITS, Where(among, target.manifest.hidden()), exact=True)
     copied.searches = len(queries)
     for number, (a, b) in enumerate(zip(wanted, found, strict=True), start=1):
         scores = [(one.id, one.score) for one in a], [(one.id, one.score) for one in b]
         if not _agree(*scores):
             copied.problems.append(f"search {number} finds {scores[1]} and not {scores[0]}")
+
+
+def _sample(files: list[File]) -> list[str]:
+    """Return the ids of some pages, all different."""
+    ends = list(accumulate((file.num_pages for file in files), initial=0))
+    places = random.Random(0).sample(range(ends[-1]), min(SEARCHES, ends[-1]))
+    found = [(bisect_right(ends, place), place) for place in sorted(places)]
+    return [page_id(files[i - 1].id, ends[i] - place) for i, place in found]
 
 
 def _agree(wanted: list[tuple[str, float]], found: list[tuple[str, float]]) -> bool:

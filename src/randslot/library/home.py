@@ -50,6 +50,9 @@ class Home(Protocol):
         Errors: BusyError if another one is at it.
         """
 
+    def is_same(self, other: Home) -> bool:
+        """Whether another home, in which this process has the turn to write, is this one by another name."""
+
     def size(self) -> int:
         """Return the bytes that it takes on disk, or of vectors where that cannot be known."""
 

@@ -9,15 +9,17 @@ Every request may be sent again: ids are those of pages and files, so what arriv
 
 from __future__ import annotations
 
+import logging
 import os
 import random
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from heapq import nlargest
 from itertools import chain
+from threading import Event
 from typing import Any, TypeVar
 
 import grpc
@@ -29,20 +31,22 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from ..errors import BusyError, RandSlotError, UsageError
 from ..hub import first_line
 from .address import FILES, SETTINGS, Address
-from .home import lost_pages
+from .home import Home, lost_pages
 from .qdrant import BITS_FROM, CANDIDATES, COMPRESS_FROM, NAME, OVERSAMPLING
 from .records import ServerManifest, Turn, is_id
 from .store import Found, StoredPage, Vectors, Where
 
 T = TypeVar("T")
+NOTES = logging.getLogger("randslot")
 
 KEY = "QDRANT_API_KEY"
 OLDEST = (1, 17)  # of servers: older ones do not know updates with a condition
-REQUEST_BYTES = 8 * 2**20  # of the points in one request; the server's limit is 32 MiB
+REQUEST_BYTES = 8 * 2**20  # of the points or queries in one request; the server's limit is 32 MiB
 READ_POINTS, LISTED_POINTS = 64, 1000  # in one answer, with and without vectors
-FILTERED_FILES = 50_000  # ids in the filter of one request, 40 bytes each
+FILTERED_FILES, ID_BYTES = 50_000, 40  # ids in the filter of one query, and what each takes
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a request is sent again
 SHORT_WAITS = WAITS[:3]  # when it may be the address that is wrong
+TOLD_FROM = 2.0  # the first wait that is told of
 SECONDS = 60  # that one request may take
 PASSING = {
     grpc.StatusCode.UNAVAILABLE,
@@ -51,6 +55,7 @@ PASSING = {
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.INTERNAL,  # what a cluster answers while too few copies of a shard are there
 }
+TOO_LARGE = "message larger than max"  # of a request that no waiting makes smaller
 GRAPH_FROM = 1_000_000  # pages of a shard from which an index of neighbours is worth its memory; see docs/scale.md
 GRAPH_EDGES = 16
 HOME, TURN = (str(uuid.uuid5(uuid.NAMESPACE_URL, f"randslot:{name}")) for name in ("library", "turn"))
@@ -63,23 +68,40 @@ class Connection:
         self.client, self.address = client, address
         self.may_write: Callable[[], None] = lambda: None  # raises when it is another's turn
         self.waits: tuple[float, ...] = WAITS
+        self.away = Event()  # waited for in vain: until it answers again, nobody waits for it once more
+        self.told = False  # that it does not answer
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the client, again and again for half a minute if the server is out of reach.
+        """Call a method of the client, again and again for some forty seconds if the server is out of reach.
 
         Errors: RandSlotError in one line; a BusyError if that was not enough.
         """
-        waits = iter(self.waits)
+        waits = iter(() if self.away.is_set() else self.waits)
         while True:
             try:
-                return getattr(self.client, method)(**arguments)
+                answer = getattr(self.client, method)(**arguments)
             except (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse) as error:
                 if not _is_passing(error):
                     raise RandSlotError(f"{self.address}: {_reason(error)}") from error
                 wait = next(waits, None)
-                if wait is None:
+                if wait is None or not self._wait(wait, getattr(error, "retry_after_s", 0)):
+                    self.away.set()
                     raise BusyError(f"{self.address}: {_reason(error)}") from error
-                time.sleep(max(wait * random.uniform(1.0, 1.5), getattr(error, "retry_after_s", 0)))
+            else:
+                self.away.clear()
+                self.told = False
+                return answer
+
+    def _wait(self, seconds: float, least: float) -> bool:
+        """Wait, and say so once it gets long; return False if another thread found that there is no use in it."""
+        if seconds >= TOLD_FROM and not self.told:
+            self.told = True
+            NOTES.warning("note: no answer from %s, trying again for half a minute", self.address)
+        try:
+            return not self.away.wait(max(seconds * random.uniform(1.0, 1.5), least))
+        except KeyboardInterrupt:
+            self.away.set()  # what is left to do on the way out is tried once
+            raise
 
     def write(self, method: str, **arguments: Any) -> Any:
         """Call a method that changes something, and return when it is safe on the server."""
@@ -126,7 +148,7 @@ def _check_version(connection: Connection) -> None:
 
 def _is_passing(error: Exception) -> bool:
     if isinstance(error, grpc.RpcError):
-        return error.code() in PASSING
+        return error.code() in PASSING and TOO_LARGE not in str(error.details())
     return not isinstance(error, UnexpectedResponse) or error.status_code in (429, 500, 502, 503, 504)
 
 
@@ -178,29 +200,37 @@ class ServerStore:
 
     def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
         if where.files is None:
-            filters = [_filter(where, None)]
-        else:  # too many ids for one request: the best of several
-            filters = [_filter(where, files) for files in _chunks(sorted(where.files), FILTERED_FILES)]
-        found = [self._search(queries, k, some, exact) for some in filters]
+            parts = [where]
+        else:  # too many ids for one query: the best of several
+            seen = sorted(where.files - where.hidden)
+            some = _chunks(seen, FILTERED_FILES)
+            parts = [replace(where, files=frozenset(files), hidden=frozenset()) for files in some]
+        found = [self._search(queries, k, part, exact) for part in parts]
         return [nlargest(k, chain(*(hits[i] for hits in found)), key=_score) for i in range(len(queries))]
 
-    def _search(self, queries: Sequence[Vectors], k: int, some: models.Filter | None, exact: bool) -> list[list[Found]]:
+    def _search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
+        """Search in requests below the server's limit: each query comes with the whole filter."""
+        some = _filter(where)
+        ids = ID_BYTES * len(where.hidden if where.files is None else where.files)
         codes = models.QuantizationSearchParams(
             ignore=exact, rescore=True, oversampling=max(OVERSAMPLING, CANDIDATES / max(k, 1))
         )
-        requests = [
-            models.QueryRequest(
-                query=query.tolist(),
-                using=NAME,
-                limit=k,
-                filter=some,
-                with_payload=["file", "number"],
-                params=models.SearchParams(exact=exact, quantization=codes),
-            )
-            for query in queries
-        ]
-        answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=requests)
-        return [[_found(point) for point in answer.points] for answer in answers]
+        found: list[list[Found]] = []
+        for batch in _split(queries, lambda query: 4 * query.size + ids):
+            requests = [
+                models.QueryRequest(
+                    query=query.tolist(),
+                    using=NAME,
+                    limit=k,
+                    filter=some,
+                    with_payload=["file", "number"],
+                    params=models.SearchParams(exact=exact, quantization=codes),
+                )
+                for query in batch
+            ]
+            answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=requests)
+            found += [[_found(point) for point in answer.points] for answer in answers]
+        return found
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         records = (
@@ -277,15 +307,20 @@ def num_edges(pages: int) -> int:
 
 
 def split_pages(pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
-    """Split pages into requests that stay below the server's limit: four bytes a number, and some for the rest."""
-    some: list[StoredPage] = []
+    """Split pages into requests that stay below the server's limit: four bytes a number."""
+    return _split(pages, lambda page: 4 * page.vectors.size)
+
+
+def _split(values: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Split what has a size in bytes, and needs some for the rest, into requests below the server's limit."""
+    some: list[T] = []
     size = 0
-    for page in pages:
-        own = 4 * page.vectors.size + 256
+    for value in values:
+        own = size_of(value) + 256
         if some and size + own > REQUEST_BYTES:
             yield some
             some, size = [], 0
-        some.append(page)
+        some.append(value)
         size += own
     if some:
         yield some
@@ -321,8 +356,8 @@ def _any_of(key: str, values: Iterable[str]) -> models.FieldCondition:
     return models.FieldCondition(key=key, match=models.MatchAny(any=sorted(values)))
 
 
-def _filter(where: Where, files: Sequence[str] | None) -> models.Filter | None:
-    must: list[Any] = [] if files is None else [_any_of("file", files)]
+def _filter(where: Where) -> models.Filter | None:
+    must: list[Any] = [] if where.files is None else [_any_of("file", where.files)]
     if where.first > 1 or where.last is not None:
         must.append(models.FieldCondition(key="number", range=models.Range(gte=where.first, lte=where.last)))
     hidden = [_any_of("file", where.hidden)] if where.hidden else None
@@ -503,6 +538,10 @@ class Server:
 
     def turn(self) -> AbstractContextManager[None]:
         return self._turn.hold()
+
+    def is_same(self, other: Home) -> bool:
+        now = self.records.get([TURN]).get(TURN, {})
+        return isinstance(other, Server) and now.get("token") == other._turn.token
 
     def size(self) -> int:
         """Return the bytes of the vectors in half precision: what a server takes on disk it does not tell."""
