@@ -168,6 +168,8 @@ def test_verify_fails_and_repairs(run, indexed, papers, model):
     ("words", "code", "message"),
     [
         (["index", "nowhere", "-l", "lib"], 2, "no such file or folder: nowhere"),
+        (["index", "--ray", "nowhere", "-l", "lib"], 2, "nowhere; an address after --ray is as in host:6379"),
+        (["index", "papers", "-l", "lib", "--ray=foo"], 2, "--ray takes the address of a cluster"),
         (["index", "papers", "-l", "papers"], 2, "papers is no library and not empty"),
         (["index", "papers", "-l", "lib", "--model", "gone"], 2, "no model found at 'gone'"),
         (["index", "papers", "-l", "lib", "--model", "embedded"], 2, "belongs to"),

@@ -160,4 +160,5 @@ def test_the_command_copies_and_refuses_another_model(url, saved, other, papers,
         answer = CliRunner().invoke(app, ["library", "copy", *words])
         assert isinstance(answer.exception, RandSlotError)
         assert "belongs to" in str(answer.exception)
+        assert "name another place" in str(answer.exception)
         assert "\n" not in str(answer.exception)

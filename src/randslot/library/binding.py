@@ -37,8 +37,8 @@ class Binding:
         revision = f" at revision {self.revision}" if self.revision else ""
         return f"{self.name or 'a model in memory'}{revision} (weights {self.weights[:8]})"
 
-    def check(self, other: Binding, library: str) -> None:
-        """Refuse another model.
+    def check(self, other: Binding, library: str, advice: str = "") -> None:
+        """Refuse another model; advice is what to do where none can be loaded.
 
         Errors: UsageError in one line that says what differs.
         """
@@ -47,11 +47,12 @@ class Binding:
         if "weights" in differ:
             raise UsageError(
                 f"library {library} belongs to {self}, and this is {other}: "
-                "open it with its own model, or make another library"
+                + (advice or "open it with its own model, or make another library")
             )
         if differ:
             what = ", ".join(f"{name}={getattr(self, name)!r} and not {getattr(other, name)!r}" for name in differ)
-            raise UsageError(f"library {library} was made with {what}: load the model so, or make another library")
+            advice = advice or "load the model so, or make another library"
+            raise UsageError(f"library {library} was made with {what}: {advice}")
 
 
 def describe(model: MultiVectorEncoder) -> Binding:

@@ -78,8 +78,11 @@ def index(
     if ray and not RAY_ADDRESS.fullmatch(ray):
         raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
     metadata = _pairs(meta or [], "--meta") if meta else None
-    for path in paths:
-        expand(path)  # a wrong one leaves no library behind
+    try:
+        for path in paths:
+            expand(path)  # a wrong one leaves no library behind
+    except UsageError as error:
+        raise UsageError(f"{error}" + "; an address after --ray is as in host:6379" * (ray == "")) from error
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     with show_waiting("loading the model", quiet or as_json):

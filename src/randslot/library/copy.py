@@ -45,7 +45,7 @@ def copy_library(source: Library, target: Library, tell: Callable[[Progress], No
 
     Errors: UsageError if both are one; RandSlotError if a file of the source changes meanwhile.
     """
-    source.binding.check(target.binding, source.name)
+    source.binding.check(target.binding, source.name, "name another place")
     files = source.manifest.find(state="done")
     with target.write():
         if source.home.is_same(target.home):

@@ -146,7 +146,7 @@ class Library:
             )
         binding = read_binding(about.get("model"), self.name)
         if isinstance(model, Binding):
-            binding.check(model, self.name)
+            binding.check(model, self.name, "name another place")
         elif isinstance(model, str | os.PathLike):
             self._model = load_bound(binding, os.fspath(model), self.name)
         elif model is not None:
@@ -434,6 +434,7 @@ class Library:
 def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
     """Return the home of a library, by its folder or its address."""
     if is_address(os.fspath(place)):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it prints by itself is said by our errors
         from .server import Server  # the client is an extra
 
         return Server(read_address(os.fspath(place)), create=create)
