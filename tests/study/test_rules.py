@@ -440,6 +440,7 @@ def test_a_report_from_rows_alone(tmp_path):
         name: (tmp_path / "images" / f"report-{name}.svg").read_bytes() for name in ("budgets", "winners", "readouts")
     }
     assert all(picture.startswith(b"<?xml") for picture in pictures.values())
+    assert pictures["budgets"].count(b'id="FillBetween') == 2 * 7  # bands of all lines here, none in the paper's panel
     assert write_report(study).read_text() == text
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
 
