@@ -17,6 +17,7 @@ INK, LINE, RATE = "#1f2430", COLOURS[0], COLOURS[4]
 PANEL = 3.4  # inches
 APART = {"wspace": 0.06}  # so that a label does not stand against the panel before it
 DOTTED: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1}
+BAND: dict[str, Any] = {"alpha": 0.12, "linewidth": 0}
 plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
 
 
@@ -39,14 +40,26 @@ def draw_losses(steps: list[int], losses: list[float], rates: list[float], file:
     _save(figure, file)
 
 
-def draw_budgets(panels: dict[str, dict[str, list[float]]], starts: list[int], file: Path) -> None:
-    """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run."""
+def draw_budgets(
+    panels: dict[str, dict[str, list[float]]],
+    starts: list[int],
+    file: Path,
+    spreads: dict[str, dict[str, list[float]]] | None = None,
+) -> None:
+    """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run.
+
+    `spreads`, by panel and run too, are drawn as bands on either side of a line.
+    """
     figure, row = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), 3), layout="constrained", squeeze=False)
     figure.get_layout_engine().set(**APART)
     for axes, start, (label, lines) in zip(row[0], starts, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
             axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
             axes.set_xticks(range(start, len(values) + 1))
+            if spread := (spreads or {}).get(label, {}).get(name):
+                ends = [[value + sign * by for value, by in zip(values, spread, strict=True)] for sign in (-1, 1)]
+                low, high = (end[start - 1 :] for end in ends)
+                axes.fill_between(range(start, len(values) + 1), low, high, color=_look(number)["color"], **BAND)
         axes.set_xlabel(label)
         axes.set_ylabel("nDCG@5 (%)")
         axes.margins(y=0.12)

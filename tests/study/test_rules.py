@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from rich.console import Console
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.study.claims import NOISE, OPPOSITE, SEEN, judge_claims, judge_crossover, judge_extra
-from randslot.study.conduct import choose
+from randslot.study.conduct import Watch, choose, conduct
 from randslot.study.measures import MEASURES, compute_measures, measure_rows
-from randslot.study.plan import CHOICE, STRATEGIES, Job, Study, hash_files, make_rule, make_set, read_choice, read_study
+from randslot.study.plan import CHOICE, STRATEGIES, Job, Study, make_rule, make_set, read_choice, read_study
 from randslot.study.report import write_report
 from randslot.study.rows import COLUMNS, Row, is_done, read_rows, write_json, write_row
 from randslot.training.arguments import shuffle_within
@@ -60,7 +61,8 @@ def test_the_real_study_is_the_papers_five_strategies_under_one_recipe():
         ({"side_by_sides": 2}, "unknown key 'side_by_sides'; did you mean 'side_by_side'"),
         ({"seeds": [42]}, "two seeds"),
         ({"seeds": [42, 42]}, "different values"),
-        ({"seeds": "42"}, "seeds must be list"),
+        ({"seeds": "42"}, "seeds must be a list of whole numbers, not '42'"),
+        ({"seeds": ["a"]}, "seeds must be a list of whole numbers"),
         ({"lengths": [6, 3]}, "from the shortest"),
         ({"reports": [0]}, "no length or number of reports is 0"),
         ({"range": [80, 50]}, r"\[50, 80\]"),
@@ -89,7 +91,26 @@ def test_a_wrong_value_for_the_recipe_is_one_line(change, message, tmp_path):
         read_study(tmp_path / "study.toml")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "nested"', 'name = "a/b"', "extra 'a/b' needs a name of its own, of letters, digits and _"),
+        ('name = "nested"', 'name = "zero"', "extra 'zero' needs a name of its own"),
+        ('against = "random"', 'against = "bogus"', "against is one of random, .*, not 'bogus'"),
+        ("better = [1]\nno_worse = [4]", "better = []\nno_worse = []", "says nothing to judge"),
+        ("better = [1]", "better = [9]", "budgets go from 1 to 8"),
+        ("[[extra]]", "[extra]", r"extra must be a list of tables, each under \[\[extra\]\]"),
+    ],
+)
+def test_a_wrong_extra_is_one_line(old, new, message, tmp_path):
+    (tmp_path / "study.toml").write_text(SMOKE.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=message):
+        read_study(tmp_path / "study.toml")
+
+
 def test_a_study_that_is_not_there_or_lacks_a_key(tmp_path):
+    with pytest.raises(UsageError, match=r"^cannot read .*: Is a directory; name a TOML file"):
+        read_study(tmp_path)
     with pytest.raises(UsageError, match="no study"):
         read_study(tmp_path / "no.toml")
     (tmp_path / "empty.toml").write_text("title = 'x'")
@@ -116,14 +137,36 @@ def test_pages_are_made_once_and_whole(tmp_path):
     folder = tmp_path / "set"
     (tmp_path / "set.part").mkdir()
     (tmp_path / "set.part" / "half").write_text("of a killed run")
-    make_set(folder, 1, split="test", seed=3, layout="chart-text-table")
-    before = hash_files(folder / "qrels.jsonl")
-    make_set(folder, 5, split="test", seed=9, layout="text-table-chart")
-    assert hash_files(folder / "qrels.jsonl") == before
+    options = {"num_reports": 1, "split": "test", "seed": 3, "layout": "chart-text-table"}
+    make_set(folder, "order of layouts", **options)
+    when = (folder / "qrels.jsonl").stat().st_mtime_ns
+    make_set(folder, "order of layouts", **options)
+    assert (folder / "qrels.jsonl").stat().st_mtime_ns == when
+    with pytest.raises(UsageError, match="set was made with another order of layouts: put that back"):
+        make_set(folder, "order of layouts", **options | {"seed": 4})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
 
 
+def test_a_study_without_its_preparations_says_so_at_once(tmp_path, monkeypatch):
+    study = ROOT / "studies" / "small.toml"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"no training pages 'data/train/lessons.jsonl': .*samples.*pretrain"):
+        conduct(study, Console(quiet=True))
+    Path("data/train").mkdir(parents=True)
+    Path("data/train/lessons.jsonl").write_text("{}")
+    monkeypatch.setattr("randslot.hub.ask_hub", lambda *_: (None, "no network"))
+    with pytest.raises(UsageError, match=r"no backbone 'runs/embedded-reading': .*samples.*pretrain"):
+        conduct(study, Console(quiet=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
 # -- the choice
+
+
+@pytest.fixture
+def no_pages(monkeypatch):
+    """Empty folders in place of pages."""
+    monkeypatch.setattr("randslot.study.plan.write_set", lambda folder, **options: folder.mkdir(parents=True))
 
 
 def test_the_choice_belongs_to_its_rule(tmp_path):
@@ -151,16 +194,9 @@ class Scorer:
         return {"scores": found} if found else {"failed": "no such length"}
 
 
-def without_pages(study: Study) -> Study:
-    """The study with empty folders where its pages would be made."""
-    for name in ("train", *(f"validation-{num}/{layout}" for num in study.reports for layout in study.layouts)):
-        study.path("pages", name).mkdir(parents=True, exist_ok=True)
-    return study
-
-
-def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path):
+def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path, no_pages):
     """Shortest first; for one length in the order of the file; only Zero-Feedback under the first seed."""
-    study = without_pages(small_study(tmp_path, lengths=[3, 6, 9], reports=[3, 2], range=[50, 80], side_by_side=1))
+    study = small_study(tmp_path, lengths=[3, 6, 9], reports=[3, 2], range=[50, 80], side_by_side=1)
     scores = {(3, 3): 30.0, (3, 2): 45.0, (6, 3): 49.0, (6, 2): 55.0, (9, 3): 60.0, (9, 2): 70.0}
     scorer = Scorer(scores)
     choice = choose(study, [scorer], Console(quiet=True))
@@ -171,17 +207,65 @@ def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path):
     assert again.asked == []
 
 
-def test_what_was_tried_in_vain_is_told_and_kept(tmp_path):
-    study = without_pages(small_study(tmp_path, lengths=[3], reports=[3, 2], range=[50, 80]))
+def test_what_was_tried_in_vain_is_told_and_kept(tmp_path, no_pages):
+    study = small_study(tmp_path, lengths=[3], reports=[3, 2], range=[50, 80])
     with pytest.raises(RandSlotError, match=r"nowhere between 50 and 80 .* 90.0 \(3 steps, 3 reports\), 95.0"):
         choose(study, [Scorer({(3, 3): 90.0, (3, 2): 95.0})], Console(quiet=True))
     assert "steps" not in read_choice(study)
-    harder = without_pages(small_study(tmp_path, lengths=[3], reports=[9], range=[50, 80]))
+    other = replace(study, set=study.set | {"batch": 6})
+    for _ in range(2):  # the second time tells nothing new
+        with pytest.raises(RandSlotError, match="nowhere"):
+            choose(other, [Scorer({(3, 3): 85.0, (3, 2): 99.0})], Console(quiet=True))
+    harder = replace(study, reports=[9])
     choice = choose(harder, [Scorer({(3, 9): 80.0})], Console(quiet=True))
     assert choice["reports"] == 9
-    assert [tried["ndcg@5"] for tried in choice["before"][0]["tried"]] == [90.0, 95.0]
+    assert [[tried["ndcg@5"] for tried in before["tried"]] for before in choice["before"]] == [[90, 95], [85, 99]]
     with pytest.raises(RandSlotError, match="1 of 1 runs failed: zero-42"):
-        choose(without_pages(small_study(tmp_path / "other", lengths=[4])), [Scorer({})], Console(quiet=True))
+        choose(small_study(tmp_path / "other", lengths=[4]), [Scorer({})], Console(quiet=True))
+
+
+def test_pages_of_other_settings_are_not_used(tmp_path, no_pages):
+    study = small_study(tmp_path, lengths=[3], reports=[3], range=[50, 80])
+    with pytest.raises(RandSlotError, match="nowhere"):
+        choose(study, [Scorer({(3, 3): 90.0})], Console(quiet=True))
+    with pytest.raises(UsageError, match="pages/train was made with another train_reports"):
+        choose(replace(study, train_reports=9), [Scorer({})], Console(quiet=True))
+    with pytest.raises(UsageError, match="was made with another order of layouts"):
+        choose(replace(study, layouts=study.layouts[::-1]), [Scorer({})], Console(quiet=True))
+
+
+def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, no_pages):
+    study = small_study(tmp_path, lengths=[3], reports=[2], range=[50, 80])
+    [extra] = study.extra
+    choice = choose(study, [Scorer({(3, 2): 60.0})], Console(quiet=True))
+    assert choice["hypotheses"] == {"nested": extra.promise()}
+    for key, value in {"hypothesis": "It is worse.", "against": "zero", "better": [2], "no_worse": []}.items():
+        changed = replace(study, extra=[replace(extra, **{key: value})])
+        with pytest.raises(UsageError, match=f"another {key} of extra 'nested'"):
+            choose(changed, [Scorer({})], Console(quiet=True))
+    write_rows(study, {})
+    late = replace(study, extra=[*study.extra, replace(extra, name="late", better=[2])])
+    assert list(choose(late, [Scorer({})], Console(quiet=True))["hypotheses"]) == ["nested", "late"]
+    Path(study.results, CHOICE).unlink()  # with it goes the proof
+    again = choose(study, [Scorer({(3, 2): 60.0})], Console(quiet=True))
+    assert "hypotheses" not in again
+    assert "No record says that this was written before the runs: *With" in write_report(study).read_text()
+    write_json(Path(study.results, CHOICE), choice)
+    assert "Written down before the runs: *With" in write_report(study).read_text()
+    assert "in the study no more: nested." in write_report(replace(study, extra=[])).read_text()
+
+
+def test_the_time_left_is_never_none(tmp_path):
+    study = small_study(tmp_path)
+    jobs = [Job("zero", seed, 3) for seed in study.seeds]
+    watch = Watch(study, jobs, Console(quiet=True), "running")
+    assert watch.describe() == "0 of 2 runs, no time known yet"
+    watch.count(jobs[0], {})
+    assert watch.describe() == "1 of 2 runs, less than a minute left"
+    watch.started -= 600
+    assert watch.describe() == "1 of 2 runs, about 10 min left"
+    watch.count(jobs[1], {})
+    assert watch.describe() == "2 of 2 runs"
 
 
 # -- measures
@@ -271,6 +355,22 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
     assert by_text["page readouts gain more together than in Fixed-Random"].question.paper["Qwen2.5-VL-3B"] == 3.17
 
 
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ({"k1": 0.9, "k4": 0.5}, "it holds"),
+        ({"k1": 0.9, "k4": 0.49}, "it is not decided: within noise"),  # no worse by luck
+        ({"k1": 0.9, "k4": 0.2}, "it does not hold"),
+        ({"k1": 0.5, "k4": 0.9}, "it is not decided: within noise"),
+        ({"k1": 0.2, "k4": 0.9}, "it does not hold"),
+    ],
+)
+def test_no_worse_needs_the_whole_interval_above_the_margin(shares, verdict, tmp_path):
+    study = small_study(tmp_path)
+    found = measure_rows(make_rows(study, {("nested", "random"): shares}), draws=500)
+    assert judge_extra(study.extra[0], "random", found)[1] == verdict
+
+
 def test_one_seed_that_disagrees_is_noise(tmp_path):
     """The difference of one seed is large and that of the other slightly the other way."""
     study = small_study(tmp_path)
@@ -333,26 +433,29 @@ def test_a_report_from_rows_alone(tmp_path):
     ]
     text = write_report(study).read_text()
     assert f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}" in text
-    assert "| 3 | 2 | 61.2 | chosen |\n| 1 | 1 | 9.5 | with other candidates before |" in text
+    assert "| 3 | 2 | 61.2 | chosen |\n| 1 | 1 | 9.5 | before, with other settings |" in text
     assert "| RandSlot is better than Zero-Feedback | +1.5 | +1.0 |" in text
     assert max(map(len, [line for line in text.splitlines() if not line.startswith("|")])) <= 120
     pictures = {
         name: (tmp_path / "images" / f"report-{name}.svg").read_bytes() for name in ("budgets", "winners", "readouts")
     }
     assert all(picture.startswith(b"<?xml") for picture in pictures.values())
+    assert pictures["budgets"].count(b'id="FillBetween') == 2 * 7  # bands of all lines here, none in the paper's panel
     assert write_report(study).read_text() == text
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
 
 
 def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
     study = small_study(tmp_path)
-    with pytest.raises(UsageError, match="no rows of random-42, zero-42, "):
+    with pytest.raises(UsageError, match=r"no rows of 12 of 12 runs \(random-42, zero-42, fixed-42 and others\)"):
         read_rows(study)
     write_rows(study, {})
     assert len(read_rows(study)) == 12
     assert is_done(study, Job("zero", 42, 3, 2))
     with pytest.raises(UsageError, match=r"zero-42.json was made with another steps \(3, not 4\)"):
         is_done(study, Job("zero", 42, 4, 2))
+    with pytest.raises(UsageError, match=r"random-42.json was made with another batch \(4, not 6\)"):
+        write_report(replace(study, set=study.set | {"batch": 6}))
     file = Path(study.results, "zero-42-zero.csv")
     whole = file.read_text()
     file.write_text(whole[: len(whole) // 2])

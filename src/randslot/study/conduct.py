@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..errors import RandSlotError, UsageError
+from ..hub import find, is_hub_id
 from .plan import BASE, CHOICE, Job, Study, make_rule, read_choice, read_study
 from .report import write_report
 from .rows import check_settings, is_done, write_json
@@ -39,6 +40,7 @@ def conduct(file: Path, console: Console, *, choose_only: bool = False, report_o
     """
     study = read_study(file)
     if not report_only:
+        _check_start(study)
         with _alone(study), _workers(file, study) as workers:
             choice = choose(study, workers, console)
             console.print(f"{choice['steps']} steps, {choice['reports']} reports of each layout")
@@ -46,6 +48,26 @@ def conduct(file: Path, console: Console, *, choose_only: bool = False, report_o
                 return None
             _run_all(study, choice, workers, console)
     return write_report(study)
+
+
+def _check_start(study: Study) -> None:
+    """Refuse to begin without the backbone or the data of the recipe; a backbone of the hub is fetched once for all."""
+    recipes = [study.make_recipe(job) for job in study.jobs(study.lengths[0], study.reports[0])]
+    for data in {recipe.data for recipe in recipes} if not study.train_reports else ():
+        if not Path(data).exists() and (Path(data).suffix or not is_hub_id(data)):
+            raise UsageError(f"no training pages {data!r}: {_make_first(study)}")
+    for backbone in {recipe.backbone for recipe in recipes} - {""}:
+        try:
+            find(backbone)
+        except RandSlotError as error:
+            raise UsageError(f"no backbone {backbone!r}: {_make_first(study)} ({error})") from error
+
+
+def _make_first(study: Study) -> str:
+    return (
+        f"recipe {study.recipe!r} needs it; make pages with `randslot samples` and a backbone with `randslot pretrain` "
+        "first (docs/study.md has the commands), or name others in [set]"
+    )
 
 
 @contextmanager
@@ -89,13 +111,15 @@ def choose(study: Study, workers: list[Worker], console: Console) -> dict[str, A
     before = read_choice(study)
     if "steps" in before:
         check_settings(before["settings"], study.settings(job), f"{study.results}/{CHOICE}")
-        return before
+        return keep_hypotheses(study, before)
     for reports in study.reports:
         study.make_pages("validation", reports)
     tried: dict[tuple[int, int], float] = {}
     kept: dict[str, Any] = {"rule": make_rule(study), "settings": study.settings(job)}
-    if before and before["rule"] != kept["rule"]:  # the report says what was tried in vain
-        kept["before"] = [*before.get("before", []), {"rule": before["rule"], "tried": before["tried"]}]
+    if before:  # the report says what was tried in vain
+        last = {key: before[key] for key in ("rule", "settings", "tried")}
+        changed = any(last[key] != kept[key] for key in ("rule", "settings"))
+        kept["before"] = [*before.get("before", []), *([last] if changed else [])]
 
     def keep(job: Job, reply: dict[str, Any]) -> None:
         tried.update({(job.steps, int(reports)): score for reports, score in reply["scores"].items()})
@@ -112,12 +136,26 @@ def choose(study: Study, workers: list[Worker], console: Console) -> dict[str, A
             kept |= dict(zip(("steps", "reports"), in_range[0], strict=True))
         write_json(Path(study.results, CHOICE), kept)
         if in_range:
-            return kept
+            return keep_hypotheses(study, kept)
     scores = ", ".join(f"{score:.1f} ({steps} steps, {num} reports)" for (steps, num), score in tried.items())
     raise RandSlotError(
         f"Zero-Feedback is nowhere between {low} and {high} on validation pages: {scores}; "
         "change lengths or reports in the study's file, and choose again"
     )
+
+
+def keep_hypotheses(study: Study, choice: dict[str, Any]) -> dict[str, Any]:
+    """Write the hypothesis of every extra that has no rows yet into the choice, once, and return it."""
+    kept = choice.get("hypotheses", {})
+    new = {
+        extra.name: extra.promise()
+        for extra in study.extra
+        if extra.name not in kept and not any(Path(study.results).glob(f"{extra.name}-*"))
+    }
+    if new:
+        choice = choice | {"hypotheses": kept | new}
+        write_json(Path(study.results, CHOICE), choice)
+    return choice
 
 
 # -- the runs
@@ -264,10 +302,12 @@ class Watch:
         steps, total = self._steps(), sum(job.steps for job in self.jobs)
         since, new = time.monotonic() - self.started, steps - self.first
         # A training that goes on from its checkpoint takes back the steps after it.
-        left = f"about {(total - steps) * since / new / 60:.0f} min left" if new > 0 else "no time known yet"
+        minutes = (total - steps) * since / new / 60 if new > 0 else None
+        left = "no time known yet" if minutes is None else _tell(minutes)
         now = [job.name for job, over in self.jobs.items() if not over and self._steps_of(job)]
         at = f", now {' and '.join(now)}" if now else ""
-        return f"{sum(self.jobs.values())} of {len(self.jobs)} runs{at}, {left}"
+        over = sum(self.jobs.values())
+        return f"{over} of {len(self.jobs)} runs" + (f"{at}, {left}" if over < len(self.jobs) else "")
 
     def _steps(self) -> int:
         return sum(job.steps if over else self._steps_of(job) for job, over in self.jobs.items())
@@ -279,3 +319,7 @@ class Watch:
                 return max(sum(1 for _ in lines) - 1, 0)
         except OSError:
             return 0
+
+
+def _tell(minutes: float) -> str:
+    return "less than a minute left" if minutes < 1 else f"about {minutes:.0f} min left"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
@@ -28,6 +29,16 @@ STRATEGIES = {
 }  # under the paper's names
 BUDGET, MOST = 4, 8  # vectors a side: trained and judged with, and swept up to
 CHOICE = "choice.json"
+CONTENTS = ("backbone", "data")  # settings that are kept by their content if they are local, wherever they are
+MADE = "made.json"  # in a set of pages: what it was made with
+KINDS = {
+    "str": "text",
+    "int": "a whole number",
+    "list[str]": "a list of texts",
+    "list[int]": "a list of whole numbers",
+    "list[Extra]": "a list of tables, each under [[extra]]",
+    "dict[str, Any]": "a table",
+}  # annotations of a study's keys, in words
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,22 @@ class Extra:
     better: list[int]
     no_worse: list[int]
     set: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.name in STRATEGIES or not re.fullmatch(r"\w+", self.name, re.ASCII):
+            raise UsageError(
+                f"extra {self.name!r} needs a name of its own, of letters, digits and _: files are called by it"
+            )
+        if self.against not in STRATEGIES:
+            raise UsageError(f"extra {self.name!r}: against is one of {', '.join(STRATEGIES)}, not {self.against!r}")
+        if not (self.better or self.no_worse):
+            raise UsageError(f"extra {self.name!r} says nothing to judge: name budgets in better or no_worse")
+        if not all(1 <= num <= MOST for num in (*self.better, *self.no_worse)):
+            raise UsageError(f"extra {self.name!r}: budgets go from 1 to {MOST}")
+
+    def promise(self) -> dict[str, Any]:
+        """Return what must be written down before its runs."""
+        return {key: getattr(self, key) for key in ("hypothesis", "against", "better", "no_worse")}
 
 
 @dataclass(frozen=True)
@@ -89,11 +116,8 @@ class Study:
             raise UsageError(f"range is two scores in percent, as in [50, 80], not {self.range}")
         if self.side_by_side < 1:
             raise UsageError(f"side_by_side must be 1 or more, not {self.side_by_side}")
-        for extra in self.extra:
-            if extra.name in STRATEGIES or extra.against not in STRATEGIES:
-                raise UsageError(f"extra {extra.name!r} needs a name of its own, and a strategy in against")
-            if not all(1 <= num <= MOST for num in (*extra.better, *extra.no_worse)):
-                raise UsageError(f"extra {extra.name!r}: budgets go from 1 to {MOST}")
+        if len(self.arms) < len(STRATEGIES) + len(self.extra):
+            raise UsageError("two extras have one name")
 
     @property
     def arms(self) -> dict[str, str]:
@@ -138,13 +162,17 @@ class Study:
 
     def settings(self, job: Job) -> dict[str, Any]:
         """Return everything that decides the rows of a run: it is done when there are rows with the same."""
-        recipe = self.make_recipe(job)
-        values = {name: value for name, value in asdict(recipe).items() if name not in FREE}
-        for name in ("backbone", "data"):  # local ones by their content, wherever they are
+        values = self.values(job)
+        for name in CONTENTS:
             if values[name] and Path(values[name]).exists():
                 values[name] = hash_files(Path(values[name]))
-        values["prefixes"] = list(recipe.prefixes)
-        return values | {"layouts": self.layouts, "reports": job.reports}
+        return values
+
+    def values(self, job: Job) -> dict[str, Any]:
+        """Return the settings of a run as far as the study's file says them."""
+        recipe = self.make_recipe(job)
+        values = {name: value for name, value in asdict(recipe).items() if name not in FREE}
+        return values | {"prefixes": list(recipe.prefixes), "layouts": self.layouts, "reports": job.reports}
 
     def tasks(self, split: str, reports: int) -> list[Task]:
         """Return the tasks of one split, made before."""
@@ -153,20 +181,31 @@ class Study:
     def make_pages(self, split: str, reports: int) -> None:
         """Make the pages of every task of one split; no two tasks have the same reports."""
         for seed, layout in enumerate(self.layouts):
-            make_set(self.path("pages", f"{split}-{reports}", layout), reports, split=split, seed=seed, layout=layout)
+            folder = self.path("pages", f"{split}-{reports}", layout)
+            make_set(folder, "order of layouts", num_reports=reports, split=split, seed=seed, layout=layout)
 
     def make_training_pages(self) -> None:
         if self.train_reports:
-            make_set(self.path("pages", "train"), self.train_reports, split="train", seed=0, curriculum=True)
+            folder, reports = self.path("pages", "train"), self.train_reports
+            make_set(folder, "train_reports", num_reports=reports, split="train", seed=0, curriculum=True)
 
 
-def make_set(folder: Path, reports: int, **options: Any) -> None:
-    """Write a set of pages, whole or not at all, if it is not there yet."""
+def make_set(folder: Path, setting: str, **options: Any) -> None:
+    """Write a set of pages, whole or not at all, if it is not there yet.
+
+    Errors: UsageError if it was made with other options, naming the study's setting that decides them.
+    """
+    made, told = folder / MADE, json.dumps(options) + "\n"
     if folder.is_dir():
+        if not made.is_file() or made.read_text(encoding="utf-8") != told:
+            raise UsageError(
+                f"{folder} was made with another {setting}: put that back in the study's file, or remove {folder}"
+            )
         return
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    write_set(part, reports, **options)
+    write_set(part, **options)
+    (part / MADE).write_text(told, encoding="utf-8")
     part.rename(folder)
 
 
@@ -192,11 +231,17 @@ def read_study(file: Path) -> Study:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"no study {file}: name a TOML file such as studies/small.toml") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {file}: {error.strerror}; name a TOML file such as studies/small.toml"
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from error
     try:
-        extras = [_make(Extra, extra) for extra in values.pop("extra", [])]
-        study: Study = _make(Study, values | {"extra": extras})
+        extras = values.get("extra", [])
+        if isinstance(extras, list) and all(isinstance(extra, dict) for extra in extras):
+            values["extra"] = [_make(Extra, extra) for extra in extras]
+        study: Study = _make(Study, values)
         for arm in study.arms:
             study.make_recipe(Job(arm, study.seeds[0], study.lengths[0]))
     except UsageError as error:
@@ -210,7 +255,7 @@ def _make(kind: type, values: dict[str, Any]) -> Any:
     check_keys(values, known)
     for key, value in values.items():
         if not _fits(value, known[key]):
-            raise UsageError(f"{key} must be {known[key]}, not {value!r}")
+            raise UsageError(f"{key} must be {KINDS[known[key]]}, not {value!r}")
     try:
         return kind(**values)
     except TypeError as error:  # a key that is missing
@@ -218,17 +263,17 @@ def _make(kind: type, values: dict[str, Any]) -> Any:
 
 
 def _fits(value: Any, annotation: str) -> bool:
-    kinds = {"str": str, "int": int, "list": list, "dict": dict}
+    kinds = {"str": str, "int": int, "list": list, "dict": dict, "Extra": Extra}
     name, _, inner = annotation.rstrip("]").partition("[")
     if isinstance(value, list) and name == "list":
-        return inner == "Extra" or all(type(part) is kinds[inner] for part in value)
+        return all(type(part) is kinds[inner] for part in value)
     return type(value) is kinds[name]
 
 
 def read_choice(study: Study) -> dict[str, Any]:
     """Return what was chosen, with "steps" and "reports"; without them if nothing was in range, empty if none is there.
 
-    Errors: UsageError if it was chosen by another rule.
+    Errors: UsageError if it was chosen by another rule, or if a hypothesis was another then.
     """
     file = Path(study.results, CHOICE)
     try:
@@ -239,6 +284,14 @@ def read_choice(study: Study) -> dict[str, Any]:
         raise RandSlotError(f"{file} is broken ({error}): remove it, and choose again") from error
     if "steps" in choice and choice["rule"] != make_rule(study):
         raise UsageError(f"{file} was chosen by another rule than the study's: remove it and choose again")
+    for extra in study.extra:
+        before = choice.get("hypotheses", {}).get(extra.name, {})
+        for key, value in extra.promise().items():
+            if before and before[key] != value:
+                raise UsageError(
+                    f"{file} has another {key} of extra {extra.name!r} ({before[key]!r}, not {value!r}), written down "
+                    "before its runs: put it back, or make another extra of it"
+                )
     return choice
 
 

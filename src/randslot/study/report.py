@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..figures import draw_budgets, draw_readouts, draw_winners
 from ..tables import Cell, Table, write_table
 from .claims import (
+    EXTRA_RULE,
     LARGE,
     NOISE,
     RULE,
@@ -193,7 +194,8 @@ differences, not levels.
         counts = list(map(str, COUNTS))
         return f"""## Budgets
 
-Trained with {BUDGET} vectors a side, judged with 1 to {MOST}.
+Trained with {BUDGET} vectors a side, judged with 1 to {MOST}. Bands in the picture are the sample standard deviation
+over seeds, on either side of the mean. Extras with zeros at inference are in the tables only.
 
 {self._image("budgets", "nDCG@5 by budget, here and in the paper")}
 
@@ -214,6 +216,7 @@ One side alone, {BUDGET} vectors on the other (means over seeds):
 
 Which page readout (d) is nearest to each query readout (q), over all right pages; pooled over seeds in the picture.
 H is 1 when all page readouts win alike and 0 when one wins all; U is how many different ones win within a pair.
+The picture has the five strategies; {ZEROS} and extras are in the table only.
 
 {self._image("winners", "Shares of wins by page and query readout")}
 
@@ -225,7 +228,7 @@ H is 1 when all page readouts win alike and 0 when one wins all; U is how many d
         return f"""## Readouts
 
 nDCG@5 with only one readout of a side, and points lost without it, the other side whole (means over seeds; negative:
-it is better without).
+it is better without). The picture has the five strategies; {ZEROS} and extras are in the tables only.
 
 {self._image("readouts", "Scores without each readout, and gains of joint use")}
 
@@ -284,13 +287,19 @@ best in each task. The best one is chosen on the same results: a diagnosis.
             claims, verdict = judge_extra(extra, inference, self.found)
             lines = [[claim.question.text, *self._judged(claim, 2)] for claim in claims]
             heads = ["budget", "difference", f"{LEVEL} % interval", "seeds", "verdict"]
+            known = extra.name in self.choice.get("hypotheses", {})
+            when = "Written down before the runs" if known else "No record says that this was written before the runs"
             sections.append(
                 _fill(f"""## Extra: {extra.title}
 
-Written down before the runs: *{extra.hypothesis}* Here: **{verdict}**.
+{when}: *{extra.hypothesis}* Here: **{verdict}**.
+
+{EXTRA_RULE}
 
 {_markdown(Table("", heads, lines))}""")
             )
+        if left := [name for name in self.choice.get("hypotheses", {}) if name not in self.study.arms]:
+            sections.append(f"## Extras left out\n\nWritten down, and in the study no more: {', '.join(left)}.\n")
         return sections
 
     def choosing(self) -> str:
@@ -311,7 +320,7 @@ nothing for one strategy alone.
             for tried in self.choice["tried"]
         ]
         for earlier in self.choice.get("before", []):
-            lines += [[*tried.values(), "with other candidates before"] for tried in earlier["tried"]]
+            lines += [[*tried.values(), "before, with other settings"] for tried in earlier["tried"]]
         table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
         return f"{words}\n{_markdown(table)}"
 
@@ -342,15 +351,16 @@ its row.
         return {"budgets": self.draw_budgets, "winners": self.draw_winners, "readouts": self.draw_readouts}
 
     def draw_budgets(self, file: Path) -> None:
-        def line(key: Key) -> list[float]:
-            return [mean(self.found[key].seeds(f"k{num}")) for num in COUNTS]
+        def line(key: Key, summary: Callable[[list[float]], float]) -> list[float]:
+            return [summary(self.found[key].seeds(f"k{num}")) for num in COUNTS]
 
         # Zeros at inference only for RandSlot itself: there are colours for seven lines.
         keys = [key for key in self.keys if key[0] in STRATEGIES or key[1] != BASE]
-        here = {self.name(key): line(key) for key in keys}
+        here, spread = ({self.name(key): line(key, summary) for key in keys} for summary in (mean, stdev))
         paper = {method: paper_budgets(method) for method in STRATEGIES.values() if paper_budgets(method)}
         panels = {"vectors a side": here, "vectors a side, from four on": here, "vectors a side, the paper's 3B": paper}
-        draw_budgets(panels, [1, 4, 1], file)
+        spreads = dict.fromkeys(list(panels)[:2], spread)
+        draw_budgets(panels, [1, 4, 1], file, spreads)
 
     def draw_winners(self, file: Path) -> None:
         panels = {}

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RandSlotError, UsageError
-from .plan import BUDGET, MOST, Job, Study
+from .plan import BUDGET, CONTENTS, MOST, Job, Study, read_choice
 
 BUDGETS = [f"k{num}" for num in range(1, MOST + 1)]
 SINGLES = [f"d{num}" for num in range(1, BUDGET + 1)]
@@ -100,12 +100,16 @@ def check_settings(before: dict[str, Any], now: dict[str, Any], file: str) -> No
 def read_rows(study: Study) -> list[Row]:
     """Read the rows of all runs.
 
-    Errors: UsageError if some are missing, or do not belong together.
+    Errors: UsageError if some are missing, do not belong together, or were made with other settings than the study's.
+    A backbone and data need not be here any more, so they are not looked at.
     """
     folder = Path(study.results)
     records = {(arm, seed): read_record(folder, f"{arm}-{seed}") for seed in study.seeds for arm in study.arms}
     if missing := [f"{arm}-{seed}" for (arm, seed), record in records.items() if record is None]:
-        raise UsageError(f"{folder} has no rows of {', '.join(missing)}: run the study to its end")
+        some = ", ".join(missing[:3]) + (" and others" if len(missing) > 3 else "")
+        raise UsageError(
+            f"{folder} has no rows of {len(missing)} of {len(records)} runs ({some}): run the study to its end"
+        )
     rows = [
         Row(arm, seed, record, {inference: _read_lines(folder, record, inference) for inference in record["inference"]})
         for (arm, seed), record in records.items()
@@ -116,6 +120,12 @@ def read_rows(study: Study) -> list[Row]:
         for name in ("tasks", "steps"):
             if row.record[name] != first[name]:
                 raise UsageError(f"{folder}: {first['run']} and {row.record['run']} have other {name}: not one study")
+    chosen = read_choice(study)
+    for row in rows:
+        before = row.record["settings"]
+        job = Job(row.arm, row.seed, chosen.get("steps", before["steps"]), chosen.get("reports", before["reports"]))
+        now = {name: value for name, value in study.values(job).items() if name in before and name not in CONTENTS}
+        check_settings(before, now, f"{folder}/{job.name}.json")
     return rows
 
 
