@@ -53,7 +53,7 @@ def take(address: str, query: str, chromium: str) -> Image.Image:
         hits = page.screenshot()
         page.locator("#hits a").first.click()
         page.locator("td.winner").first.wait_for()
-        page.wait_for_load_state("networkidle")
+        page.locator("#large").evaluate("image => image.decode()")
         page.evaluate("document.activeElement.blur()")
         opened = page.screenshot()
         browser.close()
