@@ -124,5 +124,7 @@ def test_an_address_may_follow(words, address, paths, monkeypatch, tmp_path):
         raise UsageError("enough")
 
     monkeypatch.setattr(Library, "add", add)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "papers").mkdir()
     CliRunner().invoke(app, ["index", "-l", str(tmp_path / "lib"), *words])
     assert asked == {"paths": paths, "ray": address}
