@@ -107,7 +107,7 @@ def test_errors_of_the_command_are_one_line_with_the_right_code(tmp_path, monkey
     for words, code in (
         (("embedded", str(tmp_path)), 2),
         (("embedded", str(tmp_path / "out"), "--slots", "feedback"), 2),
-        (("nowhere at all", str(tmp_path / "out")), 1),
+        (("nowhere at all", str(tmp_path / "out")), 2),
     ):
         assert run(monkeypatch, *words) == code
         assert len(capsys.readouterr().err.splitlines()) == 1
