@@ -37,7 +37,7 @@ benchmark: $(READY)
 screenshot: $(READY) browser
 	$(BIN)/python benchmarks/screenshot.py
 
-# The embedded model from nothing, in about two hours on two cores; run again after an interruption, it goes on.
+# The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
 	test -d data/train || $(BIN)/randslot samples data/train -n 2000 --curriculum
 	test -d data/validation || $(BIN)/randslot samples data/validation -n 40 --split validation
