@@ -39,8 +39,9 @@ screenshot: $(READY) browser
 
 # The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
-	test -d data/train || $(BIN)/randslot samples data/train -n 2000 --curriculum
-	test -d data/validation || $(BIN)/randslot samples data/validation -n 40 --split validation
+	test -f data/train/lessons.jsonl || { rm -rf data/train; $(BIN)/randslot samples data/train -n 2000 --curriculum; }
+	test -f data/validation/texts.jsonl \
+	|| { rm -rf data/validation; $(BIN)/randslot samples data/validation -n 40 --split validation; }
 	$(BIN)/randslot pretrain embedded-reading --resume
 	$(BIN)/randslot train embedded --resume
 	$(BIN)/python benchmarks/embedded.py --ship

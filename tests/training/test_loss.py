@@ -129,6 +129,25 @@ def test_the_loss_by_hand_with_a_repeated_page(masked, micro_batch):
     assert abs(by_hand(model, features, True) - by_hand(model, features, False)) > 0.1
 
 
+@pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_several_queries_of_a_page_are_as_many_pairs_with_the_page_encoded_once(masked, micro_batch):
+    """Four pages with two queries each, against eight pairs; random slots come from the content in both."""
+    found = []
+    for images in (pages()[:4], [page for page in pages()[:4] for _ in range(2)]):
+        model, _ = model_and_loss("qwen3-vl", "random", 8, 0)
+        options = {"batch": len(images), "micro_batch": micro_batch, "mask_repeats": masked}
+        features = [model.preprocess(QUERIES, task="query"), model.preprocess(images, task="document")]
+        value = make_loss(model, temperature=0.5, **options)(features)
+        value.backward()
+        found.append((value.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (value, fast), (expected, slow) = found
+    assert value == pytest.approx(expected, abs=1e-5)
+    for name in slow:
+        torch.testing.assert_close(fast[name], slow[name], atol=1e-5, rtol=1e-4)
+    assert max(grad.abs().max() for grad in slow.values()) > 1e-3
+
+
 def nested_by_hand(model, features, prefixes) -> torch.Tensor:
     """The mean over prefixes of InfoNCE over MaxSim of the first vectors, in plain loops, with gradients."""
     queries, vectors = (model(dict(part), task=task)["token_embeddings"] for part, task in features)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.training.pairs import Opener, drop_bad_rows, held_out, load_pairs
+from randslot.training.pairs import Opener, count_queries, drop_bad_rows, held_out, load_pairs
 
 
 def load(path, split="train", query="query", page="image"):
@@ -124,7 +125,33 @@ def test_held_out_pairs_share_their_pages(data):
         lines.write(json.dumps({"query": "more on tax", "image": "tax.png"}) + "\n")
     queries, pages, relevant = held_out(load(data))
     assert (len(queries), len(pages)) == (9, 8)
-    assert relevant["query 9"] == relevant["query 1"]
+    assert relevant["query 9 0"] == relevant["query 1 0"]
+
+
+def with_lists(data, *queries: object) -> Path:
+    images = [json.loads(line)["image"] for line in data.read_text().splitlines()]
+    rows = [{"query": query, "image": image} for query, image in zip(queries, images, strict=False)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return data
+
+
+def test_a_page_may_have_several_queries(data):
+    pairs = load(with_lists(data, ["a", "b"], ["c", "d"]))
+    assert count_queries(pairs) == 2
+    queries, pages, relevant = held_out(pairs)
+    assert list(queries.values()) == ["a", "b", "c", "d"]
+    assert [len(relevant[id]) for id in queries] == [1] * 4
+    assert relevant["query 1 0"] == relevant["query 1 1"] != relevant["query 2 0"]
+    assert len(pages) == 2
+
+
+def test_lists_of_queries_have_texts_and_one_length(data):
+    _, bad = drop_bad_rows(load(with_lists(data, ["a", "b"], ["c", " "], [], ["d", "e"])), "skip")
+    assert bad == ["row 2: empty query", "row 3: empty query"]
+    with pytest.raises(UsageError, match=r"pairs\.jsonl: pages have 1 to 2 queries: give every page as many"):
+        count_queries(load(with_lists(data, ["a", "b"], ["c"])))
+    with pytest.raises(RandSlotError, match="column 'query' has texts in some rows and lists in others"):
+        load(with_lists(data, ["a", "b"], "c"))
 
 
 @pytest.mark.parametrize(

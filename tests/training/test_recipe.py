@@ -80,6 +80,19 @@ def test_the_rate_falls_along_a_quarter_of_a_cosine_and_ends_at_half():
     assert rates[923] == pytest.approx(1e-4)
 
 
+@pytest.mark.parametrize("left", [0.0, 0.1, 1.0])
+def test_the_rate_ends_where_the_recipe_says(left):
+    from transformers import get_scheduler
+
+    args = make_arguments(read_recipe("tiny", [f"rate_left={left}"]), Path("runs"), 1, Console(quiet=True))
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, 0, 10, args.lr_scheduler_kwargs)
+    for _ in range(10):
+        optimizer.step()
+        schedule.step()
+    assert schedule.get_last_lr()[0] == pytest.approx(left, abs=1e-9)
+
+
 def test_what_this_machine_lacks_is_said_in_one_line_each(capsys):
     console = Console(stderr=True, width=200)
     make_arguments(read_recipe("qwen2.5-vl-3b"), Path("runs"), 1, console)
@@ -120,6 +133,7 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
         ({"batch": 1}, "batch must be at least 2"),
         ({"temperature": 0}, "temperature must be between 1e-06 and 1e\\+06, not 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be between 0 and"),
+        ({"rate_left": 1.5}, "rate_left must be between 0 and 1"),
         ({"clip": float("inf")}, "clip must be between"),
         ({"beta1": 2.0}, "beta1 must be between 0 and"),
         ({"weight_decay": -1}, "weight_decay must be between 0 and"),

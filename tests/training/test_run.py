@@ -76,7 +76,17 @@ def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
     assert (folder / "checkpoints" / "checkpoint-2").is_dir()
     card = (folder / "README.md").read_text()
     assert f"3 steps of 4 pairs out of 8 from {data}" in card
-    assert "_PlainLoss" not in card
+    assert "MultipleNegatives" not in card
+
+
+def test_pages_with_several_queries_train(data, tmp_path):
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    rows = [{"query": [row["query"], row["query"].removeprefix("about ")], "image": row["image"]} for row in lines]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    randslot.train(small(data, tmp_path / "run"))
+    assert (tmp_path / "run" / "losses.csv").read_text().count("\n") == 4
+    with pytest.raises(UsageError, match="has several texts for a page: reading takes one"):
+        randslot.train(small(data, tmp_path / "reading", objective="reading"))
 
 
 def test_118195_rows_make_923_steps(tmp_path):

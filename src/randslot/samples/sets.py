@@ -8,7 +8,8 @@ texts.jsonl     {"text", "image"}: what is written on each page
 
 and, if a curriculum is asked for:
 reading.parquet "text", "image": words, blocks and pages to read
-lessons.jsonl   {"query", "image"}: parts of pages with lines to find them by, then whole pages with questions
+lessons.jsonl   {"query", "image"}: parts of pages with lines to find them by, then whole pages with questions; each
+                page has a list of five
 parts/          the parts of pages
 """
 
@@ -31,8 +32,8 @@ from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, mak
 
 STUDIED = 800  # reports that lessons are about: a vision tower that keeps still looks at each of their pages once
 PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
-EASY, PASSES = 10, 20  # how often each page comes in lessons: with a line to find it by, then with a question
-LINES = 0.2  # the share of later lessons that ask for a line nevertheless
+EASY, PASSES = 4, 40  # how often each page comes in lessons: with lines to find it by, then with questions
+LINES = (1, 1, 2, 2, 3)  # how many lines of a part of a page each of its easy queries has, at the most
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def _draw(reports: list[Report], change: Callable[[Page], Page]) -> list[Lesson]
     return drawn
 
 
-def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterator[dict[str, str]]:
-    """Yield queries with their pages, every page once in each pass: parts of it with a line, then mostly questions.
+def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterator[dict[str, Any]]:
+    """Yield pages with queries, every page once in each pass: parts of it with lines, then itself with questions.
 
     With questions the pages of a report follow each other, so that a batch holds them side by side: the title alone
     does not tell them apart.
@@ -165,13 +166,11 @@ def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterat
     for _ in range(EASY):
         for versions in random.sample(parts, len(parts)):
             image, page = random.choice(versions)
-            yield {"query": _choose_line(page, random), "image": image}
+            yield {"query": _choose_lines(page, random), "image": image}
     for _ in range(PASSES):
         random.shuffle(files)
         for id, page in (page for file in files for page in file):
-            line = random.random() < LINES
-            query = _choose_line(page, random) if line else random.choice(ask(page, random)).text
-            yield {"query": query, "image": f"pages/{id}"}
+            yield {"query": [question.text for question in ask(page, random)], "image": f"pages/{id}"}
 
 
 def _write_parts(folder: Path, report: Report, random: Random) -> Iterator[tuple[tuple[str, Page], ...]]:
@@ -186,8 +185,9 @@ def _write_parts(folder: Path, report: Report, random: Random) -> Iterator[tuple
     return zip(*versions, strict=True)
 
 
-def _choose_line(page: Page, random: Random) -> str:
-    return random.choice(page.text.replace(".", "").splitlines())
+def _choose_lines(page: Page, random: Random) -> list[str]:
+    lines = page.text.replace(".", "").splitlines()
+    return [" ".join(random.sample(lines, min(num, len(lines)))) for num in LINES]
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:

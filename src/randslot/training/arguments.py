@@ -6,6 +6,7 @@ import importlib.util
 import os
 from functools import partial
 from itertools import groupby
+from math import acos, pi
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,7 +47,8 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
         lr_scheduler_type="cosine",
-        lr_scheduler_kwargs={"num_cycles": 0.25},  # a quarter period: what T_max = twice the steps is in PyTorch
+        # To half the rate it is a quarter of a period: what T_max = twice the steps is in PyTorch.
+        lr_scheduler_kwargs={"num_cycles": acos(2 * recipe.rate_left - 1) / (2 * pi)},
         warmup_steps=recipe.warmup,
         **_order(recipe),
         bf16=recipe.precision == "bf16" and on_gpu,

@@ -1,9 +1,10 @@
 """Query-to-page InfoNCE over MaxSim, with pages gathered from all processes as candidates.
 
-The loss is sentence-transformers' own, plain or with a gradient cache. Two things are added: scores stay in float32
-under autocast, and pages that are equal to a query's own page can be masked out of its negatives.
+The loss is sentence-transformers' own. Four things are added: without micro-batches there is no cache and no second
+pass; scores stay in float32 under autocast; pages that are equal to a query's own page can be masked out of its
+negatives; and a page may come with several queries, which is as if each had come with the page, encoded once.
 
-Shapes: B pairs of this process, P pages of all processes.
+Shapes: B queries of this process, P pages of all processes, one for each query.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.multi_vector_encoder.losses import (
-    CachedMultiVectorMultipleNegativesRankingLoss,
-    MultiVectorMultipleNegativesRankingLoss,
-)
+from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
 from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
 from sentence_transformers.util.distributed import all_gather, get_rank
 from torch import Tensor
@@ -44,69 +42,58 @@ def find_repeats(keys_B: Tensor, keys_P: Tensor, first: int) -> Tensor:
     return same
 
 
-class _Masking:
-    """Work out the masked pairs of each batch from the content keys of its pages, then run the loss below."""
+class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
+    """InfoNCE over MaxSim: the mean over `prefixes`, if there are any, of what the first so many vectors give."""
 
     mask_repeats: bool
+    prefixes: tuple[int, ...]
+    cached: bool
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         features = list(sentence_features)
-        masked = None
-        if self.mask_repeats:
-            keys = features[1]["keys"]
-            everyone = all_gather(keys) if torch.distributed.is_initialized() else keys
-            masked = find_repeats(keys, everyone, get_rank() * len(keys))
-        self.similarity_fct = Scores(masked)
-        loss: Tensor = super().forward(features, labels)  # type: ignore[misc]
-        return loss
+        queries, pages = (side["keys"] for side in features)
+        self.similarity_fct = Scores(self._find_masked(queries, pages))
+        self.score_mini_batch_size = len(queries)  # scores of the whole batch at once: the mask is made for that
+        if self.cached:
+            loss: Tensor = super().forward(features, labels)
+            return loss
+        tasks = ("query", "document")
+        outputs = [self.model(dict(side), task=task) for side, task in zip(features, tasks, strict=True)]
+        vectors = [[output["token_embeddings"]] for output in outputs]
+        return self.calculate_loss(vectors, [[output["attention_mask"].bool()] for output in outputs])
 
-
-class _Prefixes(CachedMultiVectorMultipleNegativesRankingLoss):
-    """The mean of the losses of some prefixes: the first 1, 2, ... vectors of both sides, as MetaEmbed nests them.
-
-    Content is encoded once for all of them. A mean and not a sum, so that clipping means what it means without them.
-    """
-
-    prefixes: tuple[int, ...]
-    cached: bool
+    def _find_masked(self, queries: Tensor, pages: Tensor) -> Tensor | None:
+        """Work out the masked pairs of a batch from the content keys of its pages."""
+        if not self.mask_repeats:
+            return None
+        keys = pages.repeat_interleave(len(queries) // len(pages))
+        everyone = all_gather(keys) if torch.distributed.is_initialized() else keys
+        return find_repeats(keys, everyone, get_rank() * len(keys))
 
     def calculate_loss(
         self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], *, with_backward: bool = False
     ) -> Tensor:
         one = super().calculate_loss
-        loss = torch.stack([one(_first(num, reps), _first(num, masks_chunks)) for num in self.prefixes]).mean()
+        reps, masks_chunks = _pair(reps), _pair(masks_chunks)
+        parts = [one(_first(num, reps), _first(num, masks_chunks)) for num in self.prefixes or (None,)]
+        # A mean and not a sum, so that clipping means what it means without prefixes.
+        loss = torch.stack(parts).mean()
         if with_backward:
             loss.backward()
             loss = loss.detach()
         return loss
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        if self.cached:
-            loss: Tensor = super().forward(sentence_features, labels)
-            return loss
-        outputs = [
-            self.model(dict(features), task=task)
-            for features, task in zip(sentence_features, ("query", "document"), strict=True)
-        ]
-        vectors = [[output["token_embeddings"]] for output in outputs]
-        return self.calculate_loss(vectors, [[output["attention_mask"].bool()] for output in outputs])
+
+def _pair(columns: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Return the columns with each page once for every query of its own; a page's queries follow each other."""
+    queries, pages = columns
+    times = sum(map(len, queries)) // sum(map(len, pages))
+    return columns if times == 1 else [queries, [chunk.repeat_interleave(times, dim=0) for chunk in pages]]
 
 
-def _first(num: int, columns: list[list[Tensor]]) -> list[list[Tensor]]:
+def _first(num: int | None, columns: list[list[Tensor]]) -> list[list[Tensor]]:
     """Return the first vectors, or the masks of them, of every chunk of every column."""
     return [[chunk[:, :num] for chunk in chunks] for chunks in columns]
-
-
-class _PlainLoss(_Masking, MultiVectorMultipleNegativesRankingLoss):
-    pass
-
-
-class _CachedLoss(_Masking, CachedMultiVectorMultipleNegativesRankingLoss):
-    pass
-
-
-class _NestedLoss(_Masking, _Prefixes):
-    pass
 
 
 def make_loss(
@@ -117,26 +104,17 @@ def make_loss(
     micro_batch: int,
     mask_repeats: bool,
     prefixes: tuple[int, ...] = (),
-) -> torch.nn.Module:
+) -> Loss:
     """Make the loss for `batch` pairs a process, of which `micro_batch` are held at once (0: all).
 
     Smaller micro-batches go through a gradient cache: the same gradients, memory by the micro-batch, a second forward.
     With `prefixes` it is the mean of the losses of the first so many vectors of both sides.
     """
-    options: dict[str, Any] = {
-        "scale": 1 / temperature,
-        "gather_across_devices": torch.distributed.is_initialized(),
-        "score_mini_batch_size": batch,  # scores of the whole batch at once: the mask is made for that
-    }
-    loss: _PlainLoss | _CachedLoss | _NestedLoss
-    cached = bool(micro_batch) and micro_batch < batch
-    if prefixes:
-        loss = _NestedLoss(model, mini_batch_size=micro_batch or batch, **options)
-        loss.prefixes, loss.cached = prefixes, cached
-    elif cached:
-        loss = _CachedLoss(model, mini_batch_size=micro_batch, **options)
-    else:
-        loss = _PlainLoss(model, **options)
-    loss.mask_repeats = mask_repeats
-    module: torch.nn.Module = loss
-    return module
+    loss = Loss(
+        model,
+        scale=1 / temperature,
+        mini_batch_size=micro_batch or batch,
+        gather_across_devices=torch.distributed.is_initialized(),
+    )
+    loss.mask_repeats, loss.prefixes, loss.cached = mask_repeats, prefixes, 0 < micro_batch < batch
+    return loss

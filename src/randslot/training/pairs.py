@@ -1,5 +1,6 @@
 """Pairs of query and page from where people have them: the hub, parquet, a `datasets` folder, or JSONL with paths.
 
+A row has one query, or a list of them for its page, which then is encoded once for all.
 Pages stay encoded until a worker needs them, so that 100,000 rows never sit in memory.
 """
 
@@ -23,7 +24,7 @@ from ..pages import PIXELS, is_file, open_page, page_file, short
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs as a dataset with the columns "query", "page" (a path or an encoded image) and "row" (from 1).
+    """Pairs as a dataset with the columns "query" (or queries), "page" (a path or an encoded image), "row" (from 1).
 
     `name` is what the user calls them; paths count from `base`.
     """
@@ -77,8 +78,12 @@ def _read_jsonl(file: Path) -> Dataset:
         raise RandSlotError(f"{file} is not UTF-8 text: {error}") from error
     if not rows:
         raise UsageError(f"{file} has no rows")
-    columns = dict.fromkeys(key for row in rows for key in row)
-    return Dataset.from_dict({column: [_text(row.get(column)) for row in rows] for column in columns})
+    names = dict.fromkeys(key for row in rows for key in row)
+    columns = {name: [_text(row.get(name)) for row in rows] for name in names}
+    for name, values in columns.items():
+        if len({type(value) for value in values} - {type(None)}) > 1:
+            raise RandSlotError(f"{file}: column {name!r} has texts in some rows and lists in others")
+    return Dataset.from_dict(columns)
 
 
 def _read_row(line: str, place: str) -> dict[str, Any]:
@@ -91,8 +96,9 @@ def _read_row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+def _text(value: Any) -> str | list[str] | None:
+    texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    return value if value is None or isinstance(value, str) or texts else json.dumps(value)
 
 
 def _read_dataset(data: str, split: str) -> Dataset:
@@ -123,7 +129,7 @@ def find_bad_rows(pairs: Pairs) -> Iterator[tuple[int, str]]:
     table = pairs.dataset.with_format("arrow")[:]
     known: dict[Path, bool] = {}
     for index, (query, path) in enumerate(zip(table["query"].to_pylist(), _paths(table["page"]), strict=True)):
-        if not isinstance(query, str) or not query.strip():
+        if not _has_text(query):
             yield index, "empty query"
         elif path is None:
             yield index, "no image"
@@ -133,6 +139,32 @@ def find_bad_rows(pairs: Pairs) -> Iterator[tuple[int, str]]:
                 known[file] = is_file(file)
             if not known[file]:
                 yield index, f"page image not found: {short(str(file))}"
+
+
+def list_queries(query: Any) -> list[Any]:
+    """Return the queries of a row, which has one or a list of them."""
+    return query if isinstance(query, list) else [query]
+
+
+def _has_text(query: Any) -> bool:
+    queries = list_queries(query)
+    return bool(queries) and all(isinstance(text, str) and text.strip() for text in queries)
+
+
+def count_queries(pairs: Pairs) -> int:
+    """Return how many queries every row has.
+
+    Errors: UsageError if some have more than others.
+    """
+    column = pairs.dataset.with_format("arrow")[:]["query"]
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return 1
+    counts = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(counts) > 1:
+        raise UsageError(
+            f"{pairs.name}: pages have {min(counts)} to {max(counts)} queries: give every page as many as the others"
+        )
+    return int(counts[0])
 
 
 def list_files(dataset: Dataset) -> list[str]:
@@ -212,6 +244,7 @@ def held_out(pairs: Pairs) -> tuple[dict[str, str], dict[str, str | bytes], dict
     relevant: dict[str, set[str]] = {}
     for row in pairs.dataset:
         page_id = ids.setdefault(pairs.locate(row["page"]), f"page {len(ids)}")
-        queries[f"query {row['row']}"] = row["query"]
-        relevant[f"query {row['row']}"] = {page_id}
+        for number, query in enumerate(list_queries(row["query"])):
+            queries[f"query {row['row']} {number}"] = query
+            relevant[f"query {row['row']} {number}"] = {page_id}
     return queries, {page_id: page for page, page_id in ids.items()}, relevant

@@ -41,6 +41,7 @@ LEAST = {
 BETWEEN = {  # which leaves out infinity and what is no number
     "temperature": (1e-6, 1e6),
     "learning_rate": (0.0, 1e6),
+    "rate_left": (0.0, 1.0),
     "clip": (1e-9, 1e30),
     "beta1": (0.0, 0.999999),
     "beta2": (0.0, 0.999999999),
@@ -101,11 +102,12 @@ class Recipe:
     repeated_pages: str = "mask"
     prefixes: tuple[int, ...] = ()  # the mean loss over the first 1, 2, ... vectors of both sides; (): over all of them
 
-    # The optimisation. The cosine's period is twice the run, so the rate ends at half.
+    # The optimisation.
     epochs: int = 1
     steps: int = 0  # end after this many, if the epochs have more; 0: whole epochs
     optimizer: str = "paged_adamw_8bit"
     learning_rate: float = 2e-4
+    rate_left: float = 0.5  # the share of the rate that is left at the end; it falls as a cosine
     warmup: int = 0  # steps in which the rate rises to its full height
     beta1: float = 0.9
     beta2: float = 0.999

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
 from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from torch.utils.tensorboard import SummaryWriter
 from transformers import PrinterCallback, ProgressCallback
@@ -37,7 +39,7 @@ from ..figures import draw_losses
 from ..model import load, untrained
 from .arguments import make_arguments, share
 from .loss import make_loss
-from .pairs import Opener, Pairs, drop_bad_rows, held_out, load_pairs
+from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
 from .reading import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
 from .vision import keep_vision_still
@@ -71,6 +73,13 @@ class UndisturbedTrainer(MultiVectorEncoderTrainer):
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
             found: dict[str, float] = super().evaluate(*args, **kwargs)
         return found
+
+
+def preprocess(model: MultiVectorEncoder, inputs: list[Any], **options: Any) -> dict[str, Any]:
+    """Preprocess a column of a batch: pages, or queries, of which a row may have several."""
+    flat = [item for row in inputs for item in list_queries(row)]
+    features: dict[str, Any] = model.preprocess(flat, **options)
+    return features
 
 
 class Run:
@@ -145,6 +154,8 @@ class Run:
             )
         if len(pairs) < recipe.batch:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
+        if count_queries(pairs) > 1 and recipe.objective == "reading":
+            raise UsageError(f"{recipe.data} has several texts for a page: reading takes one")
         return pairs
 
     def make_model(self) -> MultiVectorEncoder:
@@ -179,6 +190,7 @@ class Run:
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
+            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model)),
             callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:
