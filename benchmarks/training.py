@@ -24,12 +24,13 @@ import torch
 from PIL import Image
 from record import keep, print_table, time_ways
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.util import maxsim
 from torch import Tensor
 
 import randslot
 from randslot.backbone import read_content
 from randslot.readout import read_once, read_stepwise
-from randslot.training.loss import Scores, make_loss
+from randslot.training.loss import make_loss
 
 Features = dict[str, Tensor]
 SHAPE = str(Path(__file__).with_name("mid.json"))
@@ -62,7 +63,7 @@ def ways_to_step(encoder: randslot.SlotEncoder, batch: list[Features]) -> dict[s
     def step(read: Callable[[Features, Tensor], Tensor]) -> Tensor:
         encoder.zero_grad()
         queries, pages = (read(part, given) for part, given in zip(batch, slots, strict=True))
-        scores = Scores(None)(queries, pages[:, None])
+        scores = maxsim(queries, pages)
         loss = torch.nn.functional.cross_entropy(scores / 0.07, torch.arange(len(scores)))
         loss.backward()
         return loss.detach()

@@ -25,7 +25,7 @@ from .samples.reports import ANSWERS, RELATED, Report, make_reports
 from .samples.sets import Asked, ask_all, page_ids
 
 NUM_REPORTS, HITS, BATCH = 20, 3, 10
-MARKS = {ANSWERS: "answers it", RELATED: "same report", 0: ""}
+MARKS = {ANSWERS: "answers it", RELATED: "comes near", 0: ""}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
 from conftest import STRATEGIES, make, noise, safe_half_precision
-from randslot.training.loss import Scores, find_repeats, make_loss
+from randslot.training.loss import find_repeats, make_loss, score
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 QUERIES = [f"query number {i * 7}" for i in range(8)]
@@ -100,11 +100,11 @@ def test_the_cache_changes_no_gradient(family, strategy, micro_batch):
 
 
 def test_repeats_are_found_but_for_the_own_page():
-    keys = torch.tensor([5, 6, 5])
-    everyone = torch.tensor([9, 5, 6, 5, 7, 6])
-    expected = torch.zeros(3, 6, dtype=torch.bool)
-    expected[0, 3] = expected[1, 5] = expected[2, 1] = True
-    assert torch.equal(find_repeats(keys, everyone, first=1), expected)
+    keys = torch.tensor([9, 5, 6, 5, 7, 6])
+    own = torch.tensor([1, 1, 2, 3])  # two queries of one page, and one each of two others
+    expected = torch.zeros(4, 6, dtype=torch.bool)
+    expected[0, 3] = expected[1, 3] = expected[2, 5] = expected[3, 1] = True
+    assert torch.equal(find_repeats(keys, own), expected)
 
 
 def by_hand(model, features, masked: bool) -> float:
@@ -130,18 +130,23 @@ def test_the_loss_by_hand_with_a_repeated_page(masked, micro_batch):
 
 
 @pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
-@pytest.mark.parametrize("masked", [True, False])
-def test_several_queries_of_a_page_are_as_many_pairs_with_the_page_encoded_once(masked, micro_batch):
-    """Four pages with two queries each, against eight pairs; random slots come from the content in both."""
+def test_several_queries_of_a_page_by_hand_in_loss_and_gradients(micro_batch):
+    """Two queries for each of four pages: every query is compared with the four pages, each encoded once."""
     found = []
-    for images in (pages()[:4], [page for page in pages()[:4] for _ in range(2)]):
-        model, _ = model_and_loss("qwen3-vl", "random", 8, 0)
-        options = {"batch": len(images), "micro_batch": micro_batch, "mask_repeats": masked}
-        features = [model.preprocess(QUERIES, task="query"), model.preprocess(images, task="document")]
-        value = make_loss(model, temperature=0.5, **options)(features)
+    for by_hand in (True, False):
+        model, loss = model_and_loss("qwen3-vl", "random", 4, micro_batch)
+        features = [model.preprocess(QUERIES, task="query"), model.preprocess(pages()[:4], task="document")]
+        if by_hand:
+            queries, vectors = (model(dict(part))["token_embeddings"] for part in features)
+            value = torch.zeros(())
+            for i, query in enumerate(queries):
+                scores = [sum(max(a @ b for b in page) for a in query) / 0.5 for page in vectors]
+                value = value + (torch.logsumexp(torch.stack(scores), 0) - scores[i // 2]) / len(queries)
+        else:
+            value = loss(features)
         value.backward()
         found.append((value.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
-    (value, fast), (expected, slow) = found
+    (expected, slow), (value, fast) = found
     assert value == pytest.approx(expected, abs=1e-5)
     for name in slow:
         torch.testing.assert_close(fast[name], slow[name], atol=1e-5, rtol=1e-4)
@@ -193,9 +198,10 @@ def test_all_vectors_as_the_only_prefix_are_the_plain_loss():
 
 
 def test_scores_stay_in_float32_under_autocast():
-    queries, pages = (torch.nn.functional.normalize(torch.randn(3, *shape), dim=-1) for shape in ((4, 64), (1, 4, 64)))
-    expected = Scores(None)(queries, pages)
+    vectors = [torch.nn.functional.normalize(torch.randn(3, 4, 64), dim=-1) for _ in range(2)]
+    queries, pages = ((side, torch.ones(3, 4, dtype=torch.bool)) for side in vectors)
+    expected = score(queries, pages)
     with safe_half_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
-        scores = Scores(None)(queries, pages)
+        scores = score(queries, pages)
     assert scores.dtype == torch.float32
     assert torch.equal(scores, expected)

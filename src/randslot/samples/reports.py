@@ -112,11 +112,6 @@ class Question:
     kind: str
     needs: frozenset[tuple[str, str]]
 
-    @property
-    def names_report(self) -> bool:
-        """Whether it asks for a word of the title, which all pages of a report share."""
-        return any(part == "title" for part, _ in self.needs)
-
 
 def split_of(fact: Iterable[str]) -> str:
     """Return the split that a fact belongs to: one in ten to test, one in ten to validation."""
@@ -208,7 +203,7 @@ def ask(page: Page, random: Random) -> list[Question]:
             ],
         ),
         "number": (
-            [("title", place), ("cell", f"{good} {value}")],
+            [("title", place), ("row", good), ("cell", f"{good} {value}")],
             [
                 f"{place} report with {value} for {good}",
                 f"where in {place} are {good} at {value}?",

@@ -2,21 +2,21 @@
 
 pages/          the reports
 queries.jsonl   {"id", "query", "kind"}
-qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 1 of the report that it names}
+qrels.jsonl     {"query": id, "page": path below pages/, "grade": 2 answers it, 1 has all but one piece of evidence}
 pairs.jsonl     {"query", "image"}: pairs to train retrieval on
 texts.jsonl     {"text", "image"}: what is written on each page
 
 and, if a curriculum is asked for:
 reading.parquet "text", "image": words, blocks and pages to read
-lessons.jsonl   {"query", "image"}: parts of pages with lines to find them by, then whole pages with questions; each
-                page has a list of five
+lessons.jsonl   {"query", "image"}: parts of pages with lines to find them by, then whole pages with lines or
+                questions, five for each
 parts/          the parts of pages
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -32,8 +32,9 @@ from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, mak
 
 STUDIED = 800  # reports that lessons are about: a vision tower that keeps still looks at each of their pages once
 PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
-EASY, PASSES = 4, 40  # how often each page comes in lessons: with lines to find it by, then with questions
-LINES = (1, 1, 2, 2, 3)  # how many lines of a part of a page each of its easy queries has, at the most
+EASY, PASSES = 3, 27  # how often each page comes in lessons: in parts, then whole
+LINES = (1, 1, 2, 2, 3)  # how many lines of a page each of its queries has, at the most, if they are lines
+LINES_LATER = 1 / 3  # the share of whole pages that come with lines; the others come with questions
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,15 @@ def page_ids(report: Report) -> list[str]:
 def ask_all(reports: Iterable[Report]) -> list[Asked]:
     """Ask about every page of these reports, and grade all their pages for each question."""
     pages = {id: page for report in reports for id, page in zip(page_ids(report), report.pages, strict=True)}
-    files: dict[str, list[str]] = defaultdict(list)
-    for id in pages:
-        files[_file(id)].append(id)
     holders = _holders(pages)
     asked = []
     for id, page in pages.items():
         for question in ask(page, Random(id)):
-            answers = set.intersection(*(holders[item] for item in question.needs))
-            related = (
-                {other for answer in answers for other in files[_file(answer)]} if question.names_report else set()
-            )
-            grades = dict.fromkeys(sorted(related), RELATED) | dict.fromkeys(sorted(answers), ANSWERS)
+            counts = Counter(holder for item in question.needs for holder in holders[item])
+            values = {len(question.needs): ANSWERS, len(question.needs) - 1: RELATED}
+            grades = {holder: values[count] for holder, count in sorted(counts.items()) if count in values}
             asked.append(Asked(f"{id} {question.kind}", question, grades))
     return asked
-
-
-def _file(page_id: str) -> str:
-    return page_id.partition("#")[0]
 
 
 def _holders(pages: dict[str, Page]) -> dict[tuple[str, str], set[str]]:
@@ -156,21 +148,16 @@ def _draw(reports: list[Report], change: Callable[[Page], Page]) -> list[Lesson]
 
 
 def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterator[dict[str, Any]]:
-    """Yield pages with queries, every page once in each pass: parts of it with lines, then itself with questions.
+    """Yield pages with queries, every page once in each pass.
 
-    With questions the pages of a report follow each other, so that a batch holds them side by side: the title alone
-    does not tell them apart.
+    First parts of pages with lines, then whole pages, a third of them with lines and the rest with questions.
     """
-    files = [list(zip(page_ids(report), report.pages, strict=True)) for report in reports]
     parts = [part for report in reports for part in _write_parts(folder / "parts", report, random)]
-    for _ in range(EASY):
+    for number in range(EASY + PASSES):
         for versions in random.sample(parts, len(parts)):
-            image, page = random.choice(versions)
-            yield {"query": _choose_lines(page, random), "image": image}
-    for _ in range(PASSES):
-        random.shuffle(files)
-        for id, page in (page for file in files for page in file):
-            yield {"query": [question.text for question in ask(page, random)], "image": f"pages/{id}"}
+            image, page = random.choice(versions) if number < EASY else versions[0]
+            lines = number < EASY or random.random() < LINES_LATER
+            yield {"query": _choose_lines(page, random) if lines else _choose_questions(page, random), "image": image}
 
 
 def _write_parts(folder: Path, report: Report, random: Random) -> Iterator[tuple[tuple[str, Page], ...]]:
@@ -188,6 +175,10 @@ def _write_parts(folder: Path, report: Report, random: Random) -> Iterator[tuple
 def _choose_lines(page: Page, random: Random) -> list[str]:
     lines = page.text.replace(".", "").splitlines()
     return [" ".join(random.sample(lines, min(num, len(lines)))) for num in LINES]
+
+
+def _choose_questions(page: Page, random: Random) -> list[str]:
+    return [question.text for question in ask(page, random)]
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:

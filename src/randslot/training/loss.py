@@ -1,44 +1,41 @@
 """Query-to-page InfoNCE over MaxSim, with pages gathered from all processes as candidates.
 
-The loss is sentence-transformers' own. Four things are added: without micro-batches there is no cache and no second
-pass; scores stay in float32 under autocast; pages that are equal to a query's own page can be masked out of its
-negatives; and a page may come with several queries, which is as if each had come with the page, encoded once.
+Micro-batches, the cache of their gradients and the gather are sentence-transformers'. A page may come with several
+queries, and is encoded once for all of them. Pages that are equal to a query's own page can be masked out of its
+negatives.
 
-Shapes: B queries of this process, P pages of all processes, one for each query.
+Shapes: Q queries and B pages of this process, P pages of all processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
-from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
-from sentence_transformers.util.distributed import all_gather, get_rank
+from sentence_transformers.util import cat_padded_token_embeddings, maxsim
+from sentence_transformers.util.distributed import all_gather, all_gather_padded, get_rank
 from torch import Tensor
 
-
-class Scores:
-    """MaxSim of queries and candidate pages in float32, with the masked pairs out of reach."""
-
-    __name__ = "maxsim"  # what sentence-transformers writes into its records
-
-    def __init__(self, masked_BP: Tensor | None) -> None:
-        self.masked_BP = masked_BP
-
-    def __call__(self, queries: Tensor, pages: Tensor, **masks: Any) -> Tensor:
-        with torch.autocast(queries.device.type, enabled=False):
-            scores: Tensor = colbert_scores(queries.float(), pages.float(), **masks)
-        return scores if self.masked_BP is None else scores.masked_fill(self.masked_BP, float("-inf"))
+Side = tuple[Tensor, Tensor]  # vectors (N, T, D), and a mask (N, T) of those that are none
 
 
-def find_repeats(keys_B: Tensor, keys_P: Tensor, first: int) -> Tensor:
-    """Return (B, P): where a candidate is the same page as query b's own, which stands at column `first` + b."""
-    same = keys_B[:, None] == keys_P[None, :]
-    own = torch.arange(len(keys_B), device=keys_B.device)
-    same[own, first + own] = False
+def score(queries: Side, pages: Side, first: int | None = None) -> Tensor:
+    """Return the MaxSim of the first vectors of queries and pages, in float32 also under autocast."""
+    (query_vectors, query_mask), (page_vectors, page_mask) = (
+        (vectors[:, :first].float(), mask[:, :first]) for vectors, mask in (queries, pages)
+    )
+    with torch.autocast(query_vectors.device.type, enabled=False):
+        scores: Tensor = maxsim(query_vectors, page_vectors, a_mask=query_mask, b_mask=page_mask)
+    return scores
+
+
+def find_repeats(keys_P: Tensor, own_Q: Tensor) -> Tensor:
+    """Return (Q, P): where a candidate is the same page as a query's own, which stands at its column."""
+    same = keys_P[own_Q][:, None] == keys_P[None, :]
+    same[torch.arange(len(own_Q), device=own_Q.device), own_Q] = False
     return same
 
 
@@ -51,9 +48,7 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         features = list(sentence_features)
-        queries, pages = (side["keys"] for side in features)
-        self.similarity_fct = Scores(self._find_masked(queries, pages))
-        self.score_mini_batch_size = len(queries)  # scores of the whole batch at once: the mask is made for that
+        self.keys_P = self._gather_keys(features[1]["keys"]) if self.mask_repeats else None
         if self.cached:
             loss: Tensor = super().forward(features, labels)
             return loss
@@ -62,38 +57,30 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         vectors = [[output["token_embeddings"]] for output in outputs]
         return self.calculate_loss(vectors, [[output["attention_mask"].bool()] for output in outputs])
 
-    def _find_masked(self, queries: Tensor, pages: Tensor) -> Tensor | None:
-        """Work out the masked pairs of a batch from the content keys of its pages."""
-        if not self.mask_repeats:
-            return None
-        keys = pages.repeat_interleave(len(queries) // len(pages))
-        everyone = all_gather(keys) if torch.distributed.is_initialized() else keys
-        return find_repeats(keys, everyone, get_rank() * len(keys))
+    @staticmethod
+    def _gather_keys(keys_B: Tensor) -> Tensor:
+        return all_gather(keys_B) if torch.distributed.is_initialized() else keys_B
 
     def calculate_loss(
         self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], *, with_backward: bool = False
     ) -> Tensor:
-        one = super().calculate_loss
-        reps, masks_chunks = _pair(reps), _pair(masks_chunks)
-        parts = [one(_first(num, reps), _first(num, masks_chunks)) for num in self.prefixes or (None,)]
-        # A mean and not a sum, so that clipping means what it means without prefixes.
-        loss = torch.stack(parts).mean()
+        """Return the loss of encoded queries and pages, which come in chunks; a page's queries follow each other."""
+        queries, pages = (cat_padded_token_embeddings(*side) for side in zip(reps, masks_chunks, strict=True))
+        num, times = len(pages[0]), len(queries[0]) // len(pages[0])
+        own_Q = get_rank() * num + torch.arange(num, device=pages[0].device).repeat_interleave(times)
+        if torch.distributed.is_initialized():
+            pages = all_gather_padded(*pages, with_grad=True)
+        losses = []
+        for first in self.prefixes or (None,):
+            scores = score(queries, pages, first) * self.scale
+            if self.keys_P is not None:
+                scores = scores.masked_fill(find_repeats(self.keys_P, own_Q), float("-inf"))
+            losses.append(F.cross_entropy(scores, own_Q))
+        loss = torch.stack(losses).mean()  # not their sum, so that clipping means what it means without prefixes
         if with_backward:
             loss.backward()
             loss = loss.detach()
         return loss
-
-
-def _pair(columns: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Return the columns with each page once for every query of its own; a page's queries follow each other."""
-    queries, pages = columns
-    times = sum(map(len, queries)) // sum(map(len, pages))
-    return columns if times == 1 else [queries, [chunk.repeat_interleave(times, dim=0) for chunk in pages]]
-
-
-def _first(num: int | None, columns: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Return the first vectors, or the masks of them, of every chunk of every column."""
-    return [[chunk[:, :num] for chunk in chunks] for chunks in columns]
 
 
 def make_loss(
@@ -110,11 +97,6 @@ def make_loss(
     Smaller micro-batches go through a gradient cache: the same gradients, memory by the micro-batch, a second forward.
     With `prefixes` it is the mean of the losses of the first so many vectors of both sides.
     """
-    loss = Loss(
-        model,
-        scale=1 / temperature,
-        mini_batch_size=micro_batch or batch,
-        gather_across_devices=torch.distributed.is_initialized(),
-    )
+    loss = Loss(model, scale=1 / temperature, mini_batch_size=micro_batch or batch)
     loss.mask_repeats, loss.prefixes, loss.cached = mask_repeats, prefixes, 0 < micro_batch < batch
     return loss
