@@ -15,7 +15,7 @@ from randslot.errors import UsageError
 from randslot.pages import open_page
 from randslot.samples.drawing import CELL, HEIGHT, WIDTH, draw_report
 from randslot.samples.reports import arrange, make_reports
-from randslot.samples.sets import EASY, LINES, LINES_LATER, PASSES, write_set
+from randslot.samples.sets import EARLY, EASY, LATE, LINES, LINES_LATER, write_set
 
 
 def rows(file) -> list[dict[str, str]]:
@@ -118,25 +118,30 @@ def test_a_part_of_a_page_keeps_its_place():
     assert page.keep(4, Random(0)) == page
 
 
-def test_lessons_go_from_parts_with_lines_to_pages_with_questions(tmp_path):
-    write_set(tmp_path / "set", 20, split="train", seed=0, curriculum=True)
+def test_lessons_go_from_parts_with_lines_to_pages_with_questions(tmp_path, monkeypatch):
+    monkeypatch.setattr("randslot.samples.sets.FEW", 10)
+    monkeypatch.setattr("randslot.samples.sets.MANY", 20)
+    write_set(tmp_path / "set", 24, split="train", seed=0, curriculum=True)
     lessons = rows(tmp_path / "set" / "lessons.jsonl")
     texts = {row["image"]: row["text"].replace(".", "").split() for row in rows(tmp_path / "set" / "texts.jsonl")}
-    passes = [lessons[start : start + len(texts)] for start in range(0, len(lessons), len(texts))]
-    assert len(passes) == EASY + PASSES
+    few, many = list(texts)[:30], list(texts)[:60]
+    assert len(lessons) == (EASY + EARLY) * len(few) + LATE * len(many)
     assert {len(row["query"]) for row in lessons} == {len(LINES)}
-    for row in passes[0]:
+    easy = lessons[: EASY * len(few)]
+    for row in easy[: len(few)]:
         file, _, number = row["image"].partition("#page=")
         with pdfium.PdfDocument(tmp_path / "set" / file) as pdf:
             written = pdf[int(number) - 1].get_textpage().get_text_bounded().replace(".", "").split()
         assert {word for query in row["query"] for word in query.split()} <= set(written)
-    assert 0.6 < np.mean([row["image"].startswith("parts/") for lesson in passes[:EASY] for row in lesson]) < 0.9
-    for lesson in passes[EASY:]:
-        assert {row["image"] for row in lesson} == set(texts)
+    assert 0.6 < np.mean([row["image"].startswith("parts/") for row in easy]) < 0.9
+    early = lessons[len(easy) : len(easy) + EARLY * len(few)]
+    late = lessons[len(easy) + len(early) :]
+    for pages, part in ((few, early), (many, late)):
+        for start in range(0, len(part), len(pages)):
+            assert {row["image"] for row in part[start : start + len(pages)]} == set(pages)
     with_lines = []
-    for row in (row for lesson in passes[EASY:] for row in lesson):
-        words = [query.split() for query in row["query"]]
-        with_lines.append(all(set(query) <= set(texts[row["image"]]) for query in words))
+    for row in early + late:
+        with_lines.append(all(set(query.split()) <= set(texts[row["image"]]) for query in row["query"]))
         if not with_lines[-1]:
             on_page = {word.lower() for word in texts[row["image"]]}
             assert all(len(on_page & set(re.findall(r"\w+", query.lower()))) >= 3 for query in row["query"])

@@ -30,9 +30,9 @@ from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, make_reports
 
-STUDIED = 800  # reports that lessons are about: a vision tower that keeps still looks at each of their pages once
+FEW, MANY = 500, 1900  # reports of the first lessons, and of the last: few pages seen often are learned faster at first
 PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
-EASY, PASSES = 3, 27  # how often each page comes in lessons: in parts, then whole
+EASY, EARLY, LATE = 5, 21, 5  # how often each page comes: a few in parts, a few whole, then many whole
 LINES = (1, 1, 2, 2, 3)  # how many lines of a page each of its queries has, at the most, if they are lines
 LINES_LATER = 1 / 3  # the share of whole pages that come with lines; the others come with questions
 
@@ -104,7 +104,7 @@ def write_set(
     _write(folder / "texts.jsonl", ({"text": page.text, "image": f"pages/{id}"} for id, page in pages))
     if curriculum:
         _write_reading(folder / "reading.parquet", reports, Random(seed))
-        _write(folder / "lessons.jsonl", _make_lessons(folder, reports[:STUDIED], Random(seed)))
+        _write(folder / "lessons.jsonl", _make_lessons(folder, reports[:MANY], Random(seed)))
     return len(pages), len(asked)
 
 
@@ -150,13 +150,18 @@ def _draw(reports: list[Report], change: Callable[[Page], Page]) -> list[Lesson]
 def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterator[dict[str, Any]]:
     """Yield pages with queries, every page once in each pass.
 
-    First parts of pages with lines, then whole pages, a third of them with lines and the rest with questions.
+    First parts of a few pages with lines, then those pages, a third of them with lines and the rest with questions,
+    then many pages in the same way.
     """
-    parts = [part for report in reports for part in _write_parts(folder / "parts", report, random)]
-    for number in range(EASY + PASSES):
-        for versions in random.sample(parts, len(parts)):
-            image, page = random.choice(versions) if number < EASY else versions[0]
-            lines = number < EASY or random.random() < LINES_LATER
+    few = [part for report in reports[:FEW] for part in _write_parts(folder / "parts", report, random)]
+    for _ in range(EASY):
+        for versions in random.sample(few, len(few)):
+            image, page = random.choice(versions)
+            yield {"query": _choose_lines(page, random), "image": image}
+    ids = [(f"pages/{id}", page) for report in reports for id, page in zip(page_ids(report), report.pages, strict=True)]
+    for pages in [ids[: len(few)]] * EARLY + [ids] * LATE:
+        for image, page in random.sample(pages, len(pages)):
+            lines = random.random() < LINES_LATER
             yield {"query": _choose_lines(page, random) if lines else _choose_questions(page, random), "image": image}
 
 
