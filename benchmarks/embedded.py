@@ -82,7 +82,8 @@ def ship(run: Path) -> None:
 CARD = """\
 In two stages from random weights, on sample reports that `randslot samples` makes (2,000 reports, 6,000 pages): reading
 (next-token training, recipe `embedded-reading`), and retrieval with random slots (recipe `embedded`: {steps} steps of
-{batch} pairs, from lines to questions, the vision tower keeping still). About {minutes} minutes in all on {machine}.
+{batch} pages with five queries each, from lines to questions, the vision tower keeping still). About {minutes} minutes
+in all on {machine}.
 
 ## How well it does
 

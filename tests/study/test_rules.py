@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -118,19 +117,13 @@ def test_a_study_that_is_not_there_or_lacks_a_key(tmp_path):
         read_study(tmp_path / "empty.toml")
 
 
-def test_a_window_shuffles_by_seed_and_keeps_stages_and_neighbours():
-    files = [f"{report}.pdf" for stage in range(4) for report in range(20) for _ in range(3)]
-    orders = {seed: shuffle_within(60, files, seed) for seed in (1, 2)}
-    assert orders[1] == shuffle_within(60, files, 1) != orders[2]
+def test_a_window_shuffles_by_seed_and_keeps_stages():
+    orders = {seed: shuffle_within(60, 200, seed) for seed in (1, 2)}
+    assert orders[1] == shuffle_within(60, 200, 1) != orders[2]
     for order in orders.values():
-        assert sorted(order) == list(range(240))
-        for start in range(0, 240, 60):
-            assert sorted(order[start : start + 60]) == list(range(start, start + 60))
-        for place in range(0, 240, 3):
-            first, second, third = order[place : place + 3]
-            assert (second, third) == (first + 1, first + 2)
-    singles = shuffle_within(10, [""] * 10, 1)  # images inside the data belong to no file
-    assert any(abs(one - other) > 1 for one, other in pairwise(singles))
+        assert sorted(order) == list(range(200)) != order
+        for start in range(0, 200, 60):
+            assert sorted(order[start : start + 60]) == list(range(start, min(start + 60, 200)))
 
 
 def test_pages_are_made_once_and_whole(tmp_path):

@@ -85,6 +85,7 @@ def test_pages_with_several_queries_train(data, tmp_path):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     randslot.train(small(data, tmp_path / "run"))
     assert (tmp_path / "run" / "losses.csv").read_text().count("\n") == 4
+    assert "3 steps of 4 pages with 2 queries each out of 8 from" in (tmp_path / "run" / "README.md").read_text()
     with pytest.raises(UsageError, match="has several texts for a page: reading takes one"):
         randslot.train(small(data, tmp_path / "reading", objective="reading"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from functools import partial
-from itertools import groupby
 from math import acos, pi
 from pathlib import Path
 from random import Random
@@ -17,7 +16,6 @@ from sentence_transformers import MultiVectorEncoderTrainingArguments
 from torch.utils.data import BatchSampler
 
 from ..errors import UsageError
-from .pairs import list_files
 from .recipe import Recipe
 
 
@@ -86,22 +84,14 @@ def in_order(dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> B
 
 def in_windows(window: int, order: int, dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
     """Make batches from rows that are shuffled within windows of the data, by the seed `order`."""
-    return BatchSampler(shuffle_within(window, list_files(dataset), order), batch_size, drop_last)
+    return BatchSampler(shuffle_within(window, len(dataset), order), batch_size, drop_last)
 
 
-def shuffle_within(window: int, files: list[str], seed: int) -> list[int]:
-    """Return row numbers, shuffled within each `window` of rows; neighbours of one file stay neighbours.
-
-    So a curriculum goes on as it was written, and a batch still has the pages of a report side by side.
-    """
+def shuffle_within(window: int, num: int, seed: int) -> list[int]:
+    """Return row numbers, shuffled within each `window` of rows: a curriculum goes on as it was written."""
     random = Random(seed)
-    rows: list[int] = []
-    for start in range(0, len(files), window):
-        part = range(start, min(start + window, len(files)))
-        groups = [list(group) for _, group in groupby(part, key=lambda row: files[row] or row)]
-        random.shuffle(groups)
-        rows += [row for group in groups for row in group]
-    return rows
+    parts = (range(start, min(start + window, num)) for start in range(0, num, window))
+    return [row for part in parts for row in random.sample(part, len(part))]
 
 
 def share(batch: int, world: int) -> int:

@@ -45,10 +45,13 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
     mask_repeats: bool
     prefixes: tuple[int, ...]
     cached: bool
+    keys_P: Tensor | None  # of the pages of the batch, if repeats are masked
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         features = list(sentence_features)
-        self.keys_P = self._gather_keys(features[1]["keys"]) if self.mask_repeats else None
+        self.keys_P = features[1]["keys"] if self.mask_repeats else None
+        if self.keys_P is not None and torch.distributed.is_initialized():
+            self.keys_P = all_gather(self.keys_P)
         if self.cached:
             loss: Tensor = super().forward(features, labels)
             return loss
@@ -56,10 +59,6 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         outputs = [self.model(dict(side), task=task) for side, task in zip(features, tasks, strict=True)]
         vectors = [[output["token_embeddings"]] for output in outputs]
         return self.calculate_loss(vectors, [[output["attention_mask"].bool()] for output in outputs])
-
-    @staticmethod
-    def _gather_keys(keys_B: Tensor) -> Tensor:
-        return all_gather(keys_B) if torch.distributed.is_initialized() else keys_B
 
     def calculate_loss(
         self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], *, with_backward: bool = False

@@ -167,12 +167,6 @@ def count_queries(pairs: Pairs) -> int:
     return int(counts[0])
 
 
-def list_files(dataset: Dataset) -> list[str]:
-    """Return the file that the page of each row is from; empty for an image inside the data."""
-    paths = _paths(dataset.with_format("arrow")[:]["page"])
-    return [str(page_file(path)) if path else "" for path in paths]
-
-
 def _paths(pages: pa.ChunkedArray) -> list[str | None]:
     """Return the path of each page, an empty one for an image inside the data, None for nothing at all."""
     if pa.types.is_struct(pages.type):

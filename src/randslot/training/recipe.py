@@ -90,7 +90,7 @@ class Recipe:
     query_column: str = "query"
     page_column: str = "image"
     shuffle: bool = True  # false: in the order of the data, for a curriculum
-    window: int = 0  # shuffle only within so many rows, those of one file together: a curriculum in another order
+    window: int = 0  # shuffle only within so many rows: a curriculum in another order
     on_bad_row: str = "stop"
 
     # The objective. "reading" is next-token training on the text of pages, in the query column. `batch` is global: all

@@ -129,7 +129,7 @@ class Run:
             self.console.print(f"going on from {self.checkpoint}")
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         if trainer.is_world_process_zero():
-            self.finish(model, trainer, len(pairs), time.perf_counter() - started)
+            self.finish(model, trainer, pairs, time.perf_counter() - started)
         trainer.accelerator.wait_for_everyone()  # no process leaves while the first one is still writing
         return model
 
@@ -229,11 +229,13 @@ class Run:
         return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
 
     def finish(
-        self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, num_pairs: int, seconds: float
+        self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float
     ) -> None:
         """Save the model, the curve and the record of the run."""
+        num_queries = count_queries(pairs)
+        what = "pairs" if num_queries == 1 else f"pages with {num_queries} queries each"
         model.model_card_data.trained_on = (
-            f"{trainer.state.global_step} steps of {self.recipe.batch} pairs out of {num_pairs:,} from "
+            f"{trainer.state.global_step} steps of {self.recipe.batch} {what} out of {len(pairs):,} from "
             f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
         )
         if self.recipe.objective == "reading":
