@@ -35,7 +35,7 @@ def test_it_still_scores_what_was_recorded(model, tmp_path):
 def test_the_record_says_that_it_has_learned():
     recorded = rows()
     assert recorded["embedded, zero slots"]["pages"] >= 300
-    assert recorded["embedded, zero slots"]["nDCG@5"] > 0.65
+    assert recorded["embedded, zero slots"]["nDCG@5"] >= 0.70
     assert recorded["before retrieval"]["nDCG@5"] < 2 * recorded["chance"]["nDCG@5"]
 
 

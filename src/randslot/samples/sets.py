@@ -30,9 +30,9 @@ from ..errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, make_reports
 
-FEW, MANY = 500, 1900  # reports of the first lessons, and of the last: few pages seen often are learned faster at first
+FEW, MANY = 500, 2000  # reports of the first lessons, and of the last: few pages seen often are learned faster at first
 PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
-EASY, EARLY, LATE = 5, 21, 5  # how often each page comes: a few in parts, a few whole, then many whole
+EASY, EARLY, LATE = 5, 12, 14  # how often each page comes: a few in parts, a few whole, then many whole
 LINES = (1, 1, 2, 2, 3)  # how many lines of a page each of its queries has, at the most, if they are lines
 LINES_LATER = 1 / 3  # the share of whole pages that come with lines; the others come with questions
 
