@@ -37,7 +37,7 @@ benchmark: $(READY)
 screenshot: $(READY) browser
 	$(BIN)/python benchmarks/screenshot.py
 
-# The embedded model from nothing, in about an hour on two cores; run again after an interruption, it goes on.
+# The embedded model from nothing, in under two hours on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
 	test -f data/train/lessons.jsonl || { rm -rf data/train; $(BIN)/randslot samples data/train -n 2000 --curriculum; }
 	test -f data/validation/texts.jsonl \
