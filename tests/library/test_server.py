@@ -96,7 +96,7 @@ def test_a_wrong_address_is_one_line(text, wrong):
 # -- what is sent
 
 
-@pytest.mark.parametrize(("dim", "codes"), [(2048, "binary"), (128, "scalar")])
+@pytest.mark.parametrize(("dim", "codes"), [(2048, "binary"), (128, None)])
 def test_a_collection_is_made_for_pages(standin, dim, codes):
     address = read_address(f"{standin.url}?shards=6&replicas=3&consistency=2")
     connection = connect(address)

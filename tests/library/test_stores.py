@@ -220,7 +220,7 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim,
     for one in (store, exact):
         one.add(pages)
         one.optimize()
-    assert store.shard.info().indexed_vectors_count > 0
+    assert any(tmp_path.rglob("quantized*")) == (dim == 1024)
     queries = [blur(page.vectors, 0.3 / dim**0.5) for page in pages[:20]]
     wanted = exact.search(queries, 5, Where(), exact=True)
     for how in (True, False):
@@ -230,7 +230,9 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim,
     store.close()
 
 
-def test_opening_reads_codes_and_only_an_exact_search_reads_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("codes_from", "by_default"), [(DIM, []), (DIM + 1, ["vectors"])])
+def test_opening_reads_codes_and_only_a_search_without_them_reads_all(tmp_path, monkeypatch, codes_from, by_default):
+    monkeypatch.setattr("randslot.library.qdrant.CODES_FROM", codes_from)
     store = EdgeStore(tmp_path / "pages", DIM)
     store.add(make_pages())
     store.close()
@@ -239,7 +241,7 @@ def test_opening_reads_codes_and_only_an_exact_search_reads_all(tmp_path, monkey
     store = EdgeStore(tmp_path / "pages", DIM)
     query = unit(np.random.default_rng(1), 4)
     store.search([query], 5, Where(), exact=False)
-    assert read == ["quantized*"]
+    assert read == ["quantized*", *by_default]
     store.search([query], 5, Where(), exact=True)
     store.search([query], 5, Where(), exact=True)
     assert read == ["quantized*", "vectors"]

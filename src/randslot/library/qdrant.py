@@ -1,8 +1,9 @@
 """The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
 
-Vectors are kept in half precision, with codes beside them: one bit a number where there are many numbers, and a byte
-where there are few. By default a search compares codes, then scores the best candidates in full; an exact one scores
-every page. There is no graph: a page is four vectors, and comparing the codes of all pages takes milliseconds.
+Vectors are kept in half precision, and large ones have codes beside them, one bit a number. By default a search
+compares codes, then scores the best candidates in full; an exact one scores every page, and so does every search of
+small vectors, since comparing their codes takes no less time. There is no graph: a page is four vectors, and comparing
+the codes of all pages takes milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NAME = "page"  # of the vectors of a point
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
 CANDIDATES, OVERSAMPLING = 1000, 20  # pages that are scored in full: at least so many, and so many for each hit
 COMPRESS_FROM = 1000  # KB of vectors from which a segment is worth its codes
-BITS_FROM = 1024  # dimensions from which one bit of each number says enough: see the recall in docs/library.md
+CODES_FROM = 1024  # dimensions from which codes save time, and one bit of each number says enough: see docs/log.md
 
 
 class EdgeStore:
@@ -39,6 +40,7 @@ class EdgeStore:
         if not folder.exists():
             _create(folder, dim)
         self.folder = folder
+        self.coded = dim >= CODES_FROM
         self.warm = False
         _read_through(folder, "quantized*")
         try:
@@ -62,7 +64,7 @@ class EdgeStore:
             raise RandSlotError(f"cannot write vectors into {self.folder}: {first_line(error)}") from error
 
     def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
-        if exact and not self.warm:
+        if (exact or not self.coded) and not self.warm:
             _read_through(self.folder, "vectors")
             self.warm = True
         codes = edge.QuantizationSearchParams(
@@ -137,7 +139,7 @@ def _create(folder: Path, dim: int) -> None:
         multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        quantization_config=_codes(dim),
+        quantization_config=edge.BinaryQuantizationConfig(memory=edge.Memory.Cached) if dim >= CODES_FROM else None,
         hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
     )
     config = edge.EdgeConfig(
@@ -162,12 +164,6 @@ def _read_through(folder: Path, name: str) -> None:
             with file.open("rb", buffering=0) as content:
                 while content.readinto(buffer):
                     pass
-
-
-def _codes(dim: int) -> edge.BinaryQuantizationConfig | edge.ScalarQuantizationConfig:
-    if dim >= BITS_FROM:
-        return edge.BinaryQuantizationConfig(memory=edge.Memory.Cached)
-    return edge.ScalarQuantizationConfig(edge.ScalarType.Int8, memory=edge.Memory.Cached)
 
 
 def _point(page: StoredPage) -> edge.Point:

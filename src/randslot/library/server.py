@@ -32,7 +32,7 @@ from ..errors import BusyError, RandSlotError, UsageError
 from ..hub import first_line
 from .address import FILES, SETTINGS, Address
 from .home import Home, lost_pages
-from .qdrant import BITS_FROM, CANDIDATES, COMPRESS_FROM, NAME, OVERSAMPLING
+from .qdrant import CANDIDATES, CODES_FROM, COMPRESS_FROM, NAME, OVERSAMPLING
 from .records import ServerManifest, Turn, is_id
 from .store import Found, StoredPage, Vectors, Where
 
@@ -269,22 +269,16 @@ class ServerStore:
 
 
 def make_pages(connection: Connection, dim: int) -> None:
-    """Make the collection of pages: half precision on disk, codes in memory, no graph yet."""
+    """Make the collection of pages: half precision on disk, codes of large ones in memory, no graph yet."""
     address = connection.address
-    codes: Any
-    if dim >= BITS_FROM:
-        codes = models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
-    else:
-        codes = models.ScalarQuantization(
-            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-        )
+    codes = models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
     vectors = models.VectorParams(
         size=dim,
         distance=models.Distance.DOT,
         multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
         datatype=models.Datatype.FLOAT16,
         on_disk=True,
-        quantization_config=codes,
+        quantization_config=codes if dim >= CODES_FROM else None,
         hnsw_config=models.HnswConfigDiff(m=num_edges(0)),
     )
     _make(
