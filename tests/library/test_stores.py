@@ -6,9 +6,13 @@ RANDSLOT_QDRANT_URL says that there is one, as in qdrant://localhost:6334.
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -246,3 +250,39 @@ def test_opening_reads_codes_and_only_a_search_without_them_reads_all(tmp_path, 
     store.search([query], 5, Where(), exact=True)
     assert read == ["quantized*", "vectors"]
     store.close()
+
+
+BUILD = """
+import sys, uuid
+from pathlib import Path
+import numpy as np
+from randslot.library.qdrant import EdgeStore
+from randslot.library.store import StoredPage
+
+store = EdgeStore(Path(sys.argv[1]), 1024)
+vectors = np.full((4, 1024), 1 / 32, np.float32)
+for number in range(int(sys.argv[2])):
+    store.add([StoredPage(str(uuid.UUID(int=1)), number, "", vectors)])
+store.flush()
+store.optimize()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc, to see the memory of a process")
+def test_memory_of_its_own_does_not_grow_with_the_pages(tmp_path):
+    """Mapped files do not count: the system takes their memory back when it needs it."""
+    few, many = (peak_of(BUILD, tmp_path / str(num), num) for num in (500, 8000))
+    assert many - few < 8000 * 4 * 1024 * 2 / 4  # a quarter of what is stored
+
+
+def peak_of(script: str, *words: object) -> int:
+    """Run a script and return the most bytes of its own that its process had, as seen from here."""
+    peak = 0
+    with subprocess.Popen([sys.executable, "-c", script, *map(str, words)]) as process:
+        while process.poll() is None:
+            with suppress(OSError):  # it ended just now
+                found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+                peak = max(peak, 1024 * int(found[1]) if found else 0)
+            time.sleep(0.01)
+    assert process.returncode == 0
+    return peak

@@ -64,7 +64,8 @@ class EdgeStore:
             raise RandSlotError(f"cannot write vectors into {self.folder}: {first_line(error)}") from error
 
     def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
-        if (exact or not self.coded) and not self.warm:
+        exact = exact or not self.coded
+        if exact and not self.warm:
             _read_through(self.folder, "vectors")
             self.warm = True
         codes = edge.QuantizationSearchParams(
