@@ -103,6 +103,7 @@ def write_card(model: MultiVectorEncoder, rows: list[dict[str, Any]], minutes: i
     by_name = {row["model"]: row for row in rows}
     runs = [json.loads((folder / "run.json").read_text(encoding="utf-8")) for folder in STAGES]
     whole = by_name["embedded, zero slots"]
+    model.model_card_data.model_id = "embedded"
     model.model_card_data.trained_on = CARD.format(
         minutes=minutes or round(sum(run["seconds_of_this_process"] for run in runs) / 60),
         steps=runs[-1]["steps"],
