@@ -54,6 +54,16 @@ def test_pages_are_ranked_as_the_model_ranks_them(library, model, tmp_path):
         assert sorted(places) == list(range(6))
 
 
+def test_equal_pages_come_in_the_order_of_their_names(library, tmp_path):
+    names = ["d.png", "a.png", "c.png", "b.png"]
+    for name in names:
+        noise(64, 96, 1).save(tmp_path / name)
+    library.add([tmp_path / name for name in names])
+    hits = library.search("tax", k=4)
+    assert [Path(hit.source).name for hit in hits] == sorted(names)
+    assert len({hit.score for hit in hits}) == 1
+
+
 def test_a_hit_says_which_readouts_matched_and_shows_its_page(library, model, papers):
     library.add(papers)
     hit = library.search("revenue", k=1)[0]

@@ -308,14 +308,15 @@ class Library:
         files = self.manifest.get({one.file for hits in found for one in hits})
         # Another thread may have begun with a file, or removed one, since `where` was made.
         seen = {id for id, file in files.items() if file.state == "done"}
-        return [
+        made = (
             [
                 _hit(one, files[one.file], query, pages[one.id].vectors)
                 for one in hits
                 if one.file in seen and one.id in pages
             ]
             for query, hits in zip(vectors, found, strict=True)
-        ]
+        )
+        return [sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page)) for hits in made]  # copies in order
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page, which is given by its id.
