@@ -272,7 +272,7 @@ store.optimize()
 def test_memory_of_its_own_does_not_grow_with_the_pages(tmp_path):
     """Mapped files do not count: the system takes their memory back when it needs it."""
     few, many = (peak_of(BUILD, tmp_path / str(num), num) for num in (500, 8000))
-    assert 0 < few
+    assert few > 0
     assert many - few < 8000 * 4 * 1024 * 2 / 4  # a quarter of what is stored
 
 
