@@ -133,8 +133,10 @@ class Study:
         return ["random", "zero"] if slots == METHOD else [slots]
 
     def jobs(self, steps: int, reports: int) -> list[Job]:
-        """Return all runs, seed by seed."""
-        return [Job(arm, seed, steps, reports) for seed in self.seeds for arm in self.arms]
+        """Return all runs, seed by seed: those of the strategies, then those of extras."""
+        extras = [extra.name for extra in self.extra]
+        arms = [(arm, seed) for some in (STRATEGIES, extras) for seed in self.seeds for arm in some]
+        return [Job(arm, seed, steps, reports) for arm, seed in arms]
 
     def make_recipe(self, job: Job) -> Recipe:
         """Return the recipe of a run.

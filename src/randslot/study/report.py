@@ -283,12 +283,17 @@ best in each task. The best one is chosen on the same results: a diagnosis.
     def extras(self) -> list[str]:
         sections = []
         for extra in self.study.extra:
+            known = extra.name in self.choice.get("hypotheses", {})
+            when = "Written down before the runs" if known else "No record says that this was written before the runs"
             inference = self.study.inferences(extra.name)[0]
+            if (extra.name, inference) not in self.found:
+                sections.append(
+                    _fill(f"## Extra: {extra.title}\n\n{when}: *{extra.hypothesis}* Its runs are not finished.\n")
+                )
+                continue
             claims, verdict = judge_extra(extra, inference, self.found)
             lines = [[claim.question.text, *self._judged(claim, 2)] for claim in claims]
             heads = ["budget", "difference", f"{LEVEL} % interval", "seeds", "verdict"]
-            known = extra.name in self.choice.get("hypotheses", {})
-            when = "Written down before the runs" if known else "No record says that this was written before the runs"
             sections.append(
                 _fill(f"""## Extra: {extra.title}
 
@@ -320,7 +325,11 @@ nothing for one strategy alone.
             for tried in self.choice["tried"]
         ]
         for earlier in self.choice.get("before", []):
-            lines += [[*tried.values(), "before, with other settings"] for tried in earlier["tried"]]
+            changed = [f"{name} = {value}" for name, value in earlier["rule"].items() if value != rule[name]]
+            told = f"before, with {', '.join(changed) or 'other settings'}"
+            lines += [[*tried.values(), told] for tried in earlier["tried"]]
+        if self.choice.get("before"):
+            words += "\nThe table also has what was tried before, under another rule; other strategies came later.\n"
         table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
         return f"{words}\n{_markdown(table)}"
 

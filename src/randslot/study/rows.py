@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RandSlotError, UsageError
-from .plan import BUDGET, CONTENTS, MOST, Job, Study, read_choice
+from .plan import BUDGET, CONTENTS, MOST, STRATEGIES, Job, Study, read_choice
 
 BUDGETS = [f"k{num}" for num in range(1, MOST + 1)]
 SINGLES = [f"d{num}" for num in range(1, BUDGET + 1)]
@@ -98,22 +98,24 @@ def check_settings(before: dict[str, Any], now: dict[str, Any], file: str) -> No
 
 
 def read_rows(study: Study) -> list[Row]:
-    """Read the rows of all runs.
+    """Read the rows of all runs; those of an extra are left out until it has all of them.
 
-    Errors: UsageError if some are missing, do not belong together, or were made with other settings than the study's.
-    A backbone and data need not be here any more, so they are not looked at.
+    Errors: UsageError if some of a strategy are missing, do not belong together, or were made with other settings than
+    the study's. A backbone and data need not be here any more, so they are not looked at.
     """
     folder = Path(study.results)
     records = {(arm, seed): read_record(folder, f"{arm}-{seed}") for seed in study.seeds for arm in study.arms}
-    if missing := [f"{arm}-{seed}" for (arm, seed), record in records.items() if record is None]:
-        some = ", ".join(missing[:3]) + (" and others" if len(missing) > 3 else "")
+    missing = [key for key, record in records.items() if record is None]
+    unfinished = {arm for arm, _ in missing}
+    if unfinished & STRATEGIES.keys():
+        some = ", ".join(f"{arm}-{seed}" for arm, seed in missing[:3]) + (" and others" if len(missing) > 3 else "")
         raise UsageError(
             f"{folder} has no rows of {len(missing)} of {len(records)} runs ({some}): run the study to its end"
         )
     rows = [
         Row(arm, seed, record, {inference: _read_lines(folder, record, inference) for inference in record["inference"]})
         for (arm, seed), record in records.items()
-        if record is not None
+        if record is not None and arm not in unfinished
     ]
     first = rows[0].record
     for row in rows[1:]:
