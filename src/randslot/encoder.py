@@ -175,7 +175,7 @@ class SlotEncoder(InputModule):
     def _preprocess_queries(self, queries: list[Any], prompt: str | None) -> dict[str, Tensor]:
         texts = [(prompt or "") + check_query(query) for query in queries]
         ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return self._pad(ids) | {"keys": _keys([text.encode() for text in texts])}
+        return self.pad(ids) | {"keys": _keys([text.encode() for text in texts])}
 
     def _preprocess_pages(self, pages: list[Any], prompt: str | None) -> dict[str, Tensor]:
         images = self._open(pages, prompt)
@@ -186,7 +186,7 @@ class SlotEncoder(InputModule):
         counts = (seen["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
         ids = [before + [self.backbone.config.image_token_id] * count + after for count in counts]
         keys = _keys([f"{image.size}".encode() + image.tobytes() for image in images])
-        return self._pad(ids) | {
+        return self.pad(ids) | {
             "pixel_values": seen["pixel_values"],
             "image_grid_thw": seen["image_grid_thw"],
             "keys": keys,
@@ -195,7 +195,8 @@ class SlotEncoder(InputModule):
     def _open(self, pages: list[Any], prompt: str | None) -> list[Image.Image]:
         return open_pages(pages, prompt, self.most_pixels, self.settings.visual_tokens)
 
-    def _pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
+    def pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
+        """Return ids, padded on the left, with their mask."""
         return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
 
     # -- from features to vectors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 
 from ..errors import RandSlotError, UsageError
 from ..hub import first_line, is_hub_id
-from ..pages import PIXELS, is_file, open_page, page_file, short
+from ..pages import is_file, open_page, page_file, short
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Opener:
     pairs: Pairs
     on_bad_row: str
     log: Path
-    pixels: int = PIXELS  # how large to render a page of a PDF
+    read: Callable[[str | bytes], Any] = open_page
     rows: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -219,7 +219,7 @@ class Opener:
     def _open(self, query: str, page: Any, row: int) -> tuple[str, Any]:
         for _ in range(len(self.rows)):
             try:
-                return query, open_page(self.pairs.locate(page), self.pixels)
+                return query, self.read(self.pairs.locate(page))
             except RandSlotError as error:
                 if self.on_bad_row == "stop":
                     raise RandSlotError(f"{self.pairs.name}: row {row}: {error}") from error

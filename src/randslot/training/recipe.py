@@ -81,7 +81,7 @@ class Recipe:
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.05
-    still_vision: bool = False  # freeze the vision tower and keep its output for every page in memory: for small sets
+    still_vision: bool = False  # freeze the vision tower, read each page once and keep it in memory: for small sets
     seed: int = 42
 
     # The pairs.
@@ -151,6 +151,8 @@ class Recipe:
             raise UsageError(
                 "still_vision goes with retrieval and lora = false: with an adapter the tower is frozen anyway"
             )
+        if self.still_vision and self.workers:
+            raise UsageError("still_vision reads each page once, where the model is: set workers = 0")
         if self.window and not self.shuffle:
             raise UsageError("window says how far rows are shuffled: it goes with shuffle = true")
         self._check_prefixes()

@@ -37,12 +37,13 @@ from ..checkpoint import save_backbone
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
 from ..model import load, untrained
+from ..pages import open_page
 from .arguments import make_arguments, share
 from .loss import make_loss
 from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
 from .reading import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
-from .vision import keep_vision_still
+from .vision import KnownPage, StillVision
 from .watch import Bar, Losses, NoLastCheckpoint, OwnSlots, read_losses
 
 RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
@@ -75,8 +76,12 @@ class UndisturbedTrainer(MultiVectorEncoderTrainer):
         return found
 
 
-def preprocess(model: MultiVectorEncoder, inputs: list[Any], **options: Any) -> dict[str, Any]:
+def preprocess(
+    model: MultiVectorEncoder, still: StillVision | None, inputs: list[Any], **options: Any
+) -> dict[str, Any]:
     """Preprocess a column of a batch: pages, or queries, of which a row may have several."""
+    if still is not None and isinstance(inputs[0], KnownPage):
+        return still.preprocess(inputs)
     flat = [item for row in inputs for item in list_queries(row)]
     features: dict[str, Any] = model.preprocess(flat, **options)
     return features
@@ -169,10 +174,7 @@ class Run:
             "dtype": torch.bfloat16 if half else torch.float32,
         }
         settings = asdict(recipe.settings()) | options
-        model = untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
-        if recipe.still_vision:
-            keep_vision_still(model[0].backbone)
-        return model
+        return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
 
     def make_trainer(
         self, model: MultiVectorEncoder, pairs: Pairs, evaluator: BaseEvaluator | None = None
@@ -183,14 +185,16 @@ class Run:
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
-        opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, model[0].most_pixels)
+        still = StillVision(model[0]) if recipe.still_vision else None
+        read = still.read if still else partial(open_page, pixels=model[0].most_pixels)
+        opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
         trainer = UndisturbedTrainer(
             model=model,
             args=args,
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
-            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model)),
+            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model, still)),
             callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:
