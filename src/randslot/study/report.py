@@ -347,8 +347,8 @@ nothing for one strategy alone.
 
 {_markdown(Table("", heads, lines, digits=2))}
 {machine["processor"]}, {machine["threads"]} thread a run, {self.study.side_by_side} runs side by side, torch
-{machine["torch"]}. The minutes of a run that was interrupted are those since it went on. All settings of a run are in
-its row.
+{machine["torch"]}. Minutes are by the clock: a run that was held up has waited too, and one that was interrupted has
+those since it went on. All settings of a run are in its row.
 """)
 
     def _image(self, name: str, text: str) -> str:
