@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,8 +21,11 @@ from .claims import (
     EXTRA_RULE,
     LARGE,
     NOISE,
+    OPPOSITE,
     RULE,
+    SEEN,
     SMALL,
+    UNSEEN,
     Claim,
     Key,
     judge_claims,
@@ -42,6 +44,12 @@ SIDES = ("query", "page")
 BACKBONES = (SMALL, LARGE)
 COUNTS = range(1, MOST + 1)
 PLACES = range(1, BUDGET + 1)
+TOLD = {
+    SEEN: "are seen here",
+    OPPOSITE: "are not but their opposite is",
+    UNSEEN: "are not seen",
+    NOISE: "are within noise",
+}
 
 
 def write_report(study: Study) -> Path:
@@ -111,8 +119,11 @@ class Report:
 
     def begin(self) -> str:
         study, first = self.study, self.rows[0].record
-        counts = Counter(claim.verdict for claim in self.claims)
-        told = ", ".join(f"{num} {verdict}" for verdict, num in counts.most_common())
+        told = {verdict: [one.question.text for one in self.claims if one.verdict == verdict] for verdict in TOLD}
+        counts = ", ".join(f"{len(claims)} {TOLD[verdict]}" for verdict, claims in told.items() if claims)
+        lists = "\n\n".join(
+            f"{verdict.capitalize()}: *{'; '.join(claims)}*." for verdict, claims in told.items() if claims
+        )
         queries, pages = (sum(task[key] for task in first["tasks"].values()) for key in ("queries", "pages"))
         rows = os.path.relpath(study.results, Path(study.report).parent)
         start = "the same backbone" if first["settings"]["backbone"] else "random weights, others for each seed"
@@ -122,7 +133,9 @@ Does what the paper found on its 3B and 4B models hold here? Five strategies, se
 {first["steps"]:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
 {queries:,} questions about {pages:,} held-out pages of {len(first["tasks"])} layouts, each of which is a task.
 
-**Of {len(self.claims)} claims: {told}.**
+**Of {len(self.claims)} claims of the paper, {counts}.**
+
+{lists}
 
 This page is written from [rows]({Path(rows).as_posix()}), verdicts included, by `randslot study`.
 """)
