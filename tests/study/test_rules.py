@@ -334,9 +334,9 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
     assert verdicts["RandSlot is better than Learned-Feedback"] == NOISE
     assert verdicts["RandSlot is better than Direct-Feedback"] == OPPOSITE
     assert verdicts["zeros at inference are as good as random slots (RS-Z minus RS-R)"] == SEEN
-    assert verdicts["with 1 vector a side Zero-Feedback leads"] == SEEN
-    assert verdicts["with 2 vectors a side Zero-Feedback leads"] == NOISE
-    assert verdicts["with 8 vectors a side RandSlot leads"] == SEEN
+    assert verdicts["with 1 vector a side RandSlot is behind Zero-Feedback"] == SEEN
+    assert verdicts["with 2 vectors a side RandSlot is behind Zero-Feedback"] == NOISE
+    assert verdicts["with 8 vectors a side RandSlot is ahead of Zero-Feedback"] == SEEN
     assert judge_crossover(claims) == SEEN
     assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == SEEN
     assert verdicts["wins are spread more evenly (H) than in Fixed-Random"] == NOISE
@@ -457,6 +457,11 @@ def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
     whole = file.read_text()
     file.write_text(whole[: len(whole) // 2])
     with pytest.raises(RandSlotError, match="zero-42"):
+        read_rows(study)
+    heads, first, rest = whole.split("\n", 2)
+    task, _, others = first.split(",", 2)
+    file.write_text("\n".join([heads, f"{task},7.5,{others}", rest]))
+    with pytest.raises(RandSlotError, match=r"zero-42-zero.csv has scores that are not between 0 and 1"):
         read_rows(study)
     file.write_text(whole)
     record = Path(study.results, "zero-42.json")

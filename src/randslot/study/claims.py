@@ -9,7 +9,7 @@ from statistics import mean
 from ..analysis.compare import LEVEL, judge
 from ..evaluation.published import PublishedRow, published_tables
 from .measures import FULL, Array, Measured
-from .plan import BASE, METHOD, STRATEGIES, Extra
+from .plan import BASE, BUDGET, METHOD, STRATEGIES, Extra
 
 SEEN, OPPOSITE, UNSEEN, NOISE = "seen", "not seen: the opposite is", "not seen", "within noise"
 MARGIN = 1.0  # points within which two inferences count as alike
@@ -115,10 +115,12 @@ def _ask_zeros() -> Iterator[Question]:
 def _ask_budgets() -> Iterator[Question]:
     sweeps = zip(paper_budgets(STRATEGIES[METHOD]), paper_budgets(STRATEGIES[BASE]), strict=True)
     for num, (ours, base) in enumerate(sweeps, start=1):
-        leader = METHOD if ours > base else BASE
-        text = f"with {_vectors(num)} a side {STRATEGIES[leader]} leads"
+        if num == BUDGET:
+            continue  # asked among the strategies
+        sign = 1 if ours > base else -1
+        place = "ahead of" if sign > 0 else "behind"
+        text = f"with {_vectors(num)} a side RandSlot is {place} {STRATEGIES[BASE]}"
         paper = {SMALL: round(ours - base, 1), LARGE: None}
-        sign = 1 if leader == METHOD else -1
         yield Question("budget", text, f"k{num}", (METHOD, METHOD), (BASE, BASE), paper, sign)
 
 
@@ -185,6 +187,11 @@ def _minus(ours: float | None, theirs: float | None, digits: int) -> float | Non
 def paper_budgets(method: str) -> list[float]:
     """Return the paper's sweep of one method, from one vector a side on; empty if it has none."""
     return [row.averages[V3] for row in _rows("table11", method)]
+
+
+def paper_seeds() -> dict[str, tuple[float, float]]:
+    """Return mean and sample standard deviation over seeds of the methods that the paper trained with several."""
+    return {row.method: (row.averages[V3], row.average_deviations[V3]) for row in published_tables()["table8"].rows}
 
 
 def paper_value(table: str, method: str, column: str, side: str | None = None) -> float | None:

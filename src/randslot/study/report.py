@@ -8,7 +8,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from .claims import (
     judge_extra,
     paper_average,
     paper_budgets,
+    paper_seeds,
     paper_value,
 )
 from .measures import FULL, measure_rows
@@ -147,15 +148,21 @@ This page is written from [rows]({Path(rows).as_posix()}), verdicts included, by
             paper = [_signed(claim.question.paper[name], 3 if digits == 3 else 1) for name in BACKBONES]
             lines.append([claim.question.text, *paper, *self._judged(claim, digits)])
         table = Table("", ["the paper's claim", "3B", "4B", "here", f"{LEVEL} % interval", "seeds", "verdict"], lines)
-        crossover = judge_crossover(self.claims)
+        study, crossover = self.study, judge_crossover(self.claims)
+        ends = [_signed(one.difference, 1) for one in self.claims if one.question.group == "budget"]
         return _fill(f"""## Which of the paper's claims are seen
 
 {RULE} Intervals are of a paired bootstrap ({DRAWS:,} draws of seeds, and of queries within
-tasks). Differences are points of nDCG@5, but for H and U. "Seeds" is how many agree with the claim. The paper's
-diagnostics are of its 3B model.
+tasks). Differences are RandSlot's value minus the other's, in points of nDCG@5, but for H and U. "Seeds" is how many
+agree with the claim. The paper's diagnostics are of its 3B model.
+
+Read *seen* as "all {len(study.seeds)} seeds agree, beyond the noise of queries". With so few seeds the ends of an
+interval lie about at the worst seed and the best one; were seeds the only noise, all {len(study.seeds)} would agree by
+luck in one case of {2 ** (len(study.seeds) - 1)}. Claims that differ in the budget only are nearly one claim.
 
 {_markdown(table)}
-The crossover, Zero-Feedback ahead with one vector and RandSlot with {MOST}: **{crossover}**.
+The crossover, Zero-Feedback ahead with one vector and RandSlot with {MOST}: **{crossover}**
+(RandSlot minus Zero-Feedback: {ends[0]} with one vector, {ends[-1]} with {MOST}).
 """)
 
     def _judged(self, claim: Claim, digits: int) -> list[Cell]:
@@ -172,11 +179,12 @@ The crossover, Zero-Feedback ahead with one vector and RandSlot with {MOST}: **{
             paper = [paper_average("table4" if name == ZEROS else "table3", backbone, name) for backbone in BACKBONES]
             lines.append([name, *scores, _spread(self.found[key].seeds(FULL)), *self._minus_base(key), *paper])
         heads = ["method", *tasks, "avg", "minus Zero-Feedback", f"{LEVEL} % interval", "3B", "4B"]
+        seeds = ", ".join(f"{method} {score:.2f} ± {spread:.2f}" for method, (score, spread) in paper_seeds().items())
         return _fill(f"""## Strategies
 
 nDCG@5 in percent with {BUDGET} vectors a side: mean and sample standard deviation over seeds. {ZEROS} is RandSlot with
 zeros in place of random slots at inference. 3B and 4B are the paper's averages on ViDoRe V3, other tasks: compare
-differences, not levels.
+differences, not levels. With several seeds the paper has only two of its 3B models: {seeds}.
 
 {_markdown(Table("", heads, lines))}""")
 
@@ -325,10 +333,10 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         low, high = rule["range"]
         words = _fill(f"""## How length and pages were chosen
 
-On {STRATEGIES[BASE]} alone (seed {rule["seed"]}) and on validation pages, before any other strategy was trained, so
-that there is room above and below: of {_list(rule["lengths"])} steps, and for each of {_list(rule["reports"])} reports
-a layout, in this order, the first with which it scores {low} to {high} nDCG@5. Nothing was tuned afterwards, and
-nothing for one strategy alone.
+On {STRATEGIES[BASE]} alone (seed {rule["seed"]}) and on validation pages, before the study trained any other strategy,
+so that there is room above and below: of {_list(rule["lengths"])} steps, and for each of {_list(rule["reports"])}
+reports a layout, in this order, the first with which it scores {low} to {high} nDCG@5. Nothing was tuned afterwards,
+and nothing for one strategy alone. Rate, batch and data are those of the recipe `{self.study.recipe}`.
 """)
         if "steps" not in self.choice:
             return f"{words}\nNo record of the choice is among the rows.\n"
@@ -342,7 +350,7 @@ nothing for one strategy alone.
             told = f"before, with {', '.join(changed) or 'other settings'}"
             lines += [[*tried.values(), told] for tried in earlier["tried"]]
         if self.choice.get("before"):
-            words += "\nThe table also has what was tried before, under another rule; other strategies came later.\n"
+            words += "\nThe rule was changed on the way, when what the table calls *before* had been tried.\n"
         table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
         return f"{words}\n{_markdown(table)}"
 
@@ -355,13 +363,16 @@ nothing for one strategy alone.
             commit = (row.record["commit"] or "-")[:7]
             lines.append([row.record["run"], score, row.record["loss"], *minutes, commit, row.record["date"]])
         machine = self.rows[0].record["machine"]
+        usual = median((row.record["training_seconds"] + row.record["evaluation_seconds"]) / 60 for row in self.rows)
         heads = ["run", "nDCG@5", "loss at the end", "training, min", "evaluation, min", "commit", "date"]
         return _fill(f"""## Runs
 
 {_markdown(Table("", heads, lines, digits=2))}
 {machine["processor"]}, {machine["threads"]} thread a run, {self.study.side_by_side} runs side by side, torch
 {machine["torch"]}. Minutes are by the clock: a run that was held up has waited too, and one that was interrupted has
-those since it went on. All settings of a run are in its row.
+those since it went on. At the median of {usual:.0f} minutes a run, all {len(lines)} take about
+{usual * len(lines) / self.study.side_by_side / 60:.1f} hours; the choice comes on top. A commit is missing where the
+code did not lie in a repository. All settings of a run are in its row.
 """)
 
     def _image(self, name: str, text: str) -> str:

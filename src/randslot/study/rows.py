@@ -142,6 +142,10 @@ def _read_lines(folder: Path, record: dict[str, Any], inference: str) -> dict[st
     sizes = {task: len(values) for task, values in found.items()}
     if heads != ["task", *COLUMNS] or sizes != {task: about["queries"] for task, about in record["tasks"].items()}:
         raise RandSlotError(f"{file} does not fit {record['run']}.json: get both files back as they were")
+    for values in found.values():
+        scores = values[:, [COLUMNS.index(name) for name in (*BUDGETS, *SINGLES)]]
+        if not ((scores >= 0) & (scores <= 1)).all():  # not a number is neither
+            raise RandSlotError(f"{file} has scores that are not between 0 and 1: get the file back as it was")
     return found
 
 
