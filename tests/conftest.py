@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -30,6 +31,13 @@ def pytest_unconfigure() -> None:
 
 
 torch.set_num_threads(1)  # on a busy two-core machine two threads can be many times slower than one
+
+
+@pytest.fixture(autouse=True)
+def loudness() -> Iterator[None]:
+    """A quiet command turns the notes of its process down: back up for the next test."""
+    yield
+    logging.getLogger("randslot").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(params=FAMILIES)

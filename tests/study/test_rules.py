@@ -16,7 +16,7 @@ from randslot.study.claims import NOISE, OPPOSITE, SEEN, judge_claims, judge_cro
 from randslot.study.conduct import Watch, choose, conduct
 from randslot.study.measures import MEASURES, compute_measures, measure_rows
 from randslot.study.plan import CHOICE, STRATEGIES, Job, Study, make_rule, make_set, read_choice, read_study
-from randslot.study.report import write_report
+from randslot.study.report import Report, write_report
 from randslot.study.rows import COLUMNS, Row, is_done, read_rows, write_json, write_row
 from randslot.training.arguments import shuffle_within
 
@@ -437,6 +437,12 @@ def test_a_report_from_rows_alone(tmp_path):
     assert pictures["budgets"].count(b'id="FillBetween') == 2 * 7  # bands of all lines here, none in the paper's panel
     assert write_report(study).read_text() == text
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
+
+
+def test_the_committed_report_says_what_its_rows_say(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = Report(read_study(Path("studies/small.toml"))).make_text()
+    assert text == Path("docs/study-small.md").read_text(encoding="utf-8")
 
 
 def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
