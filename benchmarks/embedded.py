@@ -20,7 +20,7 @@ from record import RESULTS, keep, print_table
 from sentence_transformers import MultiVectorEncoder
 
 import randslot
-from randslot.evaluation.metrics import ndcg_of_each
+from randslot.lab.evaluation.metrics import ndcg_of_each
 from randslot.machine import describe_machine
 from randslot.samples.drawing import draw_report
 from randslot.samples.reports import make_reports

@@ -21,8 +21,8 @@ from record import keep, print_table, time_ways
 from torch import Tensor
 
 import randslot
-from randslot.backbone import read_content
-from randslot.readout import read_once, read_stepwise
+from randslot.model.backbone import read_content
+from randslot.model.readout import read_once, read_stepwise
 
 Way = Callable[[], Tensor]
 

@@ -19,9 +19,9 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 import randslot
-from randslot.backbone import SERVING
-from randslot.evaluation.tasks import own_task
-from randslot.export import export_model
+from randslot.lab.evaluation.tasks import own_task
+from randslot.model.backbone import SERVING
+from randslot.model.export import export_model
 from randslot.samples.sets import write_set
 
 CHANGE = 0.05

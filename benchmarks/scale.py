@@ -19,10 +19,10 @@ import numpy as np
 from qdrant_client import grpc as q
 from record import keep, print_table
 
-from randslot.analysis.cost import Budget
+from randslot.lab.analysis.cost import Budget
 from randslot.library.address import Address
-from randslot.library.server import connect, make_point, num_edges, split_pages
-from randslot.library.store import StoredPage
+from randslot.library.stores.server import connect, make_point, num_edges, split_pages
+from randslot.library.stores.store import StoredPage
 
 SIZES = ((4, 2048), (4, 128))
 PLANNED = Budget("RandSlot", 4, 4, 2048)

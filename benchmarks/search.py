@@ -56,8 +56,8 @@ class Ours:
         self.exact, self.bits = exact, 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from randslot.library.qdrant import CODES_FROM, EdgeStore
-        from randslot.library.store import StoredPage
+        from randslot.library.stores.edge import CODES_FROM, EdgeStore
+        from randslot.library.stores.store import StoredPage
 
         first = next(blocks)
         if not self.exact and first.shape[-1] >= CODES_FROM:
@@ -74,7 +74,7 @@ class Ours:
         self.store.optimize()
 
     def search(self, queries: Array) -> list[list[int]]:
-        from randslot.library.store import Where
+        from randslot.library.stores.store import Where
 
         found = self.store.search(list(queries), HITS, Where(), self.exact)
         return [[hit.number for hit in hits] for hits in found]
@@ -86,15 +86,15 @@ class InMemory:
     bits = 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from randslot.library.memory import MemoryStore
-        from randslot.library.store import StoredPage
+        from randslot.library.stores.memory import MemoryStore
+        from randslot.library.stores.store import StoredPage
 
         pages = np.concatenate([block.astype(np.float16) for block in blocks])
         self.store = MemoryStore(pages.shape[-1])
         self.store.add([StoredPage(FILE, i, "", page) for i, page in enumerate(pages)])
 
     def search(self, queries: Array) -> list[list[int]]:
-        from randslot.library.store import Where
+        from randslot.library.stores.store import Where
 
         found = self.store.search(list(queries), HITS, Where(), True)
         return [[hit.number for hit in hits] for hits in found]
@@ -328,8 +328,8 @@ def measure_opening(folder: Path) -> dict[str, Any]:
 
     Both kinds of search are asked in turn, so that a machine that is slower for a while is so for both.
     """
-    from randslot.library.qdrant import EdgeStore
-    from randslot.library.store import Where
+    from randslot.library.stores.edge import EdgeStore
+    from randslot.library.stores.store import Where
 
     num, _, dim = np.load(folder / "pages.npy", mmap_mode="r").shape
     before = _memory("VmRSS")
@@ -365,8 +365,8 @@ def _memory(name: str) -> float:
 def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, Any]:
     """Compare the default search with the exact one on vectors of the embedded model, without codes and with."""
     import randslot
-    from randslot.library import qdrant
-    from randslot.library.store import Where, page_id
+    from randslot.library.stores import edge as qdrant
+    from randslot.library.stores.store import Where, page_id
     from randslot.samples.drawing import draw_report
     from randslot.samples.reports import make_reports
     from randslot.samples.sets import ask_all

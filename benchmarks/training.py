@@ -28,8 +28,8 @@ from sentence_transformers.util import maxsim
 from torch import Tensor
 
 import randslot
-from randslot.backbone import read_content
-from randslot.readout import read_once, read_stepwise
+from randslot.model.backbone import read_content
+from randslot.model.readout import read_once, read_stepwise
 from randslot.training.loss import make_loss
 
 Features = dict[str, Tensor]

@@ -10,7 +10,7 @@ import pytest
 
 import randslot
 from randslot.cli import main
-from randslot_pdf import write_pdf
+from support.pdf import write_pdf
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import make, noise
 from randslot.errors import RandSlotError
 from randslot.pages import limit_aspect, open_page
-from randslot_pdf import write_pdf
+from support.models import make, noise
+from support.pdf import write_pdf
 
 
 def gradient(width: int = 40, height: int = 30) -> np.ndarray:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import moved
+
 if TYPE_CHECKING:
-    from .client import remote
-    from .encoder import Settings, SlotEncoder
     from .errors import RandSlotError, UsageError
     from .library.library import Library
-    from .model import load, tiny, untrained
+    from .model import Settings, SlotEncoder, load, remote, tiny, untrained
     from .training.recipe import Recipe
-    from .training.run import train
+    from .training.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,17 +32,19 @@ __all__ = [
 
 _HOMES = {
     "RandSlotError": "errors",
-    "Settings": "encoder",
-    "SlotEncoder": "encoder",
+    "Settings": "model",
+    "SlotEncoder": "model",
     "UsageError": "errors",
     "Library": "library.library",
     "Recipe": "training.recipe",
     "load": "model",
-    "remote": "client",
+    "remote": "model",
     "tiny": "model",
-    "train": "training.run",
+    "train": "training.train",
     "untrained": "model",
 }
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

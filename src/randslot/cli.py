@@ -14,7 +14,7 @@ from .errors import RandSlotError, UsageError
 from .library.commands import IndexCommand, Place, index, library_app, search
 
 if TYPE_CHECKING:
-    from .evaluation.tasks import Task
+    from .lab.evaluation.tasks import Task
 
 EXTRAS = {
     "datasets": "train",
@@ -76,7 +76,7 @@ def train(
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
     from .training.recipe import read_recipe
-    from .training.run import train
+    from .training.train import train
 
     changes = [*(changes or []), *([f"output={output}"] if output else [])]
     train(read_recipe(recipe, changes), resume=resume)
@@ -171,7 +171,7 @@ def serve(
 
     RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
     """
-    from .serve.run import Visitors, serve
+    from .serve.listen import Visitors, serve
 
     serve(library, Visitors(host, port, token, tuple(origin or ())), new=new, read_only=read_only, model=model)
 
@@ -189,7 +189,7 @@ def export(
 
     randslot export runs/my-model exported --slots zero --dtype bfloat16
     """
-    from .export import GUIDE, export_model
+    from .model.export import GUIDE, export_model
 
     serving = export_model(model, output, slots=slots, dtype=dtype)
     settings = serving["settings"]
@@ -248,7 +248,7 @@ def evaluate(
 
 
 def _choose_tasks(benchmark: list[str] | None, tasks: str, data: Path | None, data_root: Path | None) -> list[Task]:
-    from .evaluation.tasks import find_tasks, own_task
+    from .lab.evaluation.tasks import find_tasks, own_task
 
     if (data is None) == (not benchmark and not tasks) or (data and data_root):
         raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
@@ -260,8 +260,8 @@ def _choose_tasks(benchmark: list[str] | None, tasks: str, data: Path | None, da
 def _evaluate(
     model: str, tasks: list[Task], name: str, output: Path, cache: Path, batch: int, options: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    from .client import open_model
-    from .evaluation.run import Evaluation
+    from .lab.evaluation.evaluate import Evaluation
+    from .model.remote_model import open_model
 
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -295,8 +295,8 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from .analysis.cost import PAPER, is_library, list_costs, measure_libraries, own_budgets
-    from .analysis.report import PARTS, make_sections, write_report
+    from .lab.analysis.cost import PAPER, is_library, list_costs, measure_libraries, own_budgets
+    from .lab.analysis.report import PARTS, make_sections, write_report
     from .tables import STYLES, write_table
 
     if style not in STYLES:
@@ -310,7 +310,7 @@ def analyse(
         if not Path(folder).is_dir():
             raise UsageError(f"{folder!r} is neither a folder nor a part: parts are {', '.join(PARTS)}")
     if benchmark or data:  # these are models
-        from .analysis.budgets import MOST
+        from .lab.analysis.budgets import MOST
 
         results = (output or Path("report")) / "results"
         tasks = _choose_tasks(benchmark, "", data, None)
@@ -326,7 +326,7 @@ def analyse(
         raise UsageError("--dim goes with randslot analyse cost without results: they have dimensions of their own")
     runs = []
     if folders:
-        from .analysis.runs import read_runs
+        from .lab.analysis.runs import read_runs
 
         runs = read_runs(folders)
     for line in (line for run in runs for line in run.left_out):
@@ -358,7 +358,7 @@ def compare(
 
     randslot compare results --base "my-model, zero"
     """
-    from .analysis.compare import compare_runs
+    from .lab.analysis.compare import compare_runs
     from .tables import write_table
 
     print(write_table(compare_runs(results, base=base, seed=seed), style))
@@ -382,7 +382,7 @@ def study(
     """
     from rich.console import Console
 
-    from .study.conduct import conduct
+    from .lab.study.conduct import conduct
 
     if choose and report:
         raise UsageError("--choose comes before all runs and --report after them: name one")
@@ -406,9 +406,9 @@ def profile(
     from rich.console import Console
     from rich.progress import Progress
 
-    from .analysis.profile import Protocol, profile
+    from .lab.analysis.profile import Protocol, profile
     from .machine import describe_machine
-    from .model import load
+    from .model.model import load
     from .tables import write_table
 
     try:
@@ -436,7 +436,7 @@ def report(
 
     randslot report results --format latex
     """
-    from .evaluation.report import make_report
+    from .lab.evaluation.report import make_report
 
     print(make_report(results, style))
 

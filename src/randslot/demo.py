@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .errors import UsageError
-from .hub import EMBEDDED
 from .library.library import Library, delete_library
+from .model.hub import EMBEDDED
 from .pages import open_page
 from .samples.drawing import draw_report
 from .samples.reports import ANSWERS, RELATED, Report, make_reports

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from sentence_transformers import MultiVectorEncoder
 
 import randslot
-from conftest import make, noise
-from qdrant_server import serving
 from randslot.library.address import read_address
 from randslot.library.library import Library
-from randslot.library.server import connect
-
-REAL = os.environ.get("RANDSLOT_QDRANT_URL")
+from randslot.library.stores.server import connect
+from support.libraries import REAL, write_tiff
+from support.models import make, noise
+from support.qdrant_server import serving
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +67,3 @@ def papers(tmp_path) -> Path:
     write_tiff(folder / "b.tif", [4, 5, 6])
     noise(90, 120, 7).save(folder / "below" / "c.png")
     return folder
-
-
-def write_tiff(file: Path, seeds: Sequence[int]) -> None:
-    """Write a TIFF whose pages are noise of these seeds."""
-    first, *rest = [noise(64, 96, seed) for seed in seeds]
-    first.save(file, save_all=True, append_images=rest)

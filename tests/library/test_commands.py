@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import noise
 from randslot.cli import main
 from randslot.library.library import Library
-
-from .conftest import write_tiff
+from support.libraries import write_tiff
+from support.models import noise
 
 
 @pytest.fixture

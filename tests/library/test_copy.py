@@ -5,27 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conftest import noise
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library import copy
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
-
-from .conftest import write_tiff
-
-
-def scores(library: Library) -> dict[tuple[str, int], float]:
-    return {(Path(hit.source).name, hit.page): hit.score for hit in library.search("x", 100, exact=True)}
-
-
-def same(one: Library, two: Library) -> bool:
-    a, b = scores(one), scores(two)
-    return a.keys() == b.keys() and np.allclose([a[key] for key in a], [b[key] for key in a], atol=1e-3)
+from support.libraries import same, scores, write_tiff
+from support.models import noise
 
 
 def test_there_and_back(url, model, papers, tmp_path):

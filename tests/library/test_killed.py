@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdrant_server import serving
 from randslot.library.library import Library
-
-from .conftest import write_tiff
+from support.libraries import scores, visible, write_tiff
+from support.qdrant_server import serving
 
 KILLS, FILES = 12, 6
 
@@ -57,7 +56,7 @@ class Indexer:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[subprocess.Popen[str]]:
-    script = str(Path(__file__).with_name("killable.py"))
+    script = str(Path(__file__).parent.parent / "support" / "killable.py")
     started = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield started
     started.communicate()
@@ -74,17 +73,6 @@ def write_files(folder: Path, version: int) -> None:
     for number in range(FILES):
         seeds = range(1000 * version + 10 * number, 1000 * version + 10 * number + 5 + version % 2)
         write_tiff(folder / f"{number}.tif", [number, *seeds])
-
-
-def visible(library: Library) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for hit in library.search("x", 1000, exact=True):
-        found.setdefault(Path(hit.source).name, set()).add(hit.page)
-    return found
-
-
-def scores(library: Library) -> dict[tuple[str, int], float]:
-    return {(Path(hit.source).name, hit.page): hit.score for hit in library.search("x", 1000, exact=True)}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -15,15 +15,14 @@ import pytest
 from PIL import Image
 
 import randslot
-from conftest import make, noise
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.library.renderers import Renderers
-from randslot.library.store import page_id
+from randslot.library.reading.workers import Renderers
+from randslot.library.stores.store import page_id
 from randslot.pages import open_page
-from randslot_pdf import write_pdf
-
-from .conftest import write_tiff
+from support.libraries import write_tiff
+from support.models import make, noise
+from support.pdf import write_pdf
 
 
 def shown(library: Library) -> dict[str, list[int]]:
@@ -117,7 +116,7 @@ def test_the_second_time_nothing_is_opened(library, papers, monkeypatch):
 def test_the_model_is_not_loaded_where_nothing_is_to_be_read(tmp_path, saved, papers, monkeypatch):
     with Library(tmp_path / "lib", saved) as library:
         library.add(papers)
-    monkeypatch.setattr("randslot.client.open_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("randslot.model.remote_model.open_model", lambda *_, **__: pytest.fail("loaded"))
     with Library(tmp_path / "lib") as library:
         (papers / "a.tif").rename(papers / "x.tif")
         summary = library.add(papers)

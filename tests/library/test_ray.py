@@ -12,15 +12,13 @@ import ray
 from typer.testing import CliRunner
 
 import randslot
-from qdrant_server import serving
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library import cluster, rendering
 from randslot.library.binding import describe
 from randslot.library.library import Library
-
-from .conftest import write_tiff
-from .test_copy import same
+from support.libraries import same, write_tiff
+from support.qdrant_server import serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's own
 

@@ -18,18 +18,16 @@ import pytest
 from qdrant_client import QdrantClient, models
 from typer.testing import CliRunner
 
-from conftest import noise
-from qdrant_server import LIMIT, serving
 from randslot.cli import app
 from randslot.errors import BusyError, RandSlotError, UsageError
 from randslot.library import records, server
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
-from randslot.library.server import Connection, ServerStore, connect, num_edges, split_pages
-from randslot.library.store import StoredPage, Where
-
-from .conftest import write_tiff
-from .test_killed import visible
+from randslot.library.stores.server import Connection, ServerStore, connect, num_edges, split_pages
+from randslot.library.stores.store import StoredPage, Where
+from support.libraries import visible, write_tiff
+from support.models import noise
+from support.qdrant_server import LIMIT, serving
 
 
 @pytest.fixture(autouse=True)
@@ -342,7 +340,7 @@ CONNECT = """
 import sys
 from randslot.errors import RandSlotError
 from randslot.library.address import read_address
-from randslot.library.server import connect
+from randslot.library.stores.server import connect
 try:
     print(connect(read_address(sys.argv[1])).ask("info").title)
 except RandSlotError as error:

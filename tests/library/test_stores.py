@@ -19,14 +19,13 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient
 
-from qdrant_server import serving
 from randslot.library.address import Address, read_address
-from randslot.library.memory import MemoryStore
-from randslot.library.qdrant import EdgeStore
-from randslot.library.server import Connection, ServerStore, connect
-from randslot.library.store import Store, StoredPage, Where, page_id
-
-from .conftest import REAL
+from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.memory import MemoryStore
+from randslot.library.stores.server import Connection, ServerStore, connect
+from randslot.library.stores.store import Store, StoredPage, Where, page_id
+from support.libraries import REAL
+from support.qdrant_server import serving
 
 DIM = 32
 FILES = [str(uuid.UUID(int=i)) for i in range(1, 6)]
@@ -209,7 +208,7 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim,
 
     So have those of a model that has not learned much, and then their signs say little.
     """
-    monkeypatch.setattr("randslot.library.qdrant.CANDIDATES", 200)
+    monkeypatch.setattr("randslot.library.stores.edge.CANDIDATES", 200)
     random = np.random.default_rng(0)
     centres = shared * random.standard_normal(dim) + random.standard_normal((40, dim))
 
@@ -236,12 +235,12 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim,
 
 @pytest.mark.parametrize(("codes_from", "by_default"), [(DIM, []), (DIM + 1, ["vectors"])])
 def test_opening_reads_codes_and_only_a_search_without_them_reads_all(tmp_path, monkeypatch, codes_from, by_default):
-    monkeypatch.setattr("randslot.library.qdrant.CODES_FROM", codes_from)
+    monkeypatch.setattr("randslot.library.stores.edge.CODES_FROM", codes_from)
     store = EdgeStore(tmp_path / "pages", DIM)
     store.add(make_pages())
     store.close()
     read: list[str] = []
-    monkeypatch.setattr("randslot.library.qdrant._read_through", lambda _, name: read.append(name))
+    monkeypatch.setattr("randslot.library.stores.edge._read_through", lambda _, name: read.append(name))
     store = EdgeStore(tmp_path / "pages", DIM)
     query = unit(np.random.default_rng(1), 4)
     store.search([query], 5, Where(), exact=False)
@@ -256,8 +255,8 @@ BUILD = """
 import sys, uuid
 from pathlib import Path
 import numpy as np
-from randslot.library.qdrant import EdgeStore
-from randslot.library.store import StoredPage
+from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.store import StoredPage
 
 store = EdgeStore(Path(sys.argv[1]), 1024)
 vectors = np.full((4, 1024), 1 / 32, np.float32)

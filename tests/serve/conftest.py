@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from sentence_transformers import MultiVectorEncoder
 from starlette.testclient import TestClient
 
-from conftest import make, noise
 from randslot.library.library import Library
-from randslot.serve.app import make_app
-from randslot.serve.guard import Access
 from randslot.serve.service import Service
-from randslot_pdf import write_pdf
-
-TOKEN = "a-token-of-many-letters"
-HOME = "http://127.0.0.1"
-SCRIPT = "<img src=x onerror=alert(1)>.png"  # a file may be called so, and is indexed
+from support.models import make, noise
+from support.pdf import write_pdf
+from support.services import SCRIPT, client_of, serving
 
 
 @pytest.fixture(scope="session")
@@ -41,16 +31,6 @@ def papers(tmp_path_factory) -> Path:
     return folder
 
 
-@contextmanager
-def serving(folder: Path, model: MultiVectorEncoder, **options: bool) -> Iterator[Service]:
-    with Library(folder, model) as library:
-        service = Service(library, **options)
-        try:
-            yield service
-        finally:
-            service.close()
-
-
 @pytest.fixture(scope="module")
 def service(model, papers, tmp_path_factory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("served") / "mylib"
@@ -63,53 +43,3 @@ def service(model, papers, tmp_path_factory) -> Iterator[Service]:
 @pytest.fixture
 def client(service) -> TestClient:
     return client_of(service)
-
-
-def client_of(service: Service, access: Access | None = None) -> TestClient:
-    return TestClient(make_app(service, access or Access()), base_url=HOME, raise_server_exceptions=False)
-
-
-@contextmanager
-def listening(service: Service, access: Access | None = None) -> Iterator[str]:
-    """Serve on a real port, in a thread, and yield the address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(service, access or Access()), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"{HOME}:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-
-
-def documents(client: TestClient) -> dict[str, dict]:
-    return {one["name"]: one for one in client.get("/api/documents").json()["documents"]}
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> object:
-    """Wait until something is so, and return what it is."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
-    return found
-
-
-def upload(client: TestClient, name: str, content: bytes) -> dict:
-    """Upload a file and wait until it is done or has failed."""
-    answer = client.post("/api/uploads", params={"name": name}, content=content)
-    assert answer.status_code == 202, answer.text
-    id = answer.json()["id"]
-
-    def over() -> dict | None:
-        job = client.get(f"/api/uploads/{id}").json()
-        return job if job["state"] in ("done", "failed") else None
-
-    return wait_for(over)
-
-
-def pdf(folder: Path, num_pages: int, size: tuple[int, int] = (200, 280)) -> bytes:
-    write_pdf(folder / "made.pdf", num_pages, [], size=size)
-    return (folder / "made.pdf").read_bytes()

@@ -12,13 +12,12 @@ import pytest
 from PIL import Image
 
 from randslot.errors import RandSlotError
-from randslot.library.store import page_id
+from randslot.library.stores.store import page_id
 from randslot.serve import limits, uploads
 from randslot.serve.app import PAGES, make_app
 from randslot.serve.guard import PAGE, Access
 from randslot.serve.searches import Options, Searches
-
-from .conftest import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for
+from support.services import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for
 
 
 def test_a_search_finds_what_the_library_finds(client, service):

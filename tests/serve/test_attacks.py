@@ -16,8 +16,7 @@ from PIL import Image
 from randslot.serve import app as app_file
 from randslot.serve import guard, uploads
 from randslot.serve.guard import COOKIE, HEADERS, Access
-
-from .conftest import TOKEN, client_of, documents, listening, pdf, upload, wait_for
+from support.services import TOKEN, client_of, documents, listening, pdf, upload, wait_for
 
 HOST = "127.0.0.1"
 

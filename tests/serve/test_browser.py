@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from randslot.serve.guard import Access
-
-from .conftest import SCRIPT, TOKEN, listening, pdf, serving
+from support.services import SCRIPT, TOKEN, listening, pdf, serving
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 60  # on a busy machine

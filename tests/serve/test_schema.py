@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from randslot.serve.app import make_app
 from randslot.serve.guard import LOCAL, Access
-
-from .conftest import documents
+from support.services import documents
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations among its own dependencies

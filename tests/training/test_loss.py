@@ -13,8 +13,8 @@ import torch.multiprocessing
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
-from conftest import STRATEGIES, make, noise, safe_half_precision
 from randslot.training.loss import find_repeats, make_loss, score
+from support.models import STRATEGIES, make, noise, safe_half_precision
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 QUERIES = [f"query number {i * 7}" for i in range(8)]

@@ -11,7 +11,7 @@ from randslot.errors import UsageError
 from randslot.pages import open_page
 from randslot.training.outlines import clean_title, find_pairs, is_useful, write_pairs
 from randslot.training.pairs import drop_bad_rows, load_pairs
-from randslot_pdf import write_pdf
+from support.pdf import write_pdf
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Binding:
 
 def describe(model: MultiVectorEncoder) -> Binding:
     """Return what a library remembers of a model."""
-    from ..model import weights_key
+    from ..model.model import weights_key
 
     encoder = model[0]
     return Binding(
@@ -86,8 +86,8 @@ def load_bound(bound: Binding, name: str | None, library: str) -> MultiVectorEnc
 
     Errors: RandSlotError if that is another model, or cannot be found.
     """
-    from ..client import is_url, open_model
-    from ..model import weights_key
+    from ..model.model import weights_key
+    from ..model.remote_model import is_url, open_model
 
     if name is None and bound.name is None:
         raise RandSlotError(f"library {library} was made with a model in memory: pass that model")

@@ -71,9 +71,9 @@ def index(
 
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
-    from .files import expand
     from .library import Library
     from .show import print_problems, print_summary, show_progress, show_size, show_waiting
+    from .sources import expand
 
     if ray and not RAY_ADDRESS.fullmatch(ray):
         raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
@@ -293,8 +293,8 @@ def _choose_model(model: str | None, page_vectors: int | None, inference: str | 
     """Return the name of a model, or the model itself if it is to be set in another way than it is saved."""
     if page_vectors is None and inference is None:
         return model
-    from ..client import open_model
-    from ..hub import EMBEDDED
+    from ..model.hub import EMBEDDED
+    from ..model.remote_model import open_model
 
     return open_model(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
 from .folder import is_kept
-from .home import clear
 from .ingest import SAFE_SECONDS, Progress
 from .library import Library
+from .location import clear
 from .manifest import File
-from .store import Where, page_id
+from .stores.store import Where, page_id
 
 PAGES = 256  # that are read and written at once
 SEARCHES, HITS = 20, 5  # that are compared at the end

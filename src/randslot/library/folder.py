@@ -16,12 +16,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
-from ..hub import read_json
-from .files import is_below
-from .home import Home, clear, lost_pages
+from ..model.hub import read_json
+from .location import Home, clear, lost_pages
 from .manifest import File, FileManifest, Manifest
-from .qdrant import EdgeStore
-from .store import Store
+from .sources import is_below
+from .stores.edge import EdgeStore
+from .stores.store import Store
 
 HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
 BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one

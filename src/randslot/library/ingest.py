@@ -14,12 +14,12 @@ from stat import S_ISREG
 from typing import Any
 
 from ..errors import RandSlotError
-from .files import is_gone
-from .home import clear
+from .location import clear
 from .manifest import File, Manifest
-from .reading import Job, Read, Reader
-from .renderers import Inspected, Renderers
-from .store import Store, StoredPage, page_id
+from .reading.local import Job, Read, Reader
+from .reading.workers import Inspected, Renderers
+from .sources import is_gone
+from .stores.store import Store, StoredPage, page_id
 
 SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and whole files become visible
 

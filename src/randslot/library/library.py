@@ -20,18 +20,18 @@ import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
-from ..hub import EMBEDDED
+from ..model.hub import EMBEDDED
 from ..pages import PIXELS, open_file_page, open_page, short
 from .address import is_address, read_address
 from .binding import Binding, describe, load_bound, read_binding
-from .files import is_below, is_gone, is_match, list_files
 from .folder import HOME, IMAGES, Folder, is_kept
-from .home import FORMAT, Home, clear
 from .ingest import Ingest, Progress, Summary
+from .location import FORMAT, Home, clear
 from .manifest import File
-from .reading import Here, Reader
-from .renderers import Renderers
-from .store import DamagedError, Found, Vectors, Where, page_id
+from .reading.local import Here, Reader
+from .reading.workers import Renderers
+from .sources import is_below, is_gone, is_match, list_files
+from .stores.store import DamagedError, Found, Vectors, Where, page_id
 
 if TYPE_CHECKING:  # takes seconds, and a library that is only looked into needs no model
     from sentence_transformers import MultiVectorEncoder
@@ -217,7 +217,7 @@ class Library:
         return summary
 
     def _on_ray(self, address: str, batch: int) -> Reader:
-        from .cluster import OnRay
+        from .reading.ray import OnRay
 
         return OnRay(address, self.binding, self.name, lambda: self.model, batch)
 
@@ -436,14 +436,14 @@ def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
     """Return the home of a library, by its folder or its address."""
     if is_address(os.fspath(place)):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it prints by itself is said by our errors
-        from .server import Server  # the client is an extra
+        from .stores.server import Server  # the client is an extra
 
         return Server(read_address(os.fspath(place)), create=create)
     return Folder(Path(place).expanduser(), create=create)
 
 
 def _load(model: str | os.PathLike[str]) -> MultiVectorEncoder:
-    from ..client import open_model
+    from ..model.remote_model import open_model
 
     return open_model(os.fspath(model))
 

@@ -13,8 +13,8 @@ from typing import Any
 from ..errors import RandSlotError
 from ..library.library import Library
 from ..library.manifest import File
-from ..library.renderers import Renderers
-from ..library.store import Vectors, page_id
+from ..library.reading.workers import Renderers
+from ..library.stores.store import Vectors, page_id
 from .limits import RENDER_SECONDS, Refused
 from .searches import Searches
 from .uploads import Uploads

@@ -24,7 +24,7 @@ from ..errors import BusyError, RandSlotError
 from ..library.folder import UPLOADS
 from ..library.ingest import Progress
 from ..library.library import Library
-from ..library.renderers import Renderers
+from ..library.reading.workers import Renderers
 from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
 
 MARKS = {  # how the files of each kind begin

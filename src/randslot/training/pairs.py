@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 
 from ..errors import RandSlotError, UsageError
-from ..hub import first_line, is_hub_id
+from ..model.hub import first_line, is_hub_id
 from ..pages import is_file, open_page, page_file, short
 
 

@@ -15,8 +15,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from ..encoder import Settings
 from ..errors import UsageError
+from ..model.encoder import Settings
 
 CHOICES = {
     "objective": ("retrieval", "reading"),

@@ -1,0 +1,53 @@
+"""How the score grows with the budget, from one encoding: the first vectors do not depend on how many follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...tables import Cell, Table
+from .compare import ALL, DRAWS, LEVEL, judge_tasks
+from .runs import Run
+from .views import full_view, macro, need_readouts, score_part, score_views
+
+MOST = 8
+SIDES = ("both", "query", "page")
+
+
+def sweep_budgets(runs: Sequence[Run], num_vectors: int = 4) -> Table:
+    """Return nDCG@5 with 1, 2, ... vectors: on both sides, and on each side alone with `num_vectors` on the other."""
+    most = min(MOST, *(run.num_vectors for run in runs)) if runs else MOST
+    rows: list[list[Cell]] = []
+    for run in runs:
+        need_readouts(run, num_vectors, "the budget sweep")
+        budgets = range(1, most + 1)
+        views = {
+            "both": [full_view(budget) for budget in budgets],
+            "query": [full_view(budget, num_vectors) for budget in budgets],
+            "page": [full_view(num_vectors, budget) for budget in budgets],
+        }
+        scores = score_views(run, [view for side in views.values() for view in side])
+        rows += [[run.name, side, *(macro(scores[view]) for view in views[side])] for side in SIDES]
+    title = f"Budgets: nDCG@5 with so many vectors; where one side varies, the other has {num_vectors}"
+    return Table(title, ["run", "side", *map(str, range(1, most + 1))], rows)
+
+
+def judge_budgets(runs: Sequence[Run], num_vectors: int = 4, *, draws: int = DRAWS, seed: int = 42) -> Table:
+    """Return what more than `num_vectors` a side gain, with intervals: drawn large, a flat line looks like a gain."""
+    rows: list[list[Cell]] = []
+    for run in runs:
+        budgets = range(num_vectors + 1, min(MOST, run.num_vectors) + 1)
+        views = {budget: full_view(budget) for budget in budgets}
+        base = full_view(num_vectors)
+        gains: dict[int, dict[str, list[NDArray[np.float64]]]] = {budget: {} for budget in budgets}
+        for task, parts in run.tasks.items() if budgets else ():
+            found = [score_part(part, [base, *views.values()]) for part in parts]
+            for budget, view in views.items():
+                gains[budget][task] = [100 * (scores[view] - scores[base]) for scores in found]
+        for budget in budgets:
+            verdict = judge_tasks(gains[budget], np.random.default_rng(seed), draws)[ALL]
+            rows.append([run.name, budget, *verdict])
+    title = f"Budgets: nDCG@5 minus that with {num_vectors} vectors a side, with {LEVEL} % intervals (paired bootstrap)"
+    return Table(title, ["run", "vectors", "difference", "from", "to", "verdict"], rows, digits=2)

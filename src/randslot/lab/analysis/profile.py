@@ -1,0 +1,200 @@
+"""How fast a model encodes, by the paper's protocol: inputs of fixed size, one at a time, preprocessing left out.
+
+Every strategy and budget is timed in our one pass and in the paper's way, position by position on a cache, in turns
+within one run, so that a busy moment of the machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from PIL import Image
+from rich.progress import Progress
+from sentence_transformers import MultiVectorEncoder
+from torch import Tensor
+
+from ...errors import UsageError
+from ...model.backbone import read_content
+from ...model.encoder import SlotEncoder
+from ...model.readout import read_once, read_stepwise
+from ...model.slots import STRATEGIES, Sequential, Side, Strategy
+from ...tables import Cell, Table
+
+WORDS = ("net sales by region", "deferred tax", "how did output change?", "staff costs in the third quarter")
+Features = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is timed: by default as in the paper. rows, columns: the merged visual tokens of a page."""
+
+    rows: int = 48
+    columns: int = 32
+    query_tokens: int = 32
+    warmup: int = 3
+    samples: int = 32
+    budgets: tuple[int, ...] = (1, 4, 6)
+    strategies: tuple[str, ...] = ("random", "zero", "fixed", "learned", "feedback")
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "query_tokens", "samples", *(() if not self.warmup else ("warmup",))):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if not self.budgets or min(self.budgets) < 1:
+            raise UsageError("budgets must be whole numbers of 1 or more")
+        for name in self.strategies:
+            if name not in STRATEGIES or name == "tokens":
+                known = ", ".join(other for other in STRATEGIES if other != "tokens")
+                raise UsageError(f"strategy {name!r} is not one of {known}")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to some vectors: a strategy, a budget, and whether all come from one pass."""
+
+    strategy: str
+    vectors: int
+    one_pass: bool
+
+    @property
+    def name(self) -> str:
+        return "one pass" if self.one_pass else "step by step"
+
+
+def profile(model: MultiVectorEncoder, protocol: Protocol, progress: Progress | None = None) -> Table:
+    """Time a model's backbone and return the median query latency and the pages a second of every way."""
+    encoder: SlotEncoder = model[0]
+    ways = _list_ways(protocol)
+    seconds: dict[Side, dict[Way, list[float]]] = {}
+    with _encoding(encoder, protocol), torch.inference_mode():
+        inputs: dict[Side, list[Features]] = {
+            "query": _make_queries(encoder, protocol),
+            "page": _make_pages(encoder, protocol),
+        }
+        for side, samples in inputs.items():
+            bar = progress.add_task(f"timing {side} encoding", total=len(samples)) if progress else None
+            functions = {way: _make_function(encoder, way, side) for way in ways}
+            seconds[side] = _time(functions, samples, protocol.warmup, partial(_advance, progress, bar))
+    rows: list[list[Cell]] = [
+        [
+            way.strategy,
+            way.vectors,
+            way.name,
+            1000 * statistics.median(seconds["query"][way]),
+            protocol.samples / sum(seconds["page"][way]),
+        ]
+        for way in ways
+    ]
+    title = (
+        f"Encoding: queries of {protocol.query_tokens} tokens, pages of {protocol.rows} x {protocol.columns} merged "
+        f"visual tokens, one at a time, {protocol.samples} samples"
+    )
+    return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
+
+
+def _advance(progress: Progress | None, bar: object) -> None:
+    if progress is not None:
+        progress.update(bar, advance=1)  # type: ignore[arg-type]
+
+
+def _list_ways(protocol: Protocol) -> list[Way]:
+    ways = []
+    for strategy in protocol.strategies:
+        for vectors in protocol.budgets:
+            if not issubclass(STRATEGIES[strategy], Sequential):
+                ways.append(Way(strategy, vectors, one_pass=True))
+            ways.append(Way(strategy, vectors, one_pass=False))
+    return ways
+
+
+@contextmanager
+def _encoding(encoder: SlotEncoder, protocol: Protocol) -> Iterator[None]:
+    """Set a model to encode pages of the protocol's size, and set it back."""
+    before, training = encoder.settings, encoder.training
+    encoder.settings = replace(before, visual_tokens=protocol.rows * protocol.columns)
+    encoder.eval()
+    try:
+        yield
+    finally:
+        encoder.settings = before
+        encoder.train(training)
+
+
+def _make_queries(encoder: SlotEncoder, protocol: Protocol) -> list[Features]:
+    """Make queries of a fixed length: short ones repeated, of which the last tokens are kept."""
+    queries = []
+    for number in range(protocol.warmup + protocol.samples):
+        features = encoder.preprocess([f"{WORDS[number % len(WORDS)]} {number}"], task="query")
+        ids = features["input_ids"]
+        times = -(-protocol.query_tokens // ids.shape[1])
+        fixed = ids.repeat(1, times)[:, -protocol.query_tokens :]
+        queries.append(features | {"input_ids": fixed, "attention_mask": torch.ones_like(fixed)})
+    return queries
+
+
+def _make_pages(encoder: SlotEncoder, protocol: Protocol) -> list[Features]:
+    """Make pages of a fixed size, white with a mark that tells them apart; what is on a page costs nothing."""
+    unit = encoder.image_processor.patch_size * encoder.image_processor.merge_size
+    pages = []
+    for number in range(protocol.warmup + protocol.samples):
+        image = Image.new("RGB", (protocol.columns * unit, protocol.rows * unit), "white")
+        image.paste((number, number, number), (0, 0, unit // 2, unit // 2))
+        pages.append(encoder.preprocess([image], task="document"))
+    _, rows, columns = pages[0]["image_grid_thw"][0].tolist()
+    merge = encoder.image_processor.merge_size
+    if (rows // merge, columns // merge) != (protocol.rows, protocol.columns):
+        raise UsageError(f"a page of {protocol.rows} x {protocol.columns} visual tokens is too long: at most 200 to 1")
+    return pages
+
+
+def _make_function(encoder: SlotEncoder, way: Way, side: Side) -> Callable[[Features], Tensor]:
+    """Return the function that takes features from the host to vectors."""
+    backbone, num = encoder.backbone, way.vectors - 1
+    device = next(backbone.parameters()).device
+    slots: Strategy = STRATEGIES[way.strategy](
+        encoder.get_embedding_dimension(), {"query": max(num, 1), "page": max(num, 1)}, encoder.settings.seed
+    )
+    slots.to(device).eval()
+
+    def encode(features: Features) -> Tensor:
+        there = {name: value.to(device) for name, value in features.items()}
+        content = read_content(backbone, there)
+        if isinstance(slots, Sequential):
+            return read_stepwise(backbone, content, num, lambda _, readout: slots.step(readout), cached=True)
+        given = slots(side, num, there["keys"])
+        if way.one_pass:
+            return read_once(backbone, content, given)
+        return read_stepwise(backbone, content, num, lambda t, _: given[:, t], cached=True)
+
+    return encode
+
+
+def _time(
+    functions: dict[Way, Callable[[Features], Tensor]],
+    samples: Sequence[Features],
+    warmup: int,
+    advance: Callable[[], None],
+) -> dict[Way, list[float]]:
+    """Time every function on every sample, in turns; the first samples warm up and do not count."""
+    seconds: dict[Way, list[float]] = {way: [] for way in functions}
+    for number, features in enumerate(samples):
+        for way, function in functions.items():
+            _wait()
+            start = time.perf_counter()
+            function(features)
+            _wait()
+            if number >= warmup:
+                seconds[way].append(time.perf_counter() - start)
+        advance()
+    return seconds
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

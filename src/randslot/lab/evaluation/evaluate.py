@@ -1,0 +1,192 @@
+"""An evaluation: encode each page once, score in blocks, keep nDCG of every task in a file of its own.
+
+Shapes: Q queries, P pages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from sentence_transformers import MultiVectorEncoder
+from torch import Tensor
+
+from ... import __version__
+from ...errors import RandSlotError, UsageError
+from ...model.model import weights_key
+from ...model.slots import Side
+from ...pages import open_page
+from .judged import JUDGED, Judged
+from .metrics import ndcg_of_each
+from .tasks import Pages, Subset, Task
+from .vectors import VectorCache, batches, content_key, num_vectors, open_cache
+
+CUTS = (5, 10)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model, as it is set, on its way through tasks.
+
+    name: what the model is called in tables. output: where results go, one file a task. cache: where vectors go.
+    """
+
+    model: MultiVectorEncoder
+    name: str
+    output: Path
+    cache: Path
+    batch: int = 8
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+
+    def run(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        """Evaluate on each task, keep its scores in a file, and return them."""
+        if not tasks:
+            raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
+        settings = self.model[0].settings
+        if settings.inference != settings.slots and (settings.slots, settings.inference) != ("random", "zero"):
+            self.console.print(
+                f"note: {self.name} was trained with {settings.slots} slots, and gets {settings.inference} ones here"
+            )
+        weights = weights_key(self.model)
+        caches: dict[Side, VectorCache] = {
+            side: open_cache(self.cache, weights, self.model, side) for side in ("query", "page")
+        }
+        return [self._run_task(task, weights, caches) for task in tasks]
+
+    def _run_task(self, task: Task, weights: str, caches: dict[Side, VectorCache]) -> dict[str, Any]:
+        where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
+        self.console.print(f"evaluating on {task.name}: {where}")
+        subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
+        means = {f"ndcg@{k}": mean(row[f"ndcg@{k}"] for row in subsets.values()) for k in CUTS}
+        settings = self.model[0].settings
+        result = {
+            "model": self.name,
+            "weights": weights,
+            "settings": asdict(settings),
+            "how": settings.inference + (f" by {settings.reduction}" if settings.reduction != "none" else ""),
+            "counts": {side: num_vectors(settings, side) for side in caches},  # None: every token
+            "benchmark": task.benchmark,
+            "task": task.name,
+            "dataset": task.dataset,
+            "revision": task.revision,
+            **means,
+            "subsets": subsets,
+            "vectors": {side: cache.folder.relative_to(self.cache).as_posix() for side, cache in caches.items()},
+            "randslot": __version__,
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        self._keep(task, result)
+        return result
+
+    def _keep(self, task: Task, result: dict[str, Any]) -> None:
+        counts = "-".join(f"{side[0]}{num or 'all'}" for side, num in result["counts"].items())
+        setting = f"{result['how']}-{counts}-seed{result['settings']['seed']}-{result['weights'][:8]}"
+        names = (self.name, setting, f"{task.benchmark}-{task.name}.json")
+        file = self.output.joinpath(*(_safe(name) for name in names))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            result["cache"] = Path(os.path.relpath(self.cache, file.parent)).as_posix()  # both may move together
+            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+
+    def _run_subset(self, task: str, subset: Subset, caches: dict[Side, VectorCache]) -> dict[str, Any]:
+        if subset.left_out:
+            self.console.print(f"{task} {subset.name}: {subset.left_out} queries without a relevant page are left out")
+        page_keys = self._encode_pages(f"{task} {subset.name}", subset.pages, caches["page"])
+        query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
+        scores_QP = self._score(query_keys, page_keys, caches)
+        ids, grades = subset.pages.ids, [subset.grades[id] for id in subset.queries]
+        each = {f"ndcg@{k}": ndcg_of_each(scores_QP.numpy(), ids, grades, k) for k in CUTS}
+        judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
+        return {
+            **{metric: mean(values) for metric, values in each.items()},
+            "queries": len(subset.queries),
+            "pages": len(ids),
+            "judged": judged.write(self.cache / JUDGED),
+            "each": [round(value, 6) for value in each["ndcg@5"]],
+        }
+
+    def _score(self, query_keys: list[str], page_keys: list[str], caches: dict[Side, VectorCache]) -> Tensor:
+        settings = self.model[0].settings
+        queries = caches["query"].read(query_keys, num_vectors(settings, "query"))
+        scores_QP = torch.empty(len(query_keys), len(page_keys))
+        for indexes, pages in caches["page"].blocks(page_keys, num_vectors(settings, "page")):
+            scores_QP[:, indexes] = self.model.similarity(queries, pages, device=self.model.device)
+        return scores_QP
+
+    def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:
+        keys = [content_key(text.encode()) for text in texts]
+        missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
+        for batch in batches(missing, 4 * self.batch):
+            vectors = self.model.encode_query([texts[i] for i in batch], batch_size=len(batch))
+            cache.add([keys[i] for i in batch], vectors)
+        cache.flush()
+        return keys
+
+    def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> list[str]:
+        """Encode the pages that are not in the cache, opening the next ones meanwhile; return the keys of all."""
+        keys = [pages.key(i) for i in range(len(pages.ids))]
+        missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
+        if not missing:
+            return keys
+        with self._progress() as progress, ThreadPoolExecutor(2) as pool:
+            bar = progress.add_task(what, total=len(missing), speed="")
+            opened = _ahead(pool, batches(missing, self.batch), lambda batch: self._open(pages, batch))
+            try:
+                for batch, images in opened:
+                    vectors = self.model.encode_document(images, batch_size=len(images))
+                    cache.add([keys[i] for i in batch], vectors)
+                    self._advance(progress, bar, len(batch))
+            finally:
+                cache.flush()  # also when it is stopped, or a page is broken
+        return keys
+
+    def _open(self, pages: Pages, batch: list[int]) -> list[Any]:
+        pixels = self.model[0].most_pixels
+        images = []
+        for i in batch:
+            try:
+                images.append(open_page(pages.open(i), pixels))
+            except RandSlotError as error:
+                raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
+        return images
+
+    def _progress(self) -> Progress:
+        speed = TextColumn("{task.fields[speed]}")
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
+        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+    @staticmethod
+    def _advance(progress: Progress, bar: TaskID, num: int) -> None:
+        progress.update(bar, advance=num)
+        speed = progress.tasks[bar].speed
+        progress.update(bar, speed=f"{speed:.1f} pages/s" if speed else "")
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Iterator[list[int]], do: Any, depth: int = 2
+) -> Iterator[tuple[list[int], Any]]:
+    """Yield each piece of work with its result, while the next ones are done in other threads."""
+    waiting = [(piece, pool.submit(do, piece)) for _, piece in zip(range(depth), work, strict=False)]
+    while waiting:
+        piece, result = waiting.pop(0)
+        for following in work:
+            waiting.append((following, pool.submit(do, following)))
+            break
+        yield piece, result.result()
+
+
+def _safe(name: str) -> str:
+    """Return a name that can be part of a path."""
+    return "".join(letter if letter.isalnum() or letter in "._-()" else "-" for letter in name).strip(".") or "model"

@@ -1,0 +1,445 @@
+"""The report of a study, in Markdown with figures, from its rows alone: every number and every verdict is computed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...figures import draw_budgets, draw_readouts, draw_winners
+from ...tables import Cell, Table, write_table
+from ..analysis.compare import DRAWS, LEVEL, judge
+from .claims import (
+    EXTRA_RULE,
+    LARGE,
+    NOISE,
+    OPPOSITE,
+    RULE,
+    SEEN,
+    SMALL,
+    UNSEEN,
+    Claim,
+    Key,
+    judge_claims,
+    judge_crossover,
+    judge_extra,
+    paper_average,
+    paper_budgets,
+    paper_seeds,
+    paper_value,
+)
+from .measures import FULL, measure_rows
+from .plan import BASE, BUDGET, METHOD, MOST, STRATEGIES, Study, make_rule, read_choice
+from .rows import COLUMNS, SINGLES, Row, read_rows
+
+ZEROS = "RS-Z"  # random slots in training, zeros at inference
+SIDES = ("query", "page")
+BACKBONES = (SMALL, LARGE)
+COUNTS = range(1, MOST + 1)
+PLACES = range(1, BUDGET + 1)
+TOLD = {
+    SEEN: "are seen here",
+    OPPOSITE: "are not but their opposite is",
+    UNSEEN: "are not seen",
+    NOISE: "are within noise",
+}
+
+
+def write_report(study: Study) -> Path:
+    """Write the report and its figures, and return its path.
+
+    Errors: UsageError if rows are missing, or the files cannot be written.
+    """
+    report = Report(study)
+    file = Path(study.report)
+    images = file.parent / "images"
+    try:
+        images.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for name, draw in report.figures().items():
+                draw(Path(folder, f"{name}.svg"))
+                shutil.copyfile(Path(folder, f"{name}.svg"), images / f"{file.stem}-{name}.svg")
+        file.write_text(report.make_text(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    return file
+
+
+class Report:
+    """All that the report says, from the rows of a study."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.rows = read_rows(study)
+        self.choice = read_choice(study)
+        self.found = measure_rows(self.rows)
+        self.claims = judge_claims(self.found)
+        # The five strategies as they are trained, then zeros at inference, then extras.
+        self.keys: list[Key] = [(arm, arm) for arm in STRATEGIES]
+        self.keys.append((METHOD, BASE))
+        self.keys += [key for extra in study.extra for key in self.found if key[0] == extra.name]
+
+    def name(self, key: Key) -> str:
+        arm, inference = key
+        if key == (METHOD, BASE):
+            return ZEROS
+        title = self.study.arms[arm]
+        return f"{title}, zeros at inference" if arm not in STRATEGIES and inference == BASE else title
+
+    def of(self, key: Key) -> list[Row]:
+        """Return the rows of an arm, seed by seed."""
+        return [row for row in self.rows if row.arm == key[0]]
+
+    def records(self, key: Key) -> list[dict[str, Any]]:
+        """Return what the rows of an arm say about one inference, seed by seed."""
+        return [row.record["inference"][key[1]] for row in self.of(key)]
+
+    def make_text(self) -> str:
+        sections = [
+            self.begin(),
+            self.verdict(),
+            self.strategies(),
+            self.budgets(),
+            self.winners(),
+            self.readouts(),
+            *self.extras(),
+            self.choosing(),
+            self.runs(),
+        ]
+        return "\n".join(sections)
+
+    # -- words and tables
+
+    def begin(self) -> str:
+        study, first = self.study, self.rows[0].record
+        told = {verdict: [one.question.text for one in self.claims if one.verdict == verdict] for verdict in TOLD}
+        counts = ", ".join(f"{len(claims)} {TOLD[verdict]}" for verdict, claims in told.items() if claims)
+        lists = "\n\n".join(
+            f"{verdict.capitalize()}: *{'; '.join(claims)}*." for verdict, claims in told.items() if claims
+        )
+        queries, pages = (sum(task[key] for task in first["tasks"].values()) for key in ("queries", "pages"))
+        rows = os.path.relpath(study.results, Path(study.report).parent)
+        start = "the same backbone" if first["settings"]["backbone"] else "random weights, others for each seed"
+        return _fill(f"""# {study.title}
+
+Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {_list(study.seeds)},
+{first["steps"]:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
+{queries:,} questions about {pages:,} held-out pages of {len(first["tasks"])} layouts, each of which is a task.
+
+**Of {len(self.claims)} claims of the paper, {counts}.**
+
+{lists}
+
+This page is written from [rows]({Path(rows).as_posix()}), verdicts included, by `randslot study`.
+""")
+
+    def verdict(self) -> str:
+        lines: list[list[Cell]] = []
+        for claim in self.claims:
+            digits = 3 if claim.question.group == "winners" else 2
+            paper = [_signed(claim.question.paper[name], 3 if digits == 3 else 1) for name in BACKBONES]
+            lines.append([claim.question.text, *paper, *self._judged(claim, digits)])
+        table = Table("", ["the paper's claim", "3B", "4B", "here", f"{LEVEL} % interval", "seeds", "verdict"], lines)
+        study, crossover = self.study, judge_crossover(self.claims)
+        ends = [_signed(one.difference, 1) for one in self.claims if one.question.group == "budget"]
+        return _fill(f"""## Which of the paper's claims are seen
+
+{RULE} Intervals are of a paired bootstrap ({DRAWS:,} draws of seeds, and of queries within
+tasks). Differences are RandSlot's value minus the other's, in points of nDCG@5, but for H and U. "Seeds" is how many
+agree with the claim. The paper's diagnostics are of its 3B model.
+
+Read *seen* as "all {len(study.seeds)} seeds agree, beyond the noise of queries". With so few seeds the ends of an
+interval lie about at the worst seed and the best one; were seeds the only noise, all {len(study.seeds)} would agree by
+luck in one case of {2 ** (len(study.seeds) - 1)}. Claims that differ in the budget only are nearly one claim.
+
+{_markdown(table)}
+The crossover, Zero-Feedback ahead with one vector and RandSlot with {MOST}: **{crossover}**
+(RandSlot minus Zero-Feedback: {ends[0]} with one vector, {ends[-1]} with {MOST}).
+""")
+
+    def _judged(self, claim: Claim, digits: int) -> list[Cell]:
+        interval = f"{_signed(claim.low, digits)} to {_signed(claim.high, digits)}"
+        agreeing = f"{claim.agreeing} of {len(self.study.seeds)}"
+        verdict = claim.verdict if claim.verdict == NOISE else f"**{claim.verdict}**"
+        return [_signed(claim.difference, digits), interval, agreeing, verdict]
+
+    def strategies(self) -> str:
+        tasks = list(self.rows[0].record["tasks"])
+        lines: list[list[Cell]] = []
+        for key in self.keys:
+            name, scores = self.name(key), [_spread(self.task_scores(key, FULL, task)) for task in tasks]
+            paper = [paper_average("table4" if name == ZEROS else "table3", backbone, name) for backbone in BACKBONES]
+            lines.append([name, *scores, _spread(self.found[key].seeds(FULL)), *self._minus_base(key), *paper])
+        heads = ["method", *tasks, "avg", "minus Zero-Feedback", f"{LEVEL} % interval", "3B", "4B"]
+        seeds = ", ".join(f"{method} {score:.2f} ± {spread:.2f}" for method, (score, spread) in paper_seeds().items())
+        return _fill(f"""## Strategies
+
+nDCG@5 in percent with {BUDGET} vectors a side: mean and sample standard deviation over seeds. {ZEROS} is RandSlot with
+zeros in place of random slots at inference. 3B and 4B are the paper's averages on ViDoRe V3, other tasks: compare
+differences, not levels. With several seeds the paper has only two of its 3B models: {seeds}.
+
+{_markdown(Table("", heads, lines))}""")
+
+    def task_scores(self, key: Key, column: str, task: str) -> list[float]:
+        """Return the score of one task in percent, seed by seed."""
+        place = COLUMNS.index(column)
+        return [100 * float(row.queries[key[1]][task][:, place].mean()) for row in self.of(key)]
+
+    def _minus_base(self, key: Key) -> list[Cell]:
+        if key == (BASE, BASE):
+            return [None, None]
+        ours, base = self.found[key], self.found[BASE, BASE]
+        difference = mean(ours.seeds(FULL)) - mean(base.seeds(FULL))
+        difference, low, high, _ = judge(difference, ours.draws(FULL) - base.draws(FULL))
+        return [_signed(difference, 2), f"{_signed(low, 2)} to {_signed(high, 2)}"]
+
+    def budgets(self) -> str:
+        lines: list[list[Cell]] = []
+        sides: list[list[Cell]] = []
+        for key in self.keys:
+            lines.append([self.name(key), *(_spread(self.found[key].seeds(f"k{num}")) for num in COUNTS)])
+            for side in SIDES:
+                sweeps = zip(*(record["budgets"][side] for record in self.records(key)), strict=True)
+                sides.append([self.name(key), side, *map(mean, sweeps)])
+        for method in STRATEGIES.values():
+            if scores := paper_budgets(method):
+                lines.append([f"the paper's 3B: {method}", *scores])
+        counts = list(map(str, COUNTS))
+        return f"""## Budgets
+
+Trained with {BUDGET} vectors a side, judged with 1 to {MOST}. Bands in the picture are the sample standard deviation
+over seeds, on either side of the mean. Extras with zeros at inference are in the tables only.
+
+{self._image("budgets", "nDCG@5 by budget, here and in the paper")}
+
+{_markdown(Table("", ["vectors a side", *counts], lines))}
+One side alone, {BUDGET} vectors on the other (means over seeds):
+
+{_markdown(Table("", ["method", "side that varies", *counts], sides))}"""
+
+    def winners(self) -> str:
+        lines: list[list[Cell]] = []
+        for key in self.keys:
+            cells = [_spread(self.found[key].seeds(measure), 3) for measure in ("H", "U")]
+            ties = sum(record["ties"] for record in self.records(key))
+            paper = [paper_value("figure4", self.name(key), column) for column in ("H", "U")]
+            lines.append([self.name(key), *cells, ties, *paper])
+        table = Table("", ["method", "H", "U", "ties", "the paper's H", "the paper's U"], lines, digits=3)
+        return f"""## Winners
+
+Which page readout (d) is nearest to each query readout (q), over all right pages; pooled over seeds in the picture.
+H is 1 when all page readouts win alike and 0 when one wins all; U is how many different ones win within a pair.
+The picture has the five strategies; {ZEROS} and extras are in the table only.
+
+{self._image("winners", "Shares of wins by page and query readout")}
+
+{_markdown(table)}"""
+
+    def readouts(self) -> str:
+        heads = ["method", "side", *(f"only r{k}" for k in PLACES), *(f"lost without r{k}" for k in PLACES)]
+        gain_heads = ["method", "joint-use gain", "mean of the tasks' gains", "the paper's 3B", "its mean of tasks"]
+        return f"""## Readouts
+
+nDCG@5 with only one readout of a side, and points lost without it, the other side whole (means over seeds; negative:
+it is better without). The picture has the five strategies; {ZEROS} and extras are in the tables only.
+
+{self._image("readouts", "Scores without each readout, and gains of joint use")}
+
+{_markdown(Table("", heads, [*self._interventions(), *self._paper_interventions()], digits=2))}
+Joint use: points that all page readouts gain over the single one that is best over all tasks, and over the one that is
+best in each task. The best one is chosen on the same results: a diagnosis.
+
+{_markdown(Table("", gain_heads, self._gains(), digits=2))}"""
+
+    def _interventions(self) -> list[list[Cell]]:
+        lines: list[list[Cell]] = []
+        for key in self.keys:
+            records = self.records(key)
+            for side in SIDES:
+                only = [mean(values) for values in zip(*(record["only"][side] for record in records), strict=True)]
+                lost = [self._full(key) - score for score in self._without(key, side)]
+                lines.append([self.name(key), side, *only, *lost])
+        return lines
+
+    def _paper_interventions(self) -> list[list[Cell]]:
+        kinds = [f"{kind} r{k}" for kind in ("single", "removal") for k in PLACES]
+        return [
+            [f"the paper's 3B: {method}", side, *(paper_value("table13", method, kind, side) for kind in kinds)]
+            for method in STRATEGIES.values()
+            for side in SIDES
+            if paper_value("table13", method, kinds[0], side) is not None
+        ]
+
+    def _gains(self) -> list[list[Cell]]:
+        lines: list[list[Cell]] = []
+        for key in self.keys:
+            by_seed = [mean(values) for values in zip(*self._task_gains(key).values(), strict=True)]
+            paper = [paper_value("figure5", self.name(key), column) for column in ("joint-use gain", "mean task gain")]
+            lines.append([self.name(key), _spread(self.found[key].seeds("gain"), 2), _spread(by_seed, 2), *paper])
+        return lines
+
+    def _full(self, key: Key) -> float:
+        return mean(float(record["full"]) for record in self.records(key))
+
+    def _without(self, key: Key, side: str) -> list[float]:
+        return [mean(scores) for scores in zip(*(one["without"][side] for one in self.records(key)), strict=True)]
+
+    def _task_gains(self, key: Key) -> dict[str, list[float]]:
+        """Return by task, seed by seed, what all page readouts gain over the one that is best there."""
+        gains = {}
+        for task in self.rows[0].record["tasks"]:
+            singles = zip(*(self.task_scores(key, column, task) for column in SINGLES), strict=True)
+            full = self.task_scores(key, FULL, task)
+            gains[task] = [all_of_them - max(single) for all_of_them, single in zip(full, singles, strict=True)]
+        return gains
+
+    def extras(self) -> list[str]:
+        sections = []
+        for extra in self.study.extra:
+            known = extra.name in self.choice.get("hypotheses", {})
+            when = "Written down before the runs" if known else "No record says that this was written before the runs"
+            inference = self.study.inferences(extra.name)[0]
+            if (extra.name, inference) not in self.found:
+                sections.append(
+                    _fill(f"## Extra: {extra.title}\n\n{when}: *{extra.hypothesis}* Its runs are not finished.\n")
+                )
+                continue
+            claims, verdict = judge_extra(extra, inference, self.found)
+            lines = [[claim.question.text, *self._judged(claim, 2)] for claim in claims]
+            heads = ["budget", "difference", f"{LEVEL} % interval", "seeds", "verdict"]
+            sections.append(
+                _fill(f"""## Extra: {extra.title}
+
+{when}: *{extra.hypothesis}* Here: **{verdict}**.
+
+{EXTRA_RULE}
+
+{_markdown(Table("", heads, lines))}""")
+            )
+        if left := [name for name in self.choice.get("hypotheses", {}) if name not in self.study.arms]:
+            sections.append(f"## Extras left out\n\nWritten down, and in the study no more: {', '.join(left)}.\n")
+        return sections
+
+    def choosing(self) -> str:
+        rule = make_rule(self.study)
+        low, high = rule["range"]
+        words = _fill(f"""## How length and pages were chosen
+
+On {STRATEGIES[BASE]} alone (seed {rule["seed"]}) and on validation pages, before the study trained any other strategy,
+so that there is room above and below: of {_list(rule["lengths"])} steps, and for each of {_list(rule["reports"])}
+reports a layout, in this order, the first with which it scores {low} to {high} nDCG@5. Nothing was tuned afterwards,
+and nothing for one strategy alone. Rate, batch and data are those of the recipe `{self.study.recipe}`.
+""")
+        if "steps" not in self.choice:
+            return f"{words}\nNo record of the choice is among the rows.\n"
+        chosen = (self.choice["steps"], self.choice["reports"])
+        lines: list[list[Cell]] = [
+            [*tried.values(), "chosen" if (tried["steps"], tried["reports"]) == chosen else ""]
+            for tried in self.choice["tried"]
+        ]
+        for earlier in self.choice.get("before", []):
+            changed = [f"{name} = {value}" for name, value in earlier["rule"].items() if value != rule[name]]
+            told = f"before, with {', '.join(changed) or 'other settings'}"
+            lines += [[*tried.values(), told] for tried in earlier["tried"]]
+        if self.choice.get("before"):
+            words += "\nThe rule was changed on the way, when what the table calls *before* had been tried.\n"
+        table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
+        return f"{words}\n{_markdown(table)}"
+
+    def runs(self) -> str:
+        lines: list[list[Cell]] = []
+        for row in self.rows:
+            key = (row.arm, self.study.inferences(row.arm)[0])
+            score = self.found[key].seeds(FULL)[self.study.seeds.index(row.seed)]
+            minutes = [row.record[what] / 60 for what in ("training_seconds", "evaluation_seconds")]
+            commit = (row.record["commit"] or "-")[:7]
+            lines.append([row.record["run"], score, row.record["loss"], *minutes, commit, row.record["date"]])
+        machine = self.rows[0].record["machine"]
+        usual = median((row.record["training_seconds"] + row.record["evaluation_seconds"]) / 60 for row in self.rows)
+        heads = ["run", "nDCG@5", "loss at the end", "training, min", "evaluation, min", "commit", "date"]
+        return _fill(f"""## Runs
+
+{_markdown(Table("", heads, lines, digits=2))}
+{machine["processor"]}, {machine["threads"]} thread a run, {self.study.side_by_side} runs side by side, torch
+{machine["torch"]}. Minutes are by the clock: a run that was held up has waited too, and one that was interrupted has
+those since it went on. At the median of {usual:.0f} minutes a run, all {len(lines)} take about
+{usual * len(lines) / self.study.side_by_side / 60:.1f} hours; the choice comes on top. A commit is missing where the
+code did not lie in a repository. All settings of a run are in its row.
+""")
+
+    def _image(self, name: str, text: str) -> str:
+        return f"![{text}](images/{Path(self.study.report).stem}-{name}.svg)"
+
+    # -- figures
+
+    def figures(self) -> dict[str, Callable[[Path], None]]:
+        return {"budgets": self.draw_budgets, "winners": self.draw_winners, "readouts": self.draw_readouts}
+
+    def draw_budgets(self, file: Path) -> None:
+        def line(key: Key, summary: Callable[[list[float]], float]) -> list[float]:
+            return [summary(self.found[key].seeds(f"k{num}")) for num in COUNTS]
+
+        # Zeros at inference only for RandSlot itself: there are colours for seven lines.
+        keys = [key for key in self.keys if key[0] in STRATEGIES or key[1] != BASE]
+        here, spread = ({self.name(key): line(key, summary) for key in keys} for summary in (mean, stdev))
+        paper = {method: paper_budgets(method) for method in STRATEGIES.values() if paper_budgets(method)}
+        panels = {"vectors a side": here, "vectors a side, from four on": here, "vectors a side, the paper's 3B": paper}
+        spreads = dict.fromkeys(list(panels)[:2], spread)
+        draw_budgets(panels, [1, 4, 1], file, spreads)
+
+    def draw_winners(self, file: Path) -> None:
+        panels = {}
+        for key in self.keys[: len(STRATEGIES)]:
+            counts = np.sum([record["winners"] for record in self.records(key)], axis=0)
+            shares = 100 * (counts / counts.sum(1, keepdims=True)).T
+            entropy, spread = (mean(self.found[key].seeds(measure)) for measure in ("H", "U"))
+            panels[f"{self.name(key)}\nH {entropy:.3f}  U {spread:.3f}"] = shares.tolist()
+        draw_winners(panels, file)
+
+    def draw_readouts(self, file: Path) -> None:
+        keys = self.keys[: len(STRATEGIES)]
+        full = {self.name(key): self._full(key) for key in keys}
+        without = {side: {self.name(key): self._without(key, side) for key in keys} for side in SIDES}
+        gains = {}
+        for key in keys:
+            by_task = {task: mean(values) for task, values in self._task_gains(key).items()}
+            gains[self.name(key)] = by_task | {"all, one fixed": mean(self.found[key].seeds("gain"))}
+        draw_readouts(full, without, gains, file)
+
+
+def _markdown(table: Table) -> str:
+    """Return a table without its title, which a section of the report has already."""
+    return write_table(table, "md").partition("\n\n")[2]
+
+
+def _fill(text: str) -> str:
+    """Break the lines of paragraphs anew, now that numbers stand in them; all else stays."""
+    parts = text.split("\n\n")
+    keep = [part.startswith(("#", "|", "!", "\n")) or "\n|" in part for part in parts]
+    return "\n\n".join(
+        part
+        if kept
+        else textwrap.fill(part, 120, break_on_hyphens=False, break_long_words=False) + "\n" * part.endswith("\n")
+        for part, kept in zip(parts, keep, strict=True)
+    )
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def _signed(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:+.{digits}f}"
+
+
+def _list(values: Iterable[int]) -> str:
+    *others, last = [f"{value:,}" if value >= 10_000 else str(value) for value in values]
+    return f"{', '.join(others)} and {last}" if others else last

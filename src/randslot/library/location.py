@@ -1,0 +1,79 @@
+"""Where a library is kept: what a folder and a server have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import RandSlotError
+from .manifest import File, Manifest
+from .stores.store import Store
+
+FORMAT = 1
+
+
+class Home(Protocol):
+    """A place with one library, or none yet.
+
+    name: what messages call it. folder: on this machine, for images and uploads that have no other file.
+    """
+
+    name: str
+    folder: Path
+
+    @property
+    def manifest(self) -> Manifest:
+        """The files of the library, once it is open."""
+
+    @property
+    def store(self) -> Store:
+        """The pages of the library, once it is open."""
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what was written about the library; None if there is none."""
+
+    def write(self, about: dict[str, Any]) -> None:
+        """Write about the library; from then on there is one."""
+
+    def open(self, dim: int, *, repair: bool) -> None:
+        """Open the manifest and the store, or make them.
+
+        repair: make the store also where there was one. Errors: RandSlotError if it is lost, and not to be repaired.
+        """
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a block in which this process may write, and no other one does.
+
+        Errors: BusyError if another one is at it.
+        """
+
+    def is_same(self, other: Home) -> bool:
+        """Whether another home, in which this process has the turn to write, is this one by another name."""
+
+    def size(self) -> int:
+        """Return the bytes that it takes on disk, or of vectors where that cannot be known."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    def abandon(self) -> None:
+        """Let go of it, and of what was begun of a library that could not be made."""
+
+
+def lost_pages(name: str) -> RandSlotError:
+    """Return what to say when a library has files and no store: an empty one would look as if nothing was found."""
+    return RandSlotError(
+        f"the pages of library {name} are lost: randslot library verify --repair -l {name}, then index its files"
+    )
+
+
+def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
+    """Hide files, delete their pages, and forget them: what is left undone is done when the library is next changed."""
+    files = list(files)
+    manifest.put(*(replace(file, state="gone") for file in files))
+    for file in files:
+        store.delete(file.id)
+        manifest.forget(file)

@@ -1,0 +1,160 @@
+"""Pages read on a Ray cluster: tasks open them, actors that hold the model encode them, on GPUs where there are.
+
+Vectors come back to this process, which stores them and alone decides what is visible. So a library is written as it
+always is, and what Ray does twice after a worker died is stored once. The only file that imports ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+from numpy.typing import NDArray
+from PIL import Image
+from sentence_transformers import MultiVectorEncoder
+
+from ...errors import RandSlotError
+from ...model.hub import first_line
+from ..binding import Binding, load_bound
+from .local import Job, Read, encode
+from .ray_tasks import render
+
+PAGES_A_ROW = 8  # of one file that a task opens one after the other
+REACH_SECONDS = 10.0  # that a cluster has to answer
+MOST_BLOCKS = 10_000  # pieces that the work is cut into
+Batch = dict[str, NDArray[Any]]
+
+
+class OnRay:
+    """Reads on a cluster; files and the model must have the same path on all its machines."""
+
+    def __init__(
+        self, address: str, binding: Binding, library: str, load_model: Callable[[], MultiVectorEncoder], batch: int
+    ) -> None:
+        """address: as ray.init takes it; "" for RAY_ADDRESS, or the cluster of this machine, or a new one here.
+
+        Errors: RandSlotError if the model is one that other processes cannot load.
+        """
+        if binding.name is None:
+            raise RandSlotError(
+                "a model in memory cannot go to a cluster: save it, and make the library with its folder"
+            )
+        name = os.path.abspath(binding.name) if os.path.isdir(binding.name) else binding.name
+        self.address, self.binding, self.library = address, replace(binding, name=name), library
+        self.load_model, self.batch = load_model, batch
+
+    def read(self, jobs: Sequence[Job]) -> Iterator[list[Read]]:
+        pixels = self.load_model()[0].most_pixels
+        started = self._start()
+        try:
+            for batch in self._plan(jobs, pixels).iter_batches(batch_size=self.batch, batch_format="numpy"):
+                yield [self._read(jobs, *values) for values in zip(*(batch[name] for name in ENCODED), strict=True)]
+        except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
+            raise RandSlotError(f"reading on Ray failed: {_cause(error)}") from error
+        finally:
+            if started:
+                ray.shutdown()
+
+    def _start(self) -> bool:
+        """Connect, unless the user's own program has; return whether that was done."""
+        if ray.is_initialized():
+            return False
+        _reach(self.address)
+        try:
+            ray.init(self.address or None, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise RandSlotError(f"no Ray cluster at {self.address or 'this machine'}: {first_line(error)}") from error
+        return True
+
+    def _plan(self, jobs: Sequence[Job], pixels: int) -> ray.data.Dataset:
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        rows = [
+            {
+                "job": i,
+                "source": os.fsencode(job.file.source),
+                "numbers": some,
+                "known": list(job.reuse),
+                "size": pixels,
+            }
+            for i, job in enumerate(jobs)
+            for some in _split(sorted(job.missing))
+        ]
+        blocks = min(max(len(rows) // 4, 1), MOST_BLOCKS)
+        return (
+            ray.data.from_items(rows, override_num_blocks=blocks)
+            .flat_map(render)
+            .map_batches(
+                Encode,
+                fn_constructor_args=(self.binding, self.library),
+                batch_size=self.batch,
+                batch_format="numpy",
+                **_places(ray.cluster_resources()),
+            )
+        )
+
+    def _read(self, jobs: Sequence[Job], job: int, number: int, image: str, error: str, vectors: bytes) -> Read:
+        """Return a page as it came back; without vectors or an error it is one that the old version has."""
+        found = np.frombuffer(vectors, np.float16).astype(np.float32).reshape(-1, self.binding.dimension)
+        return Read(jobs[int(job)], int(number), str(image), found if len(found) else None, str(error))
+
+
+ENCODED = ("job", "number", "image", "error", "vectors")
+
+
+def _reach(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes.
+
+    Errors: RandSlotError in one line.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise RandSlotError(f"no Ray cluster at {address}: {first_line(error)}") from error
+
+
+def _places(resources: dict[str, float]) -> dict[str, Any]:
+    """Return what an actor takes and how many there may be: one for each GPU, or most CPUs where there is none."""
+    cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+    most = gpus or max(cpus - max(cpus // 4, 1), 1)
+    return {
+        "compute": ray.data.ActorPoolStrategy(min_size=1, max_size=most),
+        **({"num_gpus": 1} if gpus else {"num_cpus": 1}),
+    }
+
+
+def _split(numbers: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(numbers), PAGES_A_ROW):
+        yield numbers[start : start + PAGES_A_ROW]
+
+
+class Encode:
+    """An actor: loads the model of the library once, then encodes pages."""
+
+    def __init__(self, binding: Binding, library: str) -> None:
+        self.model = load_bound(binding, None, library)
+
+    def __call__(self, batch: Batch) -> Batch:
+        shapes = zip(batch["width"], batch["height"], batch["pixels"], strict=True)
+        images = [Image.frombytes("RGB", (int(w), int(h)), pixels) if pixels else None for w, h, pixels in shapes]
+        fresh = iter(encode(self.model, [image for image in images if image is not None]))
+        vectors = [b"" if image is None else next(fresh).astype(np.float16).tobytes() for image in images]
+        kept = {name: batch[name] for name in ENCODED if name != "vectors"}
+        return {**kept, "vectors": np.array(vectors, dtype=object)}
+
+
+def _cause(error: BaseException) -> str:
+    """Return what went wrong on a worker, without Ray's frames around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)

@@ -1,0 +1,93 @@
+"""A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
+
+It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. It
+loads no model, ends when its parent does, and has a limit of memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ...errors import RandSlotError
+from ...pages import IMAGE_SUFFIXES, num_pages, open_file_page, short, shrink
+
+MEMORY = 4 * 2**30  # bytes that one file may take
+
+
+def inspect(file: Path) -> dict[str, Any]:
+    """Return the hash of a file's content and how many pages it has.
+
+    Errors: RandSlotError if it is empty, has no pages, or is no document that can be opened.
+    """
+    if file.suffix.lower() not in (".pdf", *IMAGE_SUFFIXES):
+        raise RandSlotError("not a PDF or an image")
+    with file.open("rb") as content:
+        if not os.fstat(content.fileno()).st_size:
+            raise RandSlotError("the file is empty")
+        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    num = num_pages(file)
+    if not num:
+        raise RandSlotError("it has no pages")
+    return {"hash": digest, "num_pages": num}
+
+
+def render(file: Path, number: int, pixels: int) -> Image.Image:
+    """Open one page of a file with about `pixels` pixels, or fewer if it has fewer."""
+    image = open_file_page(file, number, pixels)
+    return image if file.suffix.lower() == ".pdf" else shrink(image, pixels)  # a PDF is rendered so
+
+
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Return the answer to a request: its line, and the bytes that follow it."""
+    file = Path(request["file"])
+    try:
+        if "number" not in request:
+            return inspect(file), b""
+        image = render(file, request["number"], request["pixels"])
+        return {"size": image.size}, image.tobytes()
+    except RandSlotError as error:
+        reason = _leave_out(str(file), str(error))
+    except MemoryError:
+        reason = f"needs more than {MEMORY >> 30} GB of memory"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except Exception as error:  # a broken file can make a library fail in any way
+        reason = f"cannot be read: {type(error).__name__}: {error}"
+    return {"error": short(reason)}, b""
+
+
+def _leave_out(name: str, reason: str) -> str:
+    """Leave a file's name out of a reason: who asked knows it, and tells it with the reason."""
+    return re.sub(rf"(:| of|) {re.escape(name)}", "", reason).replace(name, "it")
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    warnings.simplefilter("ignore")
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    except (ImportError, ValueError, OSError):  # not on this system
+        pass
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not get among the answers
+    for line in sys.stdin.buffer:
+        reply, content = answer(json.loads(line))
+        out.write(json.dumps(reply).encode() + b"\n" + content)
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""A model as an ordinary Hugging Face folder: constant slots become tokens, so that any server can give its vectors.
+
+The folder holds the backbone's own architecture with the adapter merged, slot tokens in the tokenizer and their vectors
+in the embedding, a chat template that puts them behind a query or a page, and
+
+serving.json   what a client must know: settings, dimension, prompts, image size
+SERVING.md     commands for vLLM and for plain transformers
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from tokenizers import AddedToken
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+from ..errors import RandSlotError, UsageError
+from .backbone import IMAGE_TOKEN, PAGE_PROMPT, SERVING, VIDEO_PROCESSORS, bars_in_terminals
+from .checkpoint import check_fit, share_weights
+from .encoder import SlotEncoder
+from .hub import first_line
+from .model import load, weights_key
+from .slots import SIDES, Side
+
+FORMAT = 1
+GUIDE = "SERVING.md"
+ZERO_TOKEN = "<|randslot_zero|>"
+DTYPES = ("float32", "bfloat16", "float16")
+SERVED = ("zero", "fixed", "learned")
+# Why the others cannot be tokens.
+REFUSED = {
+    "random": "random slots are drawn afresh, a token is constant; a model trained with them goes out with slots zero",
+    "feedback": "direct feedback makes each slot from the output before it, and a server runs its input in one pass",
+    "tokens": "a full-token model appends no slots and keeps every vector; a server can run its backbone as it is",
+}
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['content'] is string -%}
+{{- message['content'] + QUERY_SLOTS -}}
+{%- else -%}
+{%- if message['content'] | length != 1 -%}{{- raise_exception('one text or one image, nothing else') -}}{%- endif -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'text' -%}{{- part['text'] + QUERY_SLOTS -}}{%- else -%}{{- PAGE_PROMPT -}}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+
+def export_model(name: str | Path, output: Path, *, slots: str | None = None, dtype: str = "float32") -> dict[str, Any]:
+    """Write a model for serving into a new or empty folder, and return what serving.json says.
+
+    slots: "zero", "fixed" or "learned"; by default what the model appends when encoding. The adapter is merged in
+    float32 and the result rounded to `dtype` once.
+
+    Errors: UsageError for slots that no token can stand for, or a folder that is not empty or a file.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if output.is_file():
+        raise UsageError(f"{output} is a file: name a new folder")
+    if output.is_dir() and any(output.iterdir()):
+        raise UsageError(f"{output} is not empty: name a new folder")
+    if slots is not None and slots not in SERVED:
+        raise UsageError(f"slots {slots!r} is not one of {', '.join(SERVED)}" + _because(slots))
+    model = load(name, device="cpu", dtype="float32")
+    encoder: SlotEncoder = model[0]
+    trained, slots = encoder.settings.slots, slots or encoder.settings.inference
+    if slots not in SERVED or trained in ("feedback", "tokens"):
+        kind = slots if slots not in SERVED else trained
+        raise UsageError(f"cannot export {name}, a model with slots={kind!r}" + _because(kind))
+    encoder.use(inference=slots)
+    serving = describe(encoder, weights_key(model), dtype)
+    full = add_head(merge_adapter(encoder.backbone))
+    add_slots(full, encoder)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        _write(output, full.to(getattr(torch, dtype)), encoder, serving)
+    except OSError as error:
+        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
+    return serving
+
+
+def _because(slots: str) -> str:
+    return f": {REFUSED[slots]}" if slots in REFUSED else ""
+
+
+def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
+    """Add the adapter of a backbone to its weights, in place; without one nothing changes."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            try:
+                module.merge(safe_merge=True)
+            except ValueError as error:  # what PEFT says of weights that are not finite
+                raise RandSlotError(f"cannot merge the adapter at {name}: {first_line(error)}") from error
+            model.set_submodule(name, module.get_base_layer())
+    return model
+
+
+def add_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a backbone as the whole model that servers know, with a language head tied to its embedding.
+
+    Nothing here reads the head, and RandSlot does not keep one; tied, it takes no room.
+    """
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = True
+    with torch.device("meta"):
+        full = AutoModelForImageTextToText.from_config(config)
+    expected = full.state_dict()
+    full.model = model
+    full.tie_weights()
+    check_fit("the merged model", full.state_dict(), expected)
+    return full
+
+
+def name_slots(encoder: SlotEncoder, side: Side) -> list[str]:
+    """Return the tokens that stand for the slots of one side, in their order."""
+    num = encoder.settings.vectors(side) - 1
+    if encoder.settings.inference == "zero":
+        return [ZERO_TOKEN] * num
+    return [f"<|randslot_{side}_{position}|>" for position in range(1, num + 1)]
+
+
+def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
+    """Put slot tokens into the tokenizer, and their vectors into the embedding as they are."""
+    rows: dict[str, Tensor] = {}
+    for side in SIDES:
+        names = name_slots(encoder, side)
+        vectors = encoder.inference_slots(side, len(names), torch.zeros(1, dtype=torch.long))[0]
+        rows |= dict(zip(names, vectors.detach(), strict=True))
+    if not rows:
+        return
+    tokens = [AddedToken(token, special=True, normalized=False) for token in rows]
+    encoder.tokenizer.add_tokens(tokens, special_tokens=True)
+    ids = encoder.tokenizer.convert_tokens_to_ids(list(rows))
+    # Real backbones have room for more tokens than their tokenizer has; then the embedding stays as large as it is.
+    if max(ids) >= len(full.get_input_embeddings().weight):
+        full.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+    with torch.no_grad():
+        full.get_input_embeddings().weight[ids] = torch.stack(list(rows.values()))
+
+
+def describe(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
+    """Return what a client must know of an exported model."""
+    processor = encoder.image_processor
+    return {
+        "format": FORMAT,
+        "settings": asdict(encoder.settings),
+        "dimension": encoder.get_embedding_dimension(),
+        "query_slots": "".join(name_slots(encoder, "query")),
+        "page_prompt": PAGE_PROMPT + "".join(name_slots(encoder, "page")),
+        "image": {"factor": processor.patch_size * processor.merge_size, **encoder.image_size()},
+        "family": encoder.family,
+        "dtype": dtype,
+        "weights": weights,
+    }
+
+
+def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: dict[str, Any]) -> None:
+    for config in (full.config.text_config, full.config.vision_config):
+        config.dtype = full.dtype
+    with bars_in_terminals():
+        full.save_pretrained(output)
+    encoder.tokenizer.padding_side = "left"
+    encoder.tokenizer.chat_template = _chat_template(serving)
+    encoder.tokenizer.save_pretrained(output)
+    encoder.image_processor.size = encoder.image_size()
+    encoder.image_processor.save_pretrained(output)
+    seen = json.loads((output / "preprocessor_config.json").read_text(encoding="utf-8"))
+    video = {key: seen[key] for key in seen if key != "image_processor_type"}
+    video["video_processor_type"] = VIDEO_PROCESSORS[encoder.family]
+    for file, content in ((SERVING, serving), ("video_preprocessor_config.json", video)):
+        (output / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    share_weights(output, SERVING)
+    (output / GUIDE).write_text(_guide(serving), encoding="utf-8")
+
+
+def _chat_template(serving: dict[str, Any]) -> str:
+    template = CHAT_TEMPLATE.replace("QUERY_SLOTS", json.dumps(serving["query_slots"]))
+    return template.replace("PAGE_PROMPT", json.dumps(serving["page_prompt"]))
+
+
+def _guide(serving: dict[str, Any]) -> str:
+    settings = serving["settings"]
+    values = {
+        "query_vectors": settings["query_vectors"],
+        "page_vectors": settings["page_vectors"],
+        "inference": settings["inference"],
+        "dimension": serving["dimension"],
+        "dtype": serving["dtype"],
+        "length": settings["visual_tokens"] + 512,
+        "query_slots": serving["query_slots"],
+        "page_prompt": serving["page_prompt"].replace("\n", "\\n"),
+        "image_token": IMAGE_TOKEN,
+    }
+    text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace(f"__{name.upper()}__", str(value))
+    return text

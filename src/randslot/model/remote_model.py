@@ -1,0 +1,294 @@
+"""A model on a server: asks for the states of all tokens, as vLLM gives them, and keeps the last K of each input.
+
+The server runs a folder that `randslot export` wrote; the client knows it by its serving.json.
+
+Shapes: B batch, L tokens, K vectors, D dimension.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
+from http.client import HTTPException
+from io import BytesIO
+from pathlib import Path
+from time import sleep as pause
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import InputModule
+from torch import Tensor
+
+from ..errors import RandSlotError, UsageError
+from .backbone import IMAGE_TOKEN, SERVING, fit_page
+from .encoder import Settings, check_query, open_pages, sort_inputs
+from .export import FORMAT
+from .hub import Source, first_line, read_json
+from .model import RandSlotModel, load
+from .slots import SIDES, Side
+
+PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
+WRONG = "is it a vLLM server, started as SERVING.md says?"
+AT_ONCE = 8  # pages on their way together: the server makes batches of them
+
+
+def remote(
+    url: str,
+    folder: str | Path | None = None,
+    *,
+    query_vectors: int | None = None,
+    page_vectors: int | None = None,
+    timeout: float = 120.0,
+    token: str | None = None,
+) -> MultiVectorEncoder:
+    """Return the model that a server runs, to be used like one that was loaded.
+
+    url: of a server such as vLLM, as in "http://localhost:8000". folder: the exported folder, or its serving.json
+    alone; by default where the server says its model is, if that is on this machine. query_vectors, page_vectors:
+    fewer than were exported. timeout: in seconds, of one request. token: what the server wants as a bearer token.
+
+    Errors: RandSlotError in one line if the server cannot be reached, or runs another model than the folder has.
+    """
+    server = Server(url, timeout, token)
+    name, root = server.find_model()
+    encoder = RemoteEncoder(server, name, _find_serving(server.url, folder, root))
+    budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors}
+    encoder.use(**{side: num for side, num in budgets.items() if num is not None})
+    encoder.meet()
+    return RandSlotModel(modules=[encoder], device="cpu")
+
+
+def open_model(name: str, **options: Any) -> MultiVectorEncoder:
+    """Load a model by its folder or hub id, or ask for it at the address of a server; options that are None are left.
+
+    Errors: UsageError for an option that the export has set for good.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    if not is_url(name):
+        return load(name, **given)
+    if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+        raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
+    return remote(name, **given)
+
+
+def is_url(name: str) -> bool:
+    """Whether a model's name is the address of a server."""
+    return name.startswith(("http://", "https://"))
+
+
+def _find_serving(url: str, folder: str | Path | None, root: str) -> Path:
+    """Return the serving.json of a folder, or of the server's own if it is on this machine."""
+    place = Path(root if folder is None else folder).expanduser()
+    file = place / SERVING if place.is_dir() else place
+    if folder is None and not (file.is_file() and place.is_absolute()):  # relative to where the server was started
+        raise UsageError(f"{url} runs {root!r}, which is not a folder known here: name the exported folder")
+    if not file.is_file():
+        raise UsageError(f"no {SERVING} in {place}: name the exported folder, or that file of it")
+    return file
+
+
+class Server:
+    """An address that is asked in JSON; what goes wrong is said in one line."""
+
+    def __init__(self, url: str, timeout: float, token: str | None) -> None:
+        if not is_url(url):
+            raise UsageError(f"{url!r} is not the address of a server, as in http://localhost:8000")
+        self.url = url.rstrip("/").removesuffix("/v1").removesuffix("/pooling")
+        self.timeout = timeout
+        self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    def find_model(self) -> tuple[str, str]:
+        """Return the name of the first model that the server has, and where it was loaded from."""
+        answer = self.ask("/v1/models")
+        try:
+            model = answer["data"][0]
+            return str(model["id"]), str(model.get("root") or model["id"])
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise RandSlotError(f"{self.url} names no model at /v1/models: {WRONG}") from error
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Post a body, or get a path if there is none; ask again for some seconds while no server answers."""
+        request = Request(self.url + path, json.dumps(body).encode() if body else None, self.headers)
+        for seconds in PAUSES:
+            try:
+                return self._open(request)
+            except ConnectionError:
+                pause(seconds)
+        try:
+            return self._open(request)
+        except ConnectionError as error:
+            raise RandSlotError(f"cannot reach {self.url}: {error}; is the server running?") from error
+
+    def _open(self, request: Request) -> dict[str, Any]:
+        try:
+            with urlopen(request, timeout=self.timeout) as answer:
+                content = json.load(answer)
+        except HTTPError as error:
+            with error:
+                reason = _reason(error.read())
+            hint = f"; {WRONG}" if error.code == 404 else ""
+            raise RandSlotError(f"{request.full_url} answers {error.code}: {reason or error.reason}{hint}") from error
+        except ValueError as error:
+            raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}; {WRONG}") from error
+        except (OSError, HTTPException) as error:
+            cause = getattr(error, "reason", error)
+            if isinstance(cause, ConnectionError):
+                raise cause from error
+            if isinstance(cause, TimeoutError):
+                raise RandSlotError(f"no answer from {request.full_url} within {self.timeout:g} seconds") from error
+            raise RandSlotError(f"cannot reach {request.full_url}: {cause}") from error
+        if not isinstance(content, dict):
+            raise RandSlotError(f"{request.full_url} answers no JSON object")
+        return content
+
+
+def _reason(body: bytes) -> str:
+    """Return what a server says of an error, in one line: OpenAI's form, or the body as it is."""
+    try:
+        content = json.loads(body)
+        content = content.get("error", content)
+        text = str(content["message"] if isinstance(content, dict) else content)
+    except (ValueError, KeyError, AttributeError):
+        text = body.decode(errors="replace")
+    return " ".join(text.split())[:300]
+
+
+class RemoteEncoder(InputModule):
+    """The one module of a model that runs on a server: same inputs and outputs as `SlotEncoder`."""
+
+    def __init__(self, server: Server, name: str, serving: Path) -> None:
+        super().__init__()
+        self.server = server
+        self.name = name
+        self.source = self.home = Source(server.url)
+        content = read_json(serving)
+        if content.get("format") != FORMAT:
+            raise RandSlotError(f"{serving} has format {content.get('format')!r}, but this version reads {FORMAT}")
+        try:
+            self.exported = self.settings = Settings(**content["settings"])
+            self.dimension = int(content["dimension"])
+            self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
+            self.image = dict(content["image"])
+            self.family, self.dtype = str(content["family"]), str(content["dtype"])
+            what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
+        except (KeyError, TypeError, ValueError) as error:
+            raise RandSlotError(f"{serving} is broken: {first_line(error)}") from error
+        self.weights = blake2b(what.encode(), digest_size=12).hexdigest()
+
+    def use(self, **changes: Any) -> None:
+        """Change the budgets, to at most what was exported: fewer vectors are the first ones of more."""
+        if other := sorted(changes.keys() - {"query_vectors", "page_vectors"}):
+            raise UsageError(f"{other[0]} is fixed by the export; on a server only the budgets can be changed")
+        settings = replace(self.settings, **changes)
+        for side in SIDES:
+            if settings.vectors(side) > self.exported.vectors(side):
+                raise UsageError(
+                    f"{side}_vectors={settings.vectors(side)}: this model was exported with "
+                    f"{self.exported.vectors(side)}; export it again with more"
+                )
+        self.settings = settings
+
+    def meet(self) -> None:
+        """Ask the server for something small.
+
+        Errors: RandSlotError if slots are not tokens there: it would take them for text, and give other vectors.
+        """
+        prompt = self.page_prompt.replace(IMAGE_TOKEN, "")
+        plain, slotted, page = self._ask({"input": ["x", "x" + self.query_slots, prompt]})
+        if len(slotted) - len(plain) != self.exported.query_vectors - 1:
+            raise RandSlotError(f"{self.server.url} does not know the slot tokens: does it run the exported folder?")
+        self.num_prompt_tokens = len(page)
+
+    @property
+    def modalities(self) -> list[Any]:
+        return ["text", "image"]
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of a page that the model reads."""
+        return int(self.image["longest_edge"])
+
+    def get_embedding_dimension(self) -> int:
+        return self.dimension
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
+        """Turn queries (text) or pages (images or their paths) into the bodies of requests."""
+        items, side = sort_inputs(inputs, task)
+        if side == "query":
+            return {"side": side, "bodies": [{"input": [self._query(query, prompt) for query in items]}]}
+        pages = open_pages(items, prompt, self.image["longest_edge"], self.settings.visual_tokens)
+        fitted = [fit_page(page, **self.image) for page in pages]
+        num_tokens = [self.num_prompt_tokens + visual for _, visual in fitted]
+        return {"side": side, "bodies": [self._page(page) for page, _ in fitted], "num_tokens": num_tokens}
+
+    def _query(self, query: Any, prompt: str | None) -> str:
+        text = (prompt or "") + check_query(query)
+        if "<|randslot_" in text:
+            raise RandSlotError(f"a query cannot hold a slot token: {text[:80]!r}")
+        return text + self.query_slots
+
+    def _page(self, page: Image.Image) -> dict[str, Any]:
+        file = BytesIO()
+        page.save(file, "PNG", compress_level=1)
+        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        image = {"type": "image_url", "image_url": {"url": url}}
+        return {"messages": [{"role": "user", "content": [image]}]}
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K)."""
+        side: Side = features["side"]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            states = [rows for answer in pool.map(self._ask, features["bodies"]) for rows in answer]
+        found = [len(rows) for rows in states]
+        if side == "page" and found != features["num_tokens"]:
+            raise RandSlotError(
+                f"{self.server.url} reads pages of {features['num_tokens']} tokens as {found}: does it use the chat "
+                "template and image settings of the exported folder?"
+            )
+        first, num = self.exported.vectors(side), self.settings.vectors(side)
+        if min(found) < first:
+            raise RandSlotError(f"{self.server.url} answers with {min(found)} states, too few for {first} vectors")
+        vectors = torch.stack([F.normalize(rows[len(rows) - first :][:num], dim=-1) for rows in states])
+        if not vectors.isfinite().all():
+            raise RandSlotError(f"{self.server.url} answers with states that are not finite: does it run in float16?")
+        return {"token_embeddings": vectors, "attention_mask": torch.ones(vectors.shape[:2], dtype=torch.long)}
+
+    def _ask(self, body: dict[str, Any]) -> list[Tensor]:
+        """Return the states (L, D) of each input in a body."""
+        # base64: as numbers in text, the states of one page would be many megabytes.
+        form = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
+        options = {"model": self.name, "task": "token_embed", "add_special_tokens": False, **form}
+        answer = self.server.ask("/pooling", options | body)
+        wanted = len(body.get("input", [body]))
+        try:
+            items = sorted(answer["data"], key=lambda item: int(item["index"]))
+            numbers = [
+                torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32) for item in items
+            ]
+            tokens = int(answer["usage"]["prompt_tokens"])
+        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+            raise RandSlotError(f"{self.server.url} answers with no token states: {first_line(error)}") from error
+        if len(numbers) != wanted:
+            raise RandSlotError(f"{self.server.url} answers with {len(numbers)} items for {wanted} inputs")
+        # The bytes have no shape: only the count of tokens tells a wrong dimension.
+        total = sum(len(item) for item in numbers)
+        if total != tokens * self.dimension or any(len(item) % self.dimension for item in numbers):
+            raise RandSlotError(
+                f"{self.server.url} answers with {total} numbers for {tokens} tokens, not {self.dimension} for each: "
+                "is it this model, started with token_embed?"
+            )
+        return [item.view(-1, self.dimension) for item in numbers]
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse: the weights are on the server."""
+        raise RandSlotError(f"the model of {self.server.url} has its weights there: it cannot be saved from here")

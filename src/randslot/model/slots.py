@@ -1,0 +1,155 @@
+"""The method: what is appended to the content. One class a strategy; this is the research file.
+
+A *slot* is an input vector appended behind the content of a query or page. K vectors need K-1 slots: the first
+readout comes from the content's own last position. A strategy that can name its slots beforehand returns all of
+them from `forward`, and the encoder reads K vectors in one pass. A `Sequential` strategy, whose next slot depends on
+the last readout, returns that slot from `step`. `Tokens` appends nothing and reads every token of the content.
+
+Shapes: B batch, S slots, D input dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UsageError
+
+Side = Literal["query", "page"]
+SIDES: tuple[Side, Side] = ("query", "page")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from this seed on the CPU, and leave torch's generators as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+class Strategy(nn.Module):
+    """What every strategy is made of: the input dimension, how many slots it stores for each side, a seed.
+
+    `forward(side, num, keys)` returns (B, S, D) in float32, where `keys` (B,) is a hash of each example's content.
+    """
+
+    def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.rows = rows
+        self.seed = seed
+
+
+class Zero(Strategy):
+    """Zero-Feedback (Z): every slot is the zero vector."""
+
+    def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
+        return torch.zeros(len(keys), num, self.dim, device=keys.device, dtype=torch.float32)
+
+
+class Random(Strategy):
+    """RandSlot (R): fresh random unit vectors, independent over examples, sides and positions.
+
+    Training draws from the global torch generator, so every encoding is new and a gradient cache that replays
+    that generator draws the same slots again. Inference (RS-R) seeds the draw with the content of each example:
+    the same page gets the same slots under one seed, whatever batch it comes in.
+    """
+
+    def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
+        if self.training:
+            z = torch.randn(len(keys), num, self.dim, device=keys.device, dtype=torch.float32)
+        else:
+            z = torch.stack([self._draw(side, num, key) for key in keys.tolist()]).to(keys.device)
+        return F.normalize(z, dim=-1)
+
+    def _draw(self, side: Side, num: int, key: int) -> Tensor:
+        # numpy fills row by row, so the slots of a small budget are the first slots of a larger one.
+        generator = np.random.default_rng([self.seed, SIDES.index(side), key])
+        return torch.from_numpy(generator.standard_normal((num, self.dim), dtype=np.float32))
+
+
+class Table(Strategy, ABC):
+    """Slots stored by position, one table a side, saved with the model. Beyond the stored count the last repeats."""
+
+    @abstractmethod
+    def table(self, side: Side) -> Tensor:
+        """Return the stored unit vectors of one side, (rows, D) in float32."""
+
+    def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
+        if num and not self.rows[side]:
+            raise UsageError(
+                f"this model stores no {side} slots (it was made with {side}_vectors=1), "
+                f"so it cannot give {num + 1} {side} vectors; use {side}_vectors=1 or inference='zero'"
+            )
+        position = torch.arange(num, device=keys.device).clamp(max=max(self.rows[side] - 1, 0))
+        return self.table(side)[position].expand(len(keys), num, self.dim)
+
+
+class Fixed(Table):
+    """Fixed-Random (F): random unit vectors sampled once from the seed and kept ever after."""
+
+    def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
+        super().__init__(dim, rows, seed)
+        generator = torch.Generator().manual_seed(seed)
+        for side in SIDES:
+            z = torch.randn(rows[side], dim, generator=generator)
+            self.register_buffer(side, F.normalize(z, dim=-1))
+
+    def table(self, side: Side) -> Tensor:
+        table: Tensor = getattr(self, side)
+        return table.float()
+
+
+class Learned(Table):
+    """Learned-Feedback (L): trainable vectors, normalised before use.
+
+    Both sides' tables are rows of one parameter, the query's first. So every pass touches it: distributed training with
+    a gradient cache averages gradients in its last pass only, and a parameter that this pass leaves out would keep
+    its whole bucket from being averaged.
+    """
+
+    def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
+        super().__init__(dim, rows, seed)
+        with seeded(seed):
+            self.tables = nn.Embedding(rows["query"] + rows["page"], dim)
+        self.tables.weight.requires_grad_(len(self.tables.weight) > 0)
+
+    def table(self, side: Side) -> Tensor:
+        query, page = self.tables.weight.split([self.rows["query"], self.rows["page"]])
+        return F.normalize((query if side == "query" else page).float(), dim=-1)
+
+
+class Sequential(Strategy, ABC):
+    """A strategy whose next slot depends on the latest readout."""
+
+    @abstractmethod
+    def step(self, readout: Tensor) -> Tensor:
+        """Return the slot (B, D) that follows this readout (B, D)."""
+
+
+class Feedback(Sequential):
+    """Direct-Feedback (DF): the latest readout is the next slot, never detached."""
+
+    def step(self, readout: Tensor) -> Tensor:
+        return readout
+
+
+class Tokens(Strategy):
+    """Full-token (Base): no slots at all; the state of every content token is a vector, as many as there are."""
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "random": Random,
+    "zero": Zero,
+    "fixed": Fixed,
+    "learned": Learned,
+    "feedback": Feedback,
+    "tokens": Tokens,
+}

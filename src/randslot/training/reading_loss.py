@@ -1,0 +1,77 @@
+"""Reading: next-token training of a backbone to write down what is on a page.
+
+It stands in for the pretraining that a real backbone has had. The text follows the page's prompt in one sequence; the
+language model's head is its table of token embeddings, as in the small real backbones.
+
+Shapes: B pages, T text tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import Tensor, nn
+
+from ..model.backbone import read_content, run
+from ..model.encoder import SlotEncoder
+
+PASS_OVER = -100  # the label of padding
+
+
+class ReadingLoss(nn.Module):
+    """Cross-entropy of each token of a page's text, given the page and the tokens before it."""
+
+    def __init__(self, model: MultiVectorEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        texts, pages = sentence_features
+        logits_BTV, labels_BT = write_down(self.model[0], texts, pages)
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), ignore_index=PASS_OVER)
+
+
+def write_down(encoder: SlotEncoder, texts: dict[str, Tensor], pages: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, T, V) and labels (B, T) of texts, each ended by a token of its own, behind their pages."""
+    model = encoder.backbone
+    ids_BT, labels_BT = _end_texts(texts, encoder.tokenizer.eos_token_id)
+    table = model.get_input_embeddings()
+    content = read_content(model, pages).append(table(ids_BT))
+    hidden, _ = run(model, content)
+    num = ids_BT.shape[1]
+    return hidden[:, -num - 1 : -1] @ table.weight.T, labels_BT
+
+
+def _end_texts(texts: dict[str, Tensor], end: int) -> tuple[Tensor, Tensor]:
+    """Move left-padded texts to the left and end each of them; padding, now last, has no label."""
+    ids, mask = texts["input_ids"], texts["attention_mask"]
+    ids, mask = F.pad(ids, (0, 1), value=end), F.pad(mask, (0, 1), value=1)
+    order = mask.argsort(dim=1, descending=True, stable=True)
+    ids, mask = ids.gather(1, order), mask.gather(1, order)
+    return ids, ids.masked_fill(mask == 0, PASS_OVER)
+
+
+class ReadingEvaluator(BaseEvaluator):
+    """The share of tokens of held-out pages that are read right, each given the ones before it."""
+
+    def __init__(self, texts: list[str], pages: list[Any], batch: int = 8) -> None:
+        super().__init__()
+        self.texts, self.pages, self.batch = texts, pages, batch
+
+    @torch.no_grad()
+    def __call__(self, model: MultiVectorEncoder, *args: Any, **kwargs: Any) -> dict[str, float]:
+        encoder, right, total = model[0], 0, 0
+        for start in range(0, len(self.texts), self.batch):
+            part = slice(start, start + self.batch)
+            texts = encoder.preprocess(self.texts[part], task="query")
+            pages = encoder.preprocess(self.pages[part], task="document")
+            features = [{key: value.to(model.device) for key, value in side.items()} for side in (texts, pages)]
+            logits, labels = write_down(encoder, *features)
+            right += int((logits.argmax(-1) == labels).sum())
+            total += int((labels != PASS_OVER).sum())
+        return {"read": right / total}

@@ -1,0 +1,319 @@
+"""A training run: from a recipe to a folder with the model and all that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
+from torch.utils.tensorboard import SummaryWriter
+from transformers import PrinterCallback, ProgressCallback
+from transformers.integrations import TensorBoardCallback
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    get_verbosity,
+    set_verbosity,
+    set_verbosity_error,
+)
+
+from ..errors import RandSlotError, UsageError
+from ..figures import draw_losses
+from ..model.backbone import default_lora
+from ..model.checkpoint import save_backbone
+from ..model.model import load, untrained
+from ..pages import open_page
+from .arguments import make_arguments, share
+from .loss import make_loss
+from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
+from .reading_loss import ReadingEvaluator, ReadingLoss
+from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
+from .still_vision import KnownPage, StillVision
+from .watch import Bar, Losses, NoLastCheckpoint, OwnSlots, read_losses
+
+RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
+
+
+def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False) -> MultiVectorEncoder:
+    """Train a model and leave it in the recipe's output folder with recipe, versions, losses and model card.
+
+    `recipe` is a Recipe, a dictionary of its values, a recipe file, or the name of one that ships with the package.
+    `resume` goes on from the last checkpoint of the same recipe. Under torchrun every process calls this.
+    """
+    if isinstance(recipe, dict):
+        recipe = make_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = read_recipe(recipe)
+    recipe = recipe if recipe.output else replace(recipe, output=f"runs/{recipe.slots}-{recipe.seed}")
+    run = Run(recipe, resume)
+    if resume and (run.folder / RUN).is_file():
+        run.console.print(f"{run.folder} is finished already")
+        return load(run.folder)
+    return run.go()
+
+
+class UndisturbedTrainer(MultiVectorEncoderTrainer):
+    """The trainer, whose validation leaves the random state of training as it was: looking changes nothing."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            found: dict[str, float] = super().evaluate(*args, **kwargs)
+        return found
+
+
+def preprocess(
+    model: MultiVectorEncoder, still: StillVision | None, inputs: list[Any], **options: Any
+) -> dict[str, Any]:
+    """Preprocess a column of a batch: pages, or queries, of which a row may have several."""
+    if still is not None and isinstance(inputs[0], KnownPage):
+        return still.preprocess(inputs)
+    flat = [item for row in inputs for item in list_queries(row)]
+    features: dict[str, Any] = model.preprocess(flat, **options)
+    return features
+
+
+class Run:
+    """One run of one recipe in one process of possibly many."""
+
+    def __init__(self, recipe: Recipe, resume: bool) -> None:
+        self.recipe = recipe
+        self.folder = Path(recipe.output)
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False, soft_wrap=True)
+        self.bar = Bar(self.console)
+        self.batch = share(recipe.batch, self.world)
+        if recipe.objective == "reading" and self.world > 1:
+            raise UsageError("reading is trained in one process: it is meant for small backbones")
+        self.checkpoint = _last_checkpoint(self.folder, self.world)
+        if self.rank == 0:  # the others may look when the first one has begun to write
+            _check_folder(self.folder, recipe, self.checkpoint, resume)
+
+    def go(self) -> MultiVectorEncoder:
+        """Train, and save the result."""
+        verbosity = get_verbosity()
+        set_verbosity_error()  # our own bar and lines say what is needed
+        disable_progress_bar()
+        try:
+            return self._go()
+        except RandSlotError as error:
+            # A worker's error arrives with its traceback as its message; its last line is ours.
+            line = str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]
+            raise type(error)(line) from error
+        except KeyboardInterrupt:
+            if self.recipe.save_every:
+                self.console.print("stopped: --resume goes on from the last checkpoint")
+            raise
+        finally:
+            self.bar.stop()
+            set_verbosity(verbosity)
+            enable_progress_bar()
+
+    def _go(self) -> MultiVectorEncoder:
+        started = time.perf_counter()
+        pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
+        if self.rank == 0:
+            self.begin()
+        trainer = self.make_trainer(model, pairs, evaluator)
+        if self.checkpoint:
+            self.console.print(f"going on from {self.checkpoint}")
+        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        if trainer.is_world_process_zero():
+            self.finish(model, trainer, pairs, time.perf_counter() - started)
+        trainer.accelerator.wait_for_everyone()  # no process leaves while the first one is still writing
+        return model
+
+    def begin(self) -> None:
+        """Make the output folder and write the recipe into it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.checkpoint is None:
+                (self.folder / SKIPPED).unlink(missing_ok=True)
+            write_recipe(self.recipe, self.folder / RECIPE)
+        except OSError as error:
+            raise UsageError(f"cannot write into output {self.folder}: {error.strerror or error}") from error
+
+    def load_pairs(self) -> Pairs:
+        """Load the training pairs and look for bad rows."""
+        recipe = self.recipe
+        pairs = load_pairs(recipe.data, recipe.split, recipe.query_column, recipe.page_column)
+        pairs, bad = drop_bad_rows(pairs, recipe.on_bad_row)
+        if bad:
+            self.console.print(
+                f"passed over {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}" + ", ..." * (len(bad) > 1)
+            )
+        if len(pairs) < recipe.batch:
+            raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
+        if count_queries(pairs) > 1 and recipe.objective == "reading":
+            raise UsageError(f"{recipe.data} has several texts for a page: reading takes one")
+        return pairs
+
+    def make_model(self) -> MultiVectorEncoder:
+        """Make the model as it is before training: the same for every strategy under one seed."""
+        recipe = self.recipe
+        on_gpu = torch.cuda.is_available()
+        half = on_gpu and recipe.precision == "bf16" and recipe.lora  # all weights train in float32, under autocast
+        options: dict[str, Any] = {
+            "lora": default_lora(recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout) if recipe.lora else False,
+            "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu",
+            "dtype": torch.bfloat16 if half else torch.float32,
+        }
+        settings = asdict(recipe.settings()) | options
+        return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
+
+    def make_trainer(
+        self, model: MultiVectorEncoder, pairs: Pairs, evaluator: BaseEvaluator | None = None
+    ) -> MultiVectorEncoderTrainer:
+        """Put model, pairs, loss and settings into sentence-transformers' trainer."""
+        recipe = self.recipe
+        args = make_arguments(recipe, self.folder, self.world, self.console)
+        whole = recipe.epochs * (len(pairs) // recipe.batch)
+        args.max_steps = min(recipe.steps or whole, whole)
+        losses = Losses(self.folder / LOSSES, recipe.batch)
+        still = StillVision(model[0]) if recipe.still_vision else None
+        read = still.read if still else partial(open_page, pixels=model[0].most_pixels)
+        opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
+        trainer = UndisturbedTrainer(
+            model=model,
+            args=args,
+            train_dataset=pairs.dataset.with_transform(opener),
+            loss=self.make_loss(model),
+            evaluator=evaluator,
+            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model, still)),
+            callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
+        )
+        if self.rank == 0:
+            self.bar.losses = losses
+            trainer.add_callback(self.bar)
+            trainer.add_callback(TensorBoardCallback(SummaryWriter(str(self.folder / "tensorboard"))))
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        return trainer
+
+    def make_loss(self, model: MultiVectorEncoder) -> torch.nn.Module:
+        """Make the loss of the recipe's objective."""
+        recipe = self.recipe
+        if recipe.objective == "reading":
+            return ReadingLoss(model)
+        return make_loss(
+            model,
+            temperature=recipe.temperature,
+            batch=self.batch,
+            micro_batch=recipe.micro_batch,
+            mask_repeats=recipe.repeated_pages == "mask",
+            prefixes=recipe.prefixes,
+        )
+
+    def make_evaluator(self) -> BaseEvaluator | None:
+        """Make the search over held-out pairs, or the reading of held-out pages, if the recipe asks for one."""
+        recipe = self.recipe
+        if not recipe.validate_every:
+            return None
+        pairs = load_pairs(recipe.validation, recipe.validation_split, recipe.query_column, recipe.page_column)
+        pairs, _ = drop_bad_rows(pairs, recipe.on_bad_row)
+        pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
+        if recipe.objective == "reading":
+            rows = [(row["query"], pairs.locate(row["page"])) for row in pairs.dataset]
+            return ReadingEvaluator([text for text, _ in rows], [page for _, page in rows])
+        return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
+
+    def finish(
+        self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float
+    ) -> None:
+        """Save the model, the curve and the record of the run."""
+        num_queries = count_queries(pairs)
+        what = "pairs" if num_queries == 1 else f"pages with {num_queries} queries each"
+        model.model_card_data.trained_on = (
+            f"{trainer.state.global_step} steps of {self.recipe.batch} {what} out of {len(pairs):,} from "
+            f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
+        )
+        if self.recipe.objective == "reading":
+            save_backbone(model[0].parts, self.folder)
+        else:
+            model.save_pretrained(str(self.folder))
+        rows = read_losses(self.folder / LOSSES)
+        losses, rates = ([float(row[name]) for row in rows] for name in ("loss", "learning_rate"))
+        draw_losses([int(row["step"]) for row in rows], losses, rates, self.folder / CURVE)
+        skipped = self.folder / SKIPPED
+        num_skipped = len(set(skipped.read_text(encoding="utf-8").splitlines())) if skipped.is_file() else 0
+        record = {
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "steps": trainer.state.global_step,
+            "seconds_of_this_process": round(seconds, 1),
+            "processes": self.world,
+            "seed": self.recipe.seed,
+            "commit": _commit(),
+            "optimizer": trainer.args.optim,
+            "broken_images_passed_over": num_skipped,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+            "versions": _versions(),
+        }
+        (self.folder / RUN).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if num_skipped:
+            self.console.print(f"passed over {num_skipped} broken images: see {skipped}")
+        self.console.print(f"trained {trainer.state.global_step} steps in {seconds:.0f} s: {self.folder}")
+
+
+def _check_folder(folder: Path, recipe: Recipe, checkpoint: Path | None, resume: bool) -> None:
+    """Refuse to write over another run or over the backbone, and to go on with another recipe."""
+    if recipe.backbone and Path(recipe.backbone).is_dir() and Path(recipe.backbone).resolve() == folder.resolve():
+        raise UsageError(f"output {folder} is the backbone's own folder: choose another output")
+    finished = (folder / RUN).is_file()
+    if not finished and checkpoint is None:
+        return
+    if not resume:
+        raise UsageError(f"{folder} holds a run already: go on with it by --resume, or choose another output")
+    before = read_recipe(folder / RECIPE)
+    for name in (field.name for field in fields(recipe) if field.name not in FREE):
+        if getattr(before, name) != getattr(recipe, name):
+            raise UsageError(
+                f"{folder} holds a run with another {name} ({getattr(before, name)!r}, "
+                f"not {getattr(recipe, name)!r}): choose another output"
+            )
+
+
+def _last_checkpoint(folder: Path, world: int) -> Path | None:
+    """Return the newest checkpoint that was written to its end."""
+    found = [path for path in (folder / "checkpoints").glob("checkpoint-*") if _is_whole(path, world)]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(checkpoint: Path, world: int) -> bool:
+    """Whether the first process wrote its state, which comes last, and every process its random state."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    states = {file.name for file in checkpoint.glob("rng_state*.pth")}
+    of_all = {f"rng_state_{rank}.pth" for rank in range(world)} if world > 1 else set()
+    return bool(states) and (of_all <= states or "rng_state.pth" in states)
+
+
+def _commit() -> str | None:
+    """Return the commit of the repository that the run was started in, if it was in one."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
+def _versions() -> dict[str, str]:
+    names = ("randslot", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

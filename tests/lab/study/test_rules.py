@@ -1,0 +1,476 @@
+"""What a study file may say, in which order rows come, and how differences become verdicts; no model is trained."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from randslot.errors import RandSlotError, UsageError
+from randslot.lab.study.claims import NOISE, OPPOSITE, SEEN, judge_claims, judge_crossover, judge_extra
+from randslot.lab.study.conduct import Watch, choose, conduct
+from randslot.lab.study.measures import MEASURES, compute_measures, measure_rows
+from randslot.lab.study.plan import CHOICE, STRATEGIES, Job, Study, make_rule, make_set, read_choice, read_study
+from randslot.lab.study.report import Report, write_report
+from randslot.lab.study.rows import COLUMNS, Row, is_done, read_rows, write_json, write_row
+from randslot.training.arguments import shuffle_within
+
+ROOT = Path(__file__).parent.parent.parent.parent
+SMOKE = ROOT / "studies" / "smoke.toml"
+
+
+def small_study(folder: Path, **changes: object) -> Study:
+    """The smoke study with its files below a folder."""
+    text = SMOKE.read_text().replace("runs/study-smoke", str(folder))
+    values = tomllib.loads(text) | changes
+    folder.mkdir(exist_ok=True)
+    file = folder / "study.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in ("set", "extra")]
+    rest = text[text.index("[set]") :]
+    file.write_text("\n".join(lines) + "\n\n" + rest)
+    return read_study(file)
+
+
+# -- the file
+
+
+def test_the_real_study_is_the_papers_five_strategies_under_one_recipe():
+    study = read_study(ROOT / "studies" / "small.toml")
+    assert study.seeds == [42, 123, 2024]
+    assert len(study.layouts) >= 4
+    assert study.range == [50, 80]
+    recipes = {arm: study.make_recipe(Job(arm, 42, 600)) for arm in study.arms}
+    assert [recipes[arm].slots for arm in STRATEGIES] == ["random", "zero", "fixed", "learned", "feedback"]
+    assert recipes["nested"].prefixes == (1, 2, 4)
+    settings = {arm: study.settings(Job(arm, 42, 600, 20)) for arm in study.arms}
+    for arm in study.arms:
+        differing = {name for name, value in settings[arm].items() if value != settings["random"][name]}
+        assert differing <= {"slots", "prefixes"}
+    assert {len(study.jobs(600, 20)), len(set(study.jobs(600, 20)))} == {18}
+    assert [job.name for job in study.jobs(600, 20)[-4:]] == ["feedback-2024", "nested-42", "nested-123", "nested-2024"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"side_by_sides": 2}, "unknown key 'side_by_sides'; did you mean 'side_by_side'"),
+        ({"seeds": [42]}, "two seeds"),
+        ({"seeds": [42, 42]}, "different values"),
+        ({"seeds": "42"}, "seeds must be a list of whole numbers, not '42'"),
+        ({"seeds": ["a"]}, "seeds must be a list of whole numbers"),
+        ({"lengths": [6, 3]}, "from the shortest"),
+        ({"reports": [0]}, "no length or number of reports is 0"),
+        ({"range": [80, 50]}, r"\[50, 80\]"),
+        ({"side_by_side": 0}, "side_by_side"),
+        ({"recipe": "teeny"}, "no recipe teeny"),
+    ],
+)
+def test_a_wrong_study_is_one_line(changes, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as raised:
+        small_study(tmp_path, **changes)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("shuffle = false", "so that seeds would hardly differ: set shuffle = true, and window for a curriculum"),
+        ("query_vectors = 8", "a study is about 4 vectors a side"),
+        ("prefixes = [2, 1]", "prefixes must rise"),
+        ("bach = 4", "unknown key 'bach'; did you mean 'batch'"),
+    ],
+)
+def test_a_wrong_value_for_the_recipe_is_one_line(change, message, tmp_path):
+    (tmp_path / "study.toml").write_text(SMOKE.read_text().replace("window = 24", change))
+    with pytest.raises(UsageError, match=message):
+        read_study(tmp_path / "study.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "nested"', 'name = "a/b"', "extra 'a/b' needs a name of its own, of letters, digits and _"),
+        ('name = "nested"', 'name = "zero"', "extra 'zero' needs a name of its own"),
+        ('against = "random"', 'against = "bogus"', "against is one of random, .*, not 'bogus'"),
+        ("better = [1]\nno_worse = [4]", "better = []\nno_worse = []", "says nothing to judge"),
+        ("better = [1]", "better = [9]", "budgets go from 1 to 8"),
+        ("[[extra]]", "[extra]", r"extra must be a list of tables, each under \[\[extra\]\]"),
+    ],
+)
+def test_a_wrong_extra_is_one_line(old, new, message, tmp_path):
+    (tmp_path / "study.toml").write_text(SMOKE.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=message):
+        read_study(tmp_path / "study.toml")
+
+
+def test_a_study_that_is_not_there_or_lacks_a_key(tmp_path):
+    with pytest.raises(UsageError, match=r"^cannot read .*: Is a directory; name a TOML file"):
+        read_study(tmp_path)
+    with pytest.raises(UsageError, match="no study"):
+        read_study(tmp_path / "no.toml")
+    (tmp_path / "empty.toml").write_text("title = 'x'")
+    with pytest.raises(UsageError, match="missing 9 required keys: 'recipe', "):
+        read_study(tmp_path / "empty.toml")
+
+
+def test_a_window_shuffles_by_seed_and_keeps_stages():
+    orders = {seed: shuffle_within(60, 200, seed) for seed in (1, 2)}
+    assert orders[1] == shuffle_within(60, 200, 1) != orders[2]
+    for order in orders.values():
+        assert sorted(order) == list(range(200)) != order
+        for start in range(0, 200, 60):
+            assert sorted(order[start : start + 60]) == list(range(start, min(start + 60, 200)))
+
+
+def test_pages_are_made_once_and_whole(tmp_path):
+    folder = tmp_path / "set"
+    (tmp_path / "set.part").mkdir()
+    (tmp_path / "set.part" / "half").write_text("of a killed run")
+    options = {"num_reports": 1, "split": "test", "seed": 3, "layout": "chart-text-table"}
+    make_set(folder, "order of layouts", **options)
+    when = (folder / "qrels.jsonl").stat().st_mtime_ns
+    make_set(folder, "order of layouts", **options)
+    assert (folder / "qrels.jsonl").stat().st_mtime_ns == when
+    with pytest.raises(UsageError, match="set was made with another order of layouts: put that back"):
+        make_set(folder, "order of layouts", **options | {"seed": 4})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
+
+
+def test_a_study_without_its_preparations_says_so_at_once(tmp_path, monkeypatch):
+    study = ROOT / "studies" / "small.toml"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"no training pages 'data/train/lessons.jsonl': .*samples.*pretrain"):
+        conduct(study, Console(quiet=True))
+    Path("data/train").mkdir(parents=True)
+    Path("data/train/lessons.jsonl").write_text("{}")
+    monkeypatch.setattr("randslot.model.hub.ask_hub", lambda *_: (None, "no network"))
+    with pytest.raises(UsageError, match=r"no backbone 'runs/embedded-reading': .*samples.*pretrain"):
+        conduct(study, Console(quiet=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+# -- the choice
+
+
+@pytest.fixture
+def no_pages(monkeypatch):
+    """Empty folders in place of pages."""
+    monkeypatch.setattr("randslot.lab.study.plan.write_set", lambda folder, **options: folder.mkdir(parents=True))
+
+
+def test_the_choice_belongs_to_its_rule(tmp_path):
+    study = small_study(tmp_path)
+    assert read_choice(study) == {}
+    in_vain = {"rule": make_rule(study), "tried": []}
+    write_json(Path(study.results, CHOICE), in_vain)
+    assert read_choice(study) == read_choice(small_study(tmp_path, range=[10, 20])) == in_vain
+    write_json(Path(study.results, CHOICE), {"rule": make_rule(study), "steps": 3, "reports": 2})
+    assert read_choice(study)["steps"] == 3
+    with pytest.raises(UsageError, match="another rule"):
+        read_choice(small_study(tmp_path, range=[10, 20]))
+
+
+class Scorer:
+    """In place of a worker: it knows what Zero-Feedback scores, and remembers what it was asked to train."""
+
+    def __init__(self, scores: dict[tuple[int, int], float]) -> None:
+        self.scores = scores
+        self.asked: list[Job] = []
+
+    def do(self, job: Job) -> dict[str, object]:
+        self.asked.append(job)
+        found = {str(reports): score for (steps, reports), score in self.scores.items() if steps == job.steps}
+        return {"scores": found} if found else {"failed": "no such length"}
+
+
+def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path, no_pages):
+    """Shortest first; for one length in the order of the file; only Zero-Feedback under the first seed."""
+    study = small_study(tmp_path, lengths=[3, 6, 9], reports=[3, 2], range=[50, 80], side_by_side=1)
+    scores = {(3, 3): 30.0, (3, 2): 45.0, (6, 3): 49.0, (6, 2): 55.0, (9, 3): 60.0, (9, 2): 70.0}
+    scorer = Scorer(scores)
+    choice = choose(study, [scorer], Console(quiet=True))
+    assert (choice["steps"], choice["reports"]) == (6, 2)
+    assert scorer.asked == [Job("zero", 42, 3), Job("zero", 42, 6)]
+    again = Scorer({})
+    assert choose(study, [again], Console(quiet=True)) == choice == read_choice(study)
+    assert again.asked == []
+
+
+def test_what_was_tried_in_vain_is_told_and_kept(tmp_path, no_pages):
+    study = small_study(tmp_path, lengths=[3], reports=[3, 2], range=[50, 80])
+    with pytest.raises(RandSlotError, match=r"nowhere between 50 and 80 .* 90.0 \(3 steps, 3 reports\), 95.0"):
+        choose(study, [Scorer({(3, 3): 90.0, (3, 2): 95.0})], Console(quiet=True))
+    assert "steps" not in read_choice(study)
+    other = replace(study, set=study.set | {"batch": 6})
+    for _ in range(2):  # the second time tells nothing new
+        with pytest.raises(RandSlotError, match="nowhere"):
+            choose(other, [Scorer({(3, 3): 85.0, (3, 2): 99.0})], Console(quiet=True))
+    harder = replace(study, reports=[9])
+    choice = choose(harder, [Scorer({(3, 9): 80.0})], Console(quiet=True))
+    assert choice["reports"] == 9
+    assert [[tried["ndcg@5"] for tried in before["tried"]] for before in choice["before"]] == [[90, 95], [85, 99]]
+    with pytest.raises(RandSlotError, match="1 of 1 runs failed: zero-42"):
+        choose(small_study(tmp_path / "other", lengths=[4]), [Scorer({})], Console(quiet=True))
+
+
+def test_pages_of_other_settings_are_not_used(tmp_path, no_pages):
+    study = small_study(tmp_path, lengths=[3], reports=[3], range=[50, 80])
+    with pytest.raises(RandSlotError, match="nowhere"):
+        choose(study, [Scorer({(3, 3): 90.0})], Console(quiet=True))
+    with pytest.raises(UsageError, match="pages/train was made with another train_reports"):
+        choose(replace(study, train_reports=9), [Scorer({})], Console(quiet=True))
+    with pytest.raises(UsageError, match="was made with another order of layouts"):
+        choose(replace(study, layouts=study.layouts[::-1]), [Scorer({})], Console(quiet=True))
+
+
+def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, no_pages):
+    study = small_study(tmp_path, lengths=[3], reports=[2], range=[50, 80])
+    [extra] = study.extra
+    choice = choose(study, [Scorer({(3, 2): 60.0})], Console(quiet=True))
+    assert choice["hypotheses"] == {"nested": extra.promise()}
+    for key, value in {"hypothesis": "It is worse.", "against": "zero", "better": [2], "no_worse": []}.items():
+        changed = replace(study, extra=[replace(extra, **{key: value})])
+        with pytest.raises(UsageError, match=f"another {key} of extra 'nested'"):
+            choose(changed, [Scorer({})], Console(quiet=True))
+    write_rows(study, {})
+    late = replace(study, extra=[*study.extra, replace(extra, name="late", better=[2])])
+    assert list(choose(late, [Scorer({})], Console(quiet=True))["hypotheses"]) == ["nested", "late"]
+    Path(study.results, CHOICE).unlink()  # with it goes the proof
+    again = choose(study, [Scorer({(3, 2): 60.0})], Console(quiet=True))
+    assert "hypotheses" not in again
+    assert "No record says that this was written before the runs: *With" in write_report(study).read_text()
+    write_json(Path(study.results, CHOICE), choice)
+    assert "Written down before the runs: *With" in write_report(study).read_text()
+    assert "in the study no more: nested." in write_report(replace(study, extra=[])).read_text()
+
+
+def test_the_time_left_is_never_none(tmp_path):
+    study = small_study(tmp_path)
+    jobs = [Job("zero", seed, 3) for seed in study.seeds]
+    watch = Watch(study, jobs, Console(quiet=True), "running")
+    assert watch.describe() == "0 of 2 runs, no time known yet"
+    watch.count(jobs[0], {})
+    assert watch.describe() == "1 of 2 runs, less than a minute left"
+    watch.started -= 600
+    assert watch.describe() == "1 of 2 runs, about 10 min left"
+    watch.count(jobs[1], {})
+    assert watch.describe() == "2 of 2 runs"
+
+
+# -- measures
+
+
+def test_measures_by_hand():
+    """Two tasks of different size: scores count tasks alike, H and U count pairs alike."""
+    random = np.random.default_rng(0)
+    tasks = [random.random((num, len(COLUMNS))) for num in (3, 5)]
+    found = dict(
+        zip(MEASURES, compute_measures(np.stack([t.sum(0) for t in tasks]), np.array([3.0, 5.0])), strict=True)
+    )
+    column = {name: [task[:, i] for task in tasks] for i, name in enumerate(COLUMNS)}
+
+    def score(name: str) -> float:
+        return 50 * (column[name][0].mean() + column[name][1].mean())
+
+    wins = [sum(part.sum() for part in column[f"w{k}"]) for k in range(1, 5)]
+    shares = [won / sum(wins) for won in wins]
+    assert found["k3"] == pytest.approx(score("k3"))
+    assert found["gain"] == pytest.approx(score("k4") - max(score(f"d{k}") for k in range(1, 5)))
+    assert found["H"] == pytest.approx(-sum(share * np.log(share) for share in shares) / np.log(4))
+    assert found["U"] == pytest.approx(np.concatenate(column["distinct"]).sum() / np.concatenate(column["pairs"]).sum())
+
+
+def make_lines(scores: dict[str, float], num: int, random: np.random.Generator) -> np.ndarray:
+    """Lines of queries: right or wrong with the probability that a column has, the same luck for all columns."""
+    luck = random.random((num, 1))
+    lines = np.zeros((num, len(COLUMNS)))
+    for name in (f"{kind}{k}" for kind, most in (("k", 8), ("d", 4)) for k in range(1, most + 1)):
+        lines[:, COLUMNS.index(name)] = (luck[:, 0] < scores.get(name, 0.5)).astype(float)
+    lines[:, COLUMNS.index("w1") : COLUMNS.index("w4") + 1] = [scores.get(f"w{k}", 1.0) for k in range(1, 5)]
+    lines[:, COLUMNS.index("pairs")] = 1
+    lines[:, COLUMNS.index("distinct")] = scores.get("U", 1.0)
+    return lines
+
+
+def make_rows(study: Study, effects: dict[tuple[str, str], dict[str, float]], num: int = 200) -> list[Row]:
+    """Rows of a study in which arms differ as told; the luck of a query is the same in all arms."""
+    rows = []
+    for seed in study.seeds:
+        for arm in study.arms:
+            queries = {}
+            for inference in study.inferences(arm):
+                effect = effects.get((arm, inference), {})
+                queries[inference] = {
+                    task: make_lines(effect, num, np.random.default_rng([seed, place]))
+                    for place, task in enumerate(study.layouts)
+                }
+            rows.append(Row(arm, seed, {}, queries))
+    return rows
+
+
+def test_verdicts_follow_what_the_rows_say(tmp_path):
+    """A crossover as in the paper, one strategy as good, one better, and one that differs in some seeds only."""
+    study = small_study(tmp_path)
+    high = {f"k{num}": 0.7 for num in range(3, 9)} | {"k1": 0.3, "k2": 0.5} | {f"d{k}": 0.4 for k in range(1, 5)}
+    effects = {
+        ("random", "random"): high,
+        ("random", "zero"): high,
+        ("zero", "zero"): {"w1": 4.0, "w2": 0.1},
+        ("learned", "learned"): high,
+        ("feedback", "feedback"): {"k4": 0.9},
+        ("nested", "random"): high | {"k1": 0.5},
+        ("nested", "zero"): high,
+    }
+    found = measure_rows(make_rows(study, effects), draws=500)
+    claims = judge_claims(found)
+    verdicts = {claim.question.text: claim.verdict for claim in claims}
+    assert verdicts["RandSlot is better than Zero-Feedback"] == SEEN
+    assert verdicts["RandSlot is better than Fixed-Random"] == SEEN
+    assert verdicts["RandSlot is better than Learned-Feedback"] == NOISE
+    assert verdicts["RandSlot is better than Direct-Feedback"] == OPPOSITE
+    assert verdicts["zeros at inference are as good as random slots (RS-Z minus RS-R)"] == SEEN
+    assert verdicts["with 1 vector a side RandSlot is behind Zero-Feedback"] == SEEN
+    assert verdicts["with 2 vectors a side RandSlot is behind Zero-Feedback"] == NOISE
+    assert verdicts["with 8 vectors a side RandSlot is ahead of Zero-Feedback"] == SEEN
+    assert judge_crossover(claims) == SEEN
+    assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == SEEN
+    assert verdicts["wins are spread more evenly (H) than in Fixed-Random"] == NOISE
+    assert verdicts["page readouts gain more together than in Zero-Feedback"] == SEEN
+    assert judge_extra(study.extra[0], "random", found)[1] == "it holds"
+    by_text = {claim.question.text: claim for claim in claims}
+    first = by_text["RandSlot is better than Zero-Feedback"]
+    assert first.question.paper == {"Qwen2.5-VL-3B": 1.5, "Qwen3-VL-4B": 1.0}
+    assert first.low < first.difference < first.high
+    assert by_text["page readouts gain more together than in Fixed-Random"].question.paper["Qwen2.5-VL-3B"] == 3.17
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ({"k1": 0.9, "k4": 0.5}, "it holds"),
+        ({"k1": 0.9, "k4": 0.49}, "it is not decided: within noise"),  # no worse by luck
+        ({"k1": 0.9, "k4": 0.2}, "it does not hold"),
+        ({"k1": 0.5, "k4": 0.9}, "it is not decided: within noise"),
+        ({"k1": 0.2, "k4": 0.9}, "it does not hold"),
+    ],
+)
+def test_no_worse_needs_the_whole_interval_above_the_margin(shares, verdict, tmp_path):
+    study = small_study(tmp_path)
+    found = measure_rows(make_rows(study, {("nested", "random"): shares}), draws=500)
+    assert judge_extra(study.extra[0], "random", found)[1] == verdict
+
+
+def test_one_seed_that_disagrees_is_noise(tmp_path):
+    """The difference of one seed is large and that of the other slightly the other way."""
+    study = small_study(tmp_path)
+    up, down = (make_rows(study, {("random", "random"): {"k4": share}}) for share in (0.95, 0.45))
+    rows = [a if a.seed == study.seeds[0] else b for a, b in zip(up, down, strict=True)]
+    claim = judge_claims(measure_rows(rows, draws=500))[0]
+    assert claim.difference > 10
+    assert claim.agreeing == 1
+    assert claim.verdict == NOISE
+    assert claim.low < 0  # seeds are drawn too
+
+
+def test_equal_arms_have_no_difference_in_any_draw(tmp_path):
+    """The same queries are drawn for all arms."""
+    found = measure_rows(make_rows(small_study(tmp_path), {}), draws=50)
+    assert (found["random", "random"].drawn_NM == found["zero", "zero"].drawn_NM).all()
+    assert found["zero", "zero"].drawn_NM[:, 0].std() > 0
+
+
+# -- rows and report
+
+
+def write_rows(study: Study, effects: dict[tuple[str, str], dict[str, float]], num: int = 40) -> None:
+    tasks = {task: {"queries": num, "pages": 9, "judged": "x"} for task in study.layouts}
+    described = {
+        "budgets": {side: [50.0] * 8 for side in ("query", "page")},
+        "full": 50.0,
+        "only": {side: [40.0] * 4 for side in ("query", "page")},
+        "without": {side: [45.0] * 4 for side in ("query", "page")},
+        "winners": [[1, 2, 3, 4]] * 4,
+        "ties": 0,
+    }
+    for row in make_rows(study, effects, num):
+        job = Job(row.arm, row.seed, 3, 2)
+        record = {"run": job.name, "arm": row.arm, "seed": row.seed, "steps": 3, "settings": study.settings(job)}
+        record |= {"tasks": tasks, "loss": 1.0, "training_seconds": 60, "evaluation_seconds": 6, "commit": None}
+        record |= {"machine": {"processor": "x", "threads": 1, "torch": "2"}, "date": "2026-01-01"}
+        record["inference"] = dict.fromkeys(row.queries, described)
+        write_row(Path(study.results), record, row.queries)
+
+
+def test_a_report_from_rows_alone(tmp_path):
+    """No model, no pages, no backbone; twice the same bytes; the numbers are those of the rows."""
+    study = small_study(tmp_path)
+    effects = {("random", "random"): {"k4": 0.8}, ("random", "zero"): {"k4": 0.8}, ("zero", "zero"): {"k4": 0.6}}
+    write_rows(study, effects)
+    write_json(
+        Path(study.results, CHOICE),
+        {
+            "rule": make_rule(study),
+            "steps": 3,
+            "reports": 2,
+            "tried": [{"steps": 3, "reports": 2, "ndcg@5": 61.25}],
+            "before": [{"rule": {"reports": [1]}, "tried": [{"steps": 1, "reports": 1, "ndcg@5": 9.5}]}],
+        },
+    )
+    rows = [row for row in read_rows(study) if row.arm == "random"]
+    scores = [
+        100 * np.mean([by[:, COLUMNS.index("k4")].mean() for by in row.queries["random"].values()]) for row in rows
+    ]
+    text = write_report(study).read_text()
+    assert f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}" in text
+    assert "| 3 | 2 | 61.2 | chosen |\n| 1 | 1 | 9.5 | before, with reports = [1] |" in text
+    assert "| RandSlot is better than Zero-Feedback | +1.5 | +1.0 |" in text
+    assert max(map(len, [line for line in text.splitlines() if not line.startswith("|")])) <= 120
+    pictures = {
+        name: (tmp_path / "images" / f"report-{name}.svg").read_bytes() for name in ("budgets", "winners", "readouts")
+    }
+    assert all(picture.startswith(b"<?xml") for picture in pictures.values())
+    assert pictures["budgets"].count(b'id="FillBetween') == 2 * 7  # bands of all lines here, none in the paper's panel
+    assert write_report(study).read_text() == text
+    assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
+
+
+def test_the_committed_report_says_what_its_rows_say(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = Report(read_study(Path("studies/small.toml"))).make_text()
+    assert text == Path("docs/study-small.md").read_text(encoding="utf-8")
+
+
+def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
+    study = small_study(tmp_path)
+    with pytest.raises(UsageError, match=r"no rows of 12 of 12 runs \(random-42, zero-42, fixed-42 and others\)"):
+        read_rows(study)
+    write_rows(study, {})
+    assert len(read_rows(study)) == 12
+    assert is_done(study, Job("zero", 42, 3, 2))
+    with pytest.raises(UsageError, match=r"zero-42.json was made with another steps \(3, not 4\)"):
+        is_done(study, Job("zero", 42, 4, 2))
+    with pytest.raises(UsageError, match=r"random-42.json was made with another batch \(4, not 6\)"):
+        write_report(replace(study, set=study.set | {"batch": 6}))
+    Path(study.results, "nested-123.json").unlink()  # an extra may wait, a strategy may not
+    assert {row.arm for row in read_rows(study)} == set(STRATEGIES)
+    assert "Its runs are not finished." in write_report(study).read_text()
+    file = Path(study.results, "zero-42-zero.csv")
+    whole = file.read_text()
+    file.write_text(whole[: len(whole) // 2])
+    with pytest.raises(RandSlotError, match="zero-42"):
+        read_rows(study)
+    heads, first, rest = whole.split("\n", 2)
+    task, _, others = first.split(",", 2)
+    file.write_text("\n".join([heads, f"{task},7.5,{others}", rest]))
+    with pytest.raises(RandSlotError, match=r"zero-42-zero.csv has scores that are not between 0 and 1"):
+        read_rows(study)
+    file.write_text(whole)
+    record = Path(study.results, "zero-42.json")
+    record.write_text(record.read_text().replace('"steps": 3,', '"steps": 5,', 1))
+    with pytest.raises(UsageError, match="not one study"):
+        read_rows(study)

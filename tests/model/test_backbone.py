@@ -1,0 +1,78 @@
+"""Real shapes, patch embedding, tokenizer: what the project knows of the backbones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModel
+
+import randslot
+from randslot.model.backbone import make_tokenizer
+from support.models import make, safe_half_precision
+
+REAL = {
+    "qwen2.5-vl-3b": (7_372_800, 2048, 36, 16, 2, 11008, 32, 1280),
+    "qwen3-vl-4b": (11_796_480, 2560, 36, 32, 8, 9728, 24, 1024),
+}
+
+
+@pytest.mark.parametrize("shape", REAL)
+def test_real_shapes_on_the_meta_device(shape):
+    """The published models' shapes: adapter sizes and dimensions as the paper's."""
+    trainable, dim, *rest = REAL[shape]
+    model = randslot.untrained(shape, device="meta", lora=True)
+    text, vision = model[0].backbone.config.text_config, model[0].backbone.config.vision_config
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trainable
+    assert model.get_embedding_dimension() == dim
+    assert model[0].backbone.language_model.norm.weight.shape == (dim,)  # no projection behind it
+    language = [text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size]
+    assert [*language, vision.depth, vision.hidden_size] == rest
+    assert model[0].settings.visual_tokens == 1536
+    if shape == "qwen3-vl-4b":
+        assert list(vision.deepstack_visual_indexes) == [5, 11, 17]
+        assert text.head_dim == 128
+
+
+def test_linear_patches_equal_the_convolution(family, pages, tmp_path):
+    encoder = randslot.tiny(family)[0]
+    encoder.backbone.save_pretrained(tmp_path)
+    conv = AutoModel.from_pretrained(tmp_path).visual.patch_embed
+    patches = encoder.preprocess(pages, task="document")["pixel_values"]
+    ours = encoder.backbone.visual.patch_embed
+    torch.testing.assert_close(ours(patches), conv(patches), atol=4e-6, rtol=1e-5)
+    ours(patches).square().sum().backward()
+    conv(patches).square().sum().backward()
+    torch.testing.assert_close(ours.proj.weight.grad, conv.proj.weight.grad, atol=1e-3, rtol=1e-4)
+
+
+def test_a_tokenizer_of_bytes_reads_any_text_back():
+    tokenizer = make_tokenizer()
+    assert len(tokenizer) == 263
+    for text in ("tax 2023", "größer als 你好 🙂", "<|im_start|>user\n"):
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_default_lora_is_the_papers(family):
+    config = make(family, lora=True)[0].backbone.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.05)
+    adapted = {
+        name for name, _ in make(family, lora=True)[0].backbone.named_modules() if name.endswith("lora_A.default")
+    }
+    assert len(adapted) == 2 * 4
+    assert all("language_model" in name for name in adapted)
+
+
+def test_adapters_train_in_float32_on_a_half_precision_backbone(family):
+    model = make(family, lora=True, dtype="bfloat16")
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    with safe_half_precision():
+        assert model.encode_query("tax").dtype == torch.float32
+
+
+def test_an_adapter_on_the_patch_embedding_trains(family, pages):
+    model = make(family, lora=LoraConfig(r=4, target_modules=["patch_embed.proj"], init_lora_weights=False)).train()
+    model(model.preprocess(pages, task="document"))["token_embeddings"].sum().backward()
+    adapter = [p for name, p in model.named_parameters() if "patch_embed" in name and "lora_" in name]
+    assert len(adapter) == 2
+    assert all(p.grad.abs().sum() > 0 for p in adapter)

@@ -1,0 +1,163 @@
+"""One pass gives what the paper's loop gives: append one slot, run the whole prefix again, read the last state.
+
+The loop here is written with transformers' own forward, which computes positions, masks and visual features by
+itself from placeholder ids; a hook puts the slots in their place. It shares no code with the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder
+from torch import Tensor
+
+from randslot.model.backbone import read_content
+from randslot.model.readout import read_once, read_stepwise
+from support.models import FAMILIES, make
+
+
+def paper_loop(model: torch.nn.Module, features: dict[str, Tensor], num: int, next_slot: Callable) -> Tensor:
+    """Sequential appending with full-prefix recomputation; `next_slot(t, readout)` as in `read_stepwise`."""
+    ids, mask = features["input_ids"], features["attention_mask"]
+    slots: list[Tensor] = []
+    readouts: list[Tensor] = []
+
+    def put_slots(_module: object, _inputs: object, embeds: Tensor) -> Tensor:
+        return torch.cat([embeds[:, : ids.shape[1]], *[slot[:, None] for slot in slots]], dim=1)
+
+    hook = model.get_input_embeddings().register_forward_hook(put_slots)
+    for t in range(num + 1):
+        placeholders = torch.zeros(len(ids), len(slots), dtype=torch.long)
+        all_ids = torch.cat([ids, placeholders], dim=1)
+        visual = {}
+        if "pixel_values" in features:
+            visual = {name: features[name] for name in ("pixel_values", "image_grid_thw")}
+            visual["mm_token_type_ids"] = (all_ids == model.config.image_token_id).int()
+        output = model(
+            input_ids=all_ids,
+            attention_mask=torch.cat([mask, torch.ones_like(placeholders)], dim=1),
+            use_cache=False,
+            **visual,
+        )
+        readouts.append(torch.nn.functional.normalize(output.last_hidden_state[:, -1], dim=-1))
+        if t < num:
+            slots.append(next_slot(t, readouts[-1]))
+    hook.remove()
+    return torch.stack(readouts, dim=1)
+
+
+def features_of(model: MultiVectorEncoder, side: str, pages: list, queries: list[str]) -> dict[str, Tensor]:
+    if side == "page":
+        return model.preprocess(pages, task="document")
+    return model.preprocess(queries, task="query")
+
+
+def reference(model: MultiVectorEncoder, features: dict[str, Tensor], side: str) -> Tensor:
+    """The paper's loop with the slots that the encoder's training strategy gives under torch seed 5."""
+    encoder = model[0]
+    if encoder.settings.slots == "feedback":
+        return paper_loop(encoder.backbone, features, 3, lambda _, readout: readout)
+    torch.manual_seed(5)
+    slots = encoder.slots(side, 3, features["keys"])
+    return paper_loop(encoder.backbone, features, 3, lambda t, _: slots[:, t])
+
+
+@pytest.mark.parametrize("side", ["query", "page"])
+def test_vectors_and_gradients_equal_the_papers_loop(family, strategy, side, pages, queries):
+    model = make(family, slots=strategy).train()
+    features = features_of(model, side, pages, queries)
+    torch.manual_seed(5)
+    vectors = model(features)["token_embeddings"]
+    expected = reference(model, features, side)
+    assert vectors.shape == (3, 4, 64)
+    torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
+
+    weight = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(1))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ours = torch.autograd.grad((vectors * weight).sum(), parameters, allow_unused=True)
+    theirs = torch.autograd.grad((expected * weight).sum(), parameters, allow_unused=True)
+    compared = 0
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b.norm() > 1e-6:
+            assert (a - b).norm() / b.norm() < 1e-4
+            compared += 1
+    assert compared > 20
+
+
+def test_feedback_with_cache_equals_the_loop(family, pages, queries):
+    model = make(family, slots="feedback")
+    for side in ("query", "page"):
+        features = features_of(model, side, pages, queries)
+        with torch.no_grad():
+            expected = reference(model.train(), features, side)
+            torch.testing.assert_close(model.eval()(features)["token_embeddings"], expected, atol=1e-5, rtol=0)
+
+
+def test_feedback_gradients_flow_through_the_reinserted_readout(family, queries):
+    """Detaching the readouts would change the gradient: the encoder must not."""
+    model = make(family, slots="feedback").train()
+    encoder = model[0]
+    features = model.preprocess(queries, task="query")
+
+    def gradient(detach: bool) -> Tensor:
+        content = read_content(encoder.backbone, features)
+        step = (lambda _, readout: readout.detach()) if detach else (lambda _, readout: readout)
+        vectors = read_stepwise(encoder.backbone, content, 3, step, cached=True)
+        (grad,) = torch.autograd.grad(vectors[:, -1].sum(), [encoder.backbone.language_model.norm.weight])
+        return grad
+
+    model.zero_grad()
+    model(features)["token_embeddings"][:, -1].sum().backward()
+    ours = encoder.backbone.language_model.norm.weight.grad
+    torch.testing.assert_close(ours, gradient(detach=False))
+    assert (ours - gradient(detach=True)).norm() > 1e-3 * ours.norm()
+
+
+def test_feedback_under_gradient_checkpointing_is_the_same(family, pages):
+    model = make(family, slots="feedback").train()
+    features = model.preprocess(pages, task="document")
+    plain = model(features)["token_embeddings"]
+    plain.sum().backward()
+    norm = model[0].backbone.language_model.norm.weight
+    expected, norm.grad = norm.grad, None
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpointed = model(features)["token_embeddings"]
+    checkpointed.sum().backward()
+    torch.testing.assert_close(checkpointed, plain, atol=1e-5, rtol=0)
+    torch.testing.assert_close(norm.grad, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_stepwise_reading_equals_one_pass_for_given_slots(family, pages):
+    encoder = make(family)[0]
+    features = encoder.preprocess(pages, task="document")
+    slots = torch.randn(3, 3, 64)
+    with torch.no_grad():
+        content = read_content(encoder.backbone, features)
+        once = read_once(encoder.backbone, content, slots)
+        for cached in (True, False):
+            steps = read_stepwise(encoder.backbone, content, 3, lambda t, _: slots[:, t], cached=cached)
+            torch.testing.assert_close(steps, once, atol=1e-5, rtol=0)
+
+
+WRONG_INPUTS = [(family, broken) for family in FAMILIES for broken in ("positions", "mask")]
+
+
+@pytest.mark.parametrize(("family", "broken"), [*WRONG_INPUTS, ("qwen3-vl", "visual")])
+def test_the_comparison_notices_a_wrong_input(family, broken, pages):
+    """What the tests above compare depends on positions, padding mask and (Qwen3-VL) deepstack features."""
+    encoder = make(family)[0]
+    features = encoder.preprocess(pages, task="document")
+    with torch.no_grad():
+        content = read_content(encoder.backbone, features)
+        right = read_once(encoder.backbone, content, torch.zeros(3, 3, 64))
+        change = {
+            "positions": {"positions_3BL": torch.arange(content.mask_BL.shape[1]).expand_as(content.positions_3BL)},
+            "mask": {"mask_BL": torch.ones_like(content.mask_BL)},
+            "visual": {"visual": {}},
+        }[broken]
+        other = read_once(encoder.backbone, replace(content, **change), torch.zeros(3, 3, 64))
+    assert (right - other).abs().max() > 1e-3

@@ -1,0 +1,216 @@
+"""The full-token model: what transformers gives at every position, padding left out of vectors, scores and training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+from sentence_transformers import MultiVectorEncoder
+from torch import Tensor
+
+import randslot
+from randslot.errors import UsageError
+from randslot.model.backbone import PAGE_PROMPT
+from randslot.training.loss import make_loss
+from randslot.training.recipe import make_recipe
+from randslot.training.watch import read_losses
+from support.models import make, noise
+from support.pairs import small, write_pairs
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() < 1e-5)
+
+
+def reference(model: MultiVectorEncoder, features: dict[str, Tensor]) -> Tensor:
+    """Every last hidden state of one input, by transformers' own forward from ids and pixels."""
+    backbone = model[0].backbone
+    inputs = {name: features[name] for name in features.keys() - {"keys"}}
+    if "pixel_values" in inputs:
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == backbone.config.image_token_id).int()
+    with torch.no_grad():
+        hidden = backbone(**inputs, use_cache=False).last_hidden_state
+    return torch.nn.functional.normalize(hidden[0].float(), dim=-1)
+
+
+def test_vectors_are_the_backbones_last_states_at_every_token(family, pages, queries):
+    model = make(family, slots="tokens")
+    for page, vectors in zip(pages, model.encode_document(pages), strict=True):
+        features = model.preprocess([page], task="document")
+        prompt = len(model.tokenizer(PAGE_PROMPT.replace("<|image_pad|>", ""))["input_ids"])
+        assert len(vectors) == prompt + features["image_grid_thw"].prod() // 4
+        assert close(vectors, reference(model, features))
+    for query, vectors in zip(queries, model.encode_query(queries), strict=True):
+        assert len(vectors) == len(query.encode())  # the tiny tokenizer has a token for every byte
+        assert close(vectors, reference(model, model.preprocess([query], task="query")))
+
+
+def test_an_input_alone_equals_the_input_in_any_batch(family, pages, queries):
+    model = make(family, slots="tokens")
+    together = model.encode_document(pages, batch_size=3) + model.encode_query(queries, batch_size=3)
+    assert len({len(vectors) for vectors in together}) > 4  # so there was padding
+    alone = [model.encode_document(page) for page in pages] + [model.encode_query(query) for query in queries]
+    for a, b in zip(alone, together, strict=True):
+        assert close(a, b)
+
+
+def test_the_budgets_do_not_count_and_vectors_are_float32(pages):
+    vectors = [make("qwen3-vl", slots="tokens", page_vectors=num).encode_document(pages[0]) for num in (1, 9)]
+    assert torch.equal(*vectors)
+    assert vectors[0].dtype == torch.float32
+    assert (vectors[0].norm(dim=-1) - 1).abs().max() < 1e-6
+
+
+def test_similarity_is_maxsim_over_the_real_tokens(family, pages, queries):
+    """Against three loops."""
+    model = make(family, slots="tokens")
+    q, p = model.encode_query(queries), model.encode_document(pages)
+    scores = model.similarity(q, p)
+    for i in range(3):
+        for j in range(3):
+            assert scores[i, j].item() == pytest.approx(float((q[i] @ p[j].T).amax(dim=1).sum()), abs=1e-4)
+
+
+# -- files
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_round_trip(family, lora, tmp_path, pages):
+    model = make(family, slots="tokens", lora=lora, reduction="kmeans", page_vectors=6)
+    model.save_pretrained(str(tmp_path / "model"))
+    for again in (
+        randslot.load(tmp_path / "model"),
+        MultiVectorEncoder(str(tmp_path / "model"), trust_remote_code=True),
+    ):
+        assert again[0].settings == model[0].settings
+        assert torch.equal(again.encode_document(pages[0]), model.encode_document(pages[0]))
+        assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
+    model[0].use(reduction="pooling", page_vectors=5)
+    other = randslot.load(tmp_path / "model", reduction="pooling", page_vectors=5)
+    assert torch.equal(other.encode_document(pages[0]), model.encode_document(pages[0]))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "a vector for every token" in card
+    assert "| Vectors | all of a query, at most 6 of a page, by kmeans |" in card
+
+
+@pytest.mark.parametrize("slots", ["random", "tokens"])
+def test_a_model_saved_before_there_were_reductions_has_none(slots, tmp_path):
+    make("qwen3-vl", slots=slots).save_pretrained(str(tmp_path / "model"))
+    file = tmp_path / "model" / "randslot.json"
+    config = json.loads(file.read_text())
+    assert config.pop("reduction") == "none"
+    file.write_text(json.dumps(config))
+    assert randslot.load(tmp_path / "model")[0].settings.reduction == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": "tokens", "inference": "zero"}, "inference='zero' does not go with slots='tokens'"),
+        ({"slots": "tokens", "inference": "learned"}, "inference='learned' needs stored slots"),
+        ({"slots": "random", "inference": "tokens"}, "inference='tokens' does not go with slots='random'"),
+        ({"slots": "random", "reduction": "kmeans"}, "reduction='kmeans' needs a model with slots='tokens'"),
+        ({"slots": "tokens", "reduction": "mean"}, "reduction='mean' is not one of none, random, cluster, kmeans"),
+        ({"slots": "tokens", "reduction": ["kmeans"]}, r"reduction=\['kmeans'\] is not one of"),
+        ({"slots": "tokens", "reduction": "pooling", "page_vectors": 0}, "page_vectors must be a whole number"),
+    ],
+)
+def test_wrong_combinations_are_one_line(options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        randslot.tiny("qwen3-vl", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_stays_what_it_was_trained_as(tmp_path):
+    for slots, other in (("random", "tokens"), ("tokens", "random")):
+        model = randslot.tiny("qwen3-vl", slots=slots)
+        model.save_pretrained(str(tmp_path / slots))
+        with pytest.raises(UsageError, match=f"this model is trained with slots='{slots}'"):
+            model[0].use(slots=other)
+        with pytest.raises(UsageError, match=f"this model is trained with slots='{slots}'"):
+            randslot.load(tmp_path / slots, slots=other)
+        with pytest.raises(UsageError, match=f"inference='{other}' does not go with slots='{slots}'"):
+            randslot.load(tmp_path / slots, inference=other)
+        assert model[0].settings.slots == slots
+
+
+# -- training
+
+
+def batch_of(model: MultiVectorEncoder) -> list[dict[str, Tensor]]:
+    """Five pairs whose queries and pages differ in length; the last page is the first again."""
+    queries = ["tax", "a much longer question", "fleet size", "x", "revenue by region"]
+    pages = [noise(64 + 32 * (i % 3), 64, i) for i in (0, 1, 2, 3, 0)]
+    return [model.preprocess(queries, task="query"), model.preprocess(pages, task="document")]
+
+
+def by_hand(model: MultiVectorEncoder, features: list[dict[str, Tensor]]) -> float:
+    """InfoNCE over MaxSim in plain loops over real tokens, the repeated page left out of the negatives."""
+    sides = []
+    for part in features:
+        vectors = model(part)["token_embeddings"].detach()
+        sides.append([item[mask.bool()] for item, mask in zip(vectors, part["attention_mask"], strict=True)])
+    keys, total = features[1]["keys"].tolist(), 0.0
+    for i, query in enumerate(sides[0]):
+        scores = torch.tensor([sum(max(float(a @ b) for b in page) for a in query) / 0.5 for page in sides[1]])
+        kept = [j for j in range(len(scores)) if j == i or keys[j] != keys[i]]
+        total += float(torch.logsumexp(scores[kept], 0) - scores[i])
+    return total / len(keys)
+
+
+def test_loss_by_hand_and_the_same_gradients_with_a_cache(family):
+    results = []
+    for micro_batch in (0, 1, 2):
+        model = make(family, slots="tokens", lora=LORA, visual_tokens=16).train()
+        loss = make_loss(model, temperature=0.5, batch=5, micro_batch=micro_batch, mask_repeats=True)
+        features = batch_of(model)
+        value = loss(features)
+        value.backward()
+        assert value.item() == pytest.approx(by_hand(model, features), abs=1e-4)
+        results.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert max(gradient.abs().max() for gradient in results[0].values()) > 1e-3
+    for found in results[1:]:
+        assert found.keys() == results[0].keys()
+        for name, expected in results[0].items():
+            torch.testing.assert_close(found[name], expected, atol=1e-5, rtol=1e-4)
+
+
+def losses(folder: Path) -> list[float]:
+    return [float(row["loss"]) for row in read_losses(folder / "losses.csv")]
+
+
+def test_a_recipe_trains_it_plain_and_cached_alike(tmp_path):
+    data = write_pairs(tmp_path / "data")
+    for micro_batch in (0, 1):
+        recipe = small(data, tmp_path / f"run{micro_batch}", slots="tokens", micro_batch=micro_batch)
+        model = randslot.train(recipe | {"gradient_checkpointing": micro_batch == 1})
+    plain, cached = losses(tmp_path / "run0"), losses(tmp_path / "run1")
+    assert len(plain) == 3
+    assert plain == pytest.approx(cached, abs=1e-3)
+    assert plain[0] == pytest.approx(cached[0], abs=1e-5)
+    again = randslot.load(tmp_path / "run1", reduction="cluster", page_vectors=3)
+    assert again[0].settings.slots == again[0].settings.inference == "tokens"
+    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
+    assert again.encode_document(noise(64, 64)).shape == (3, 64)
+
+
+def test_learning_is_real(tmp_path):
+    data = write_pairs(tmp_path / "few", 4)
+    model = randslot.train(small(data, tmp_path / "run", slots="tokens", steps=40, learning_rate=5e-4, seed=1))
+    values = losses(tmp_path / "run")
+    assert values[-1] < 0.1 < 0.5 < values[0]
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    pages = model.encode_document([str(data.parent / row["image"]) for row in rows])
+    scores = model.similarity(model.encode_query([row["query"] for row in rows]), pages)
+    assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3]
+
+
+def test_a_recipe_has_no_reduction(tmp_path):
+    """It changes nothing in training; it is a choice of who encodes."""
+    with pytest.raises(UsageError, match="unknown key 'reduction'"):
+        make_recipe(small(tmp_path, tmp_path, slots="tokens", reduction="kmeans"))

@@ -1,0 +1,135 @@
+"""The command: where it listens, what it refuses, and how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from randslot.cli import main
+from randslot.errors import RandSlotError
+from randslot.library.library import Library
+from randslot.serve.listen import Visitors, is_local, listen, show_address
+from support.services import TOKEN, pdf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--host", "0.0.0.0"], "to listen on 0.0.0.0 name a --token"),
+        (["--host", "::"], "to listen on :: name a --token"),
+        (["--host", "192.168.1.2"], "name a --token"),
+        (["--host", "library.example"], "name a --token"),
+        (["--token", "short"], "--token takes at least 16 plain letters"),
+        (["--token", "ä" * 20], "--token takes at least 16 plain letters"),
+        (["--origin", "example.org"], "--origin takes an address without a path"),
+        (["--origin", "https://example.org/page"], "--origin takes an address without a path"),
+        (["--host", "no such host", "--token", TOKEN], "cannot listen on no such host"),
+    ],
+)
+def test_wrong_usage_is_one_line(monkeypatch, capsys, tmp_path, arguments, error):
+    monkeypatch.setattr(sys, "argv", ["randslot", "serve", "-l", str(tmp_path / "lib"), *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said.startswith(f"randslot: {error}" if error[0] != "n" else "randslot: to listen on")
+    assert error in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "lib").exists()
+
+
+def test_a_port_in_use_is_one_line(monkeypatch, capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        monkeypatch.setattr(sys, "argv", ["randslot", "serve", "-l", str(tmp_path / "lib"), "--port", port])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+    assert stopped.value.code == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+
+
+def test_a_library_is_made_only_if_that_is_asked_for(monkeypatch, capsys, tmp_path):
+    library = tmp_path / "lib"
+    monkeypatch.setattr(sys, "argv", ["randslot", "serve", "-l", str(library), "--port", "0"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"randslot: no library at {library}: randslot index makes one\n"
+    assert not library.exists()
+    monkeypatch.setattr("randslot.serve.listen._run", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--new"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    assert (library / "library.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("0.0.0.0", "http://localhost:80, and from elsewhere by this machine's name or address"),
+        ("::", "http://localhost:80, and from elsewhere by this machine's name or address"),
+    ],
+)
+def test_the_address_can_be_opened(host, shown):
+    assert show_address(host, 80) == shown
+
+
+def test_answers_are_sent_at_once():
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        visitor, _ = listener.accept()
+        with visitor:
+            assert visitor.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_this_machine_is_the_default_and_needs_no_token():
+    assert is_local(Visitors().host)
+    assert all(map(is_local, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_local, ("0.0.0.0", "::", "10.0.0.1", "example.org", "")))
+    Visitors().check()
+    Visitors("0.0.0.0", token=TOKEN).check()
+
+
+def test_sigterm_finishes_what_was_acknowledged(model, tmp_path):
+    """A real process: it owns the library, takes an upload, is told to stop, and has indexed it all the same."""
+    model.save_pretrained(str(tmp_path / "model"))
+    Library(tmp_path / "lib", tmp_path / "model").close()
+    command = [sys.executable, "-m", "randslot", "serve", "-l", str(tmp_path / "lib"), "--port", "0"]
+    environment = {**os.environ, "RANDSLOT_TOKEN": TOKEN}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            said = process.stdout.readline()
+            address = re.search(r"http://127\.0\.0\.1:\d+", said)[0]
+            with pytest.raises(RandSlotError, match="in use by another process"):
+                Library(tmp_path / "lib", model)
+            request = urllib.request.Request(
+                f"{address}/api/uploads?name=late.pdf",
+                pdf(tmp_path, 12),
+                {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/octet-stream"},
+            )
+            with urllib.request.urlopen(request) as answer:
+                assert (answer.status, json.load(answer)["state"]) == (202, "waiting")
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=240)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert "1 upload still to be read" in out
+    assert err.endswith("stopped\n")
+    assert "Traceback" not in err
+    with Library(tmp_path / "lib", model) as library:
+        assert [file.num_pages for file in library.files()] == [12]
+        assert len(library) == 12
+        assert library.verify() == []

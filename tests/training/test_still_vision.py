@@ -1,0 +1,62 @@
+"""A still vision tower: the same vectors and gradients as a frozen one, each page seen once, unchanged by training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import randslot
+from randslot.errors import UsageError
+from randslot.training.recipe import make_recipe
+from randslot.training.still_vision import StillVision
+from support.models import FAMILIES, make
+from support.pairs import small
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_and_gradients_are_those_of_a_frozen_tower(family, pages, tmp_path):
+    plain, model = make(family, slots="zero"), make(family, slots="zero")
+    plain[0].backbone.visual.requires_grad_(False)
+    still = StillVision(model[0])
+    places: list[str | bytes] = []
+    for number, page in enumerate(pages):
+        page.save(tmp_path / f"{number}.png")
+        places.append(str(tmp_path / f"{number}.png"))
+    places[2] = Path(places[2]).read_bytes()
+    for batch in [[0, 1], [1, 2, 1], [2, 0]]:
+        known = still.preprocess([still.read(places[number]) for number in batch])
+        others = plain[0].preprocess([places[number] for number in batch], task="document")
+        for name in others.keys() - {"pixel_values"}:
+            assert torch.equal(known[name], others[name]), name
+        assert len(known["pixel_values"]) == len(others["pixel_values"])  # as micro-batches expect it
+        vectors = [one[0](features)["token_embeddings"] for one, features in ((plain, others), (model, known))]
+        torch.testing.assert_close(vectors[1], vectors[0], atol=1e-6, rtol=1e-5)
+        for found in vectors:
+            found.sum().backward()
+    assert len(still.pages) == 3
+    by_itself = [one[0](one[0].preprocess(pages[:1]))["token_embeddings"] for one in (plain, model)]
+    assert torch.equal(*by_itself)
+    for (name, a), b in zip(plain[0].backbone.named_parameters(), model[0].backbone.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None) == name.startswith("visual."), name
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad, a.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2])
+def test_a_run_leaves_the_tower_as_it_was(data, tmp_path, micro_batch):
+    before = randslot.untrained("qwen3-vl-tiny", seed=42)[0].backbone.state_dict()
+    model = randslot.train(small(data, tmp_path / "run", still_vision=True, micro_batch=micro_batch))
+    after = randslot.load(tmp_path / "run")[0].backbone.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any(name.startswith("visual.") for name in changed)
+    assert len(model[0].backbone.get_image_features.pages) == 8
+
+
+def test_it_goes_with_plain_retrieval_only(tmp_path):
+    with pytest.raises(UsageError, match="still_vision goes with retrieval and lora = false"):
+        make_recipe(small(tmp_path / "x.jsonl", tmp_path / "run", still_vision=True, lora=True))
+    with pytest.raises(UsageError, match="set workers = 0"):
+        make_recipe(small(tmp_path / "x.jsonl", tmp_path / "run", still_vision=True, workers=2))
