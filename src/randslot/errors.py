@@ -11,3 +11,8 @@ class UsageError(RandSlotError):
 
 class BusyError(RandSlotError):
     """Something that is needed is in use or out of reach for now: the same may work later."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its kind if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

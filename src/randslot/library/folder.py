@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
-from ..model.hub import read_json
+from ..files import read_json
 from .location import Home, clear, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below

@@ -34,9 +34,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, first_line
+from ..files import read_json
 from ..samples.words import VOCABULARY
-from .hub import Source, first_line, read_json
+from .hub import Source
 from .slots import seeded
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}

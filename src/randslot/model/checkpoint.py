@@ -23,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, first_line
+from ..files import read_json
 from .backbone import Backbone, bars_in_terminals, load_backbone, load_processors
-from .hub import Source, find, first_line, read_json
+from .hub import Source, find
 from .slots import SIDES, Side, seeded
 
 FORMAT = 1

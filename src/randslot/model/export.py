@@ -21,11 +21,10 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, first_line
 from .backbone import IMAGE_TOKEN, PAGE_PROMPT, SERVING, VIDEO_PROCESSORS, bars_in_terminals
 from .checkpoint import check_fit, share_weights
 from .encoder import SlotEncoder
-from .hub import first_line
 from .model import load, weights_key
 from .slots import SIDES, Side
 

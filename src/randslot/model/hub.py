@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
@@ -17,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, first_line
 
 EMBEDDED = "embedded"  # the model that ships with the package, in a folder of that name
 # What a model is made of. Python files and pickles in a repository are never even fetched.
@@ -97,22 +95,3 @@ def ask_hub(
         raise RandSlotError(f"no {kind} {name} {where} on the hub, and no folder of that name here") from error
     except Exception as error:  # no network, offline mode, a proxy: the cache may still have it
         return None, first_line(error)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its kind if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Errors: RandSlotError in one line if it does not.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RandSlotError(f"{path} is not valid JSON: {first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise RandSlotError(f"{path} holds no JSON object")
-    return content

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftConfig
+from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.util import get_device_name
 
@@ -16,6 +20,7 @@ from .backbone import FAMILIES, PAGE_PROMPT, build_backbone, default_lora, load_
 from .checkpoint import add_adapter, is_saved_model
 from .encoder import Settings, SlotEncoder, load_encoder
 from .hub import find
+from .reader import Identity, Reads, Side, Vectors
 
 
 def load(
@@ -34,7 +39,7 @@ def load(
     attn_implementation: str | None = None,
     revision: str | None = None,
     backbone: str | Path | None = None,
-) -> MultiVectorEncoder:
+) -> RandSlotModel:
     """Load a saved RandSlot model, or make a new one on a backbone; `name` is a folder or a hub id.
 
     slots: "random", "zero", "fixed", "learned" or "feedback": how it is trained (a new model only); "tokens" appends
@@ -83,7 +88,7 @@ def untrained(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
-) -> MultiVectorEncoder:
+) -> RandSlotModel:
     """Make a model with random weights: no download.
 
     shape: "qwen2.5-vl-3b" or "qwen3-vl-4b" (the real shapes), "qwen2.5-vl-tiny" or "qwen3-vl-tiny", or the path of
@@ -111,7 +116,7 @@ def tiny(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str | None = None,
-) -> MultiVectorEncoder:
+) -> RandSlotModel:
     """Make a tiny model with random weights, for tests and examples: "qwen2.5-vl" or "qwen3-vl". Options as `load`."""
     if family not in FAMILIES.values():
         raise UsageError(f"unknown family {family!r}; known ones: {', '.join(FAMILIES.values())}")
@@ -132,7 +137,77 @@ def tiny(
 
 
 class RandSlotModel(MultiVectorEncoder):
-    """A `MultiVectorEncoder` that mteb knows to read images: by itself, mteb takes one in memory for a text model."""
+    """A `MultiVectorEncoder`, and the only thing of a model that the rest of the package knows.
+
+    It is a `PageReader`: a library can be made with it.
+    """
+
+    @property
+    def encoder(self) -> SlotEncoder:
+        """The one module that it is made of."""
+        encoder: SlotEncoder = self[0]
+        return encoder
+
+    @property
+    def settings(self) -> Settings:
+        """How it makes its vectors."""
+        return self.encoder.settings
+
+    def use(self, **settings: Any) -> None:
+        """Change settings of a model in use: any of `Settings` but `slots`, which is what it was trained with.
+
+        Errors: UsageError for a wrong value, or another `slots`.
+        """
+        self.encoder.use(**settings)
+
+    # -- a reader of pages
+
+    @property
+    def identity(self) -> Identity:
+        home = self.encoder.home
+        return Identity(
+            home.name, home.revision, self.weights_key, self.encoder.dtype, self.dimension, asdict(self.settings)
+        )
+
+    @property
+    def dimension(self) -> int:
+        return self.encoder.get_embedding_dimension()
+
+    @property
+    def reads(self) -> Reads:
+        return "image"
+
+    @property
+    def page_pixels(self) -> int:
+        return self.encoder.most_pixels
+
+    def num_vectors(self, side: Side) -> int | None:
+        return self.identity.num_vectors(side)
+
+    @property
+    def weights_key(self) -> str:
+        """A hash of its weights and of the processors before them: other weights, other vectors."""
+        return weights_key(self)
+
+    def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
+        own = self.settings.query_vectors
+        if num_vectors is not None:
+            if self.num_vectors("query") is None:
+                raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
+            self.use(query_vectors=num_vectors)
+        try:
+            encoded = self.encode_query(list(queries)) if queries else []
+        finally:
+            self.use(query_vectors=own)
+        return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]
+
+    def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
+        if not pages:
+            return []
+        encoded = self.encode_document(list(pages), batch_size=len(pages))
+        return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]
+
+    # -- mteb, which takes one in memory for a text model if it is not told otherwise
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -175,7 +250,7 @@ def weights_key(model: MultiVectorEncoder) -> str:
     return digest.hexdigest()
 
 
-def _finish(encoder: SlotEncoder, lora: bool | PeftConfig, device: str) -> MultiVectorEncoder:
+def _finish(encoder: SlotEncoder, lora: bool | PeftConfig, device: str) -> RandSlotModel:
     if lora is not False:
         encoder.parts = add_adapter(encoder.parts, default_lora() if lora is True else lora, encoder.settings.seed)
     return RandSlotModel(modules=[encoder], device=device)

@@ -25,15 +25,15 @@ from urllib.request import Request, urlopen
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, first_line
+from ..files import read_json
 from .backbone import IMAGE_TOKEN, SERVING, fit_page
 from .encoder import Settings, check_query, open_pages, sort_inputs
 from .export import FORMAT
-from .hub import Source, first_line, read_json
+from .hub import Source
 from .model import RandSlotModel, load
 from .slots import SIDES, Side
 
@@ -50,7 +50,7 @@ def remote(
     page_vectors: int | None = None,
     timeout: float = 120.0,
     token: str | None = None,
-) -> MultiVectorEncoder:
+) -> RandSlotModel:
     """Return the model that a server runs, to be used like one that was loaded.
 
     url: of a server such as vLLM, as in "http://localhost:8000". folder: the exported folder, or its serving.json
@@ -68,7 +68,7 @@ def remote(
     return RandSlotModel(modules=[encoder], device="cpu")
 
 
-def open_model(name: str, **options: Any) -> MultiVectorEncoder:
+def open_model(name: str, **options: Any) -> RandSlotModel:
     """Load a model by its folder or hub id, or ask for it at the address of a server; options that are None are left.
 
     Errors: UsageError for an option that the export has set for good.

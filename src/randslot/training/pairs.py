@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 
-from ..errors import RandSlotError, UsageError
-from ..model.hub import first_line, is_hub_id
+from ..errors import RandSlotError, UsageError, first_line
+from ..model.hub import is_hub_id
 from ..pages import is_file, open_page, page_file, short
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import RandSlotError, UsageError
-from ...model.hub import ask_hub, first_line
+from ...errors import RandSlotError, UsageError, first_line
+from ...model.hub import ask_hub
 from ...pages import PageInput, list_pages, page_file
 from .published import TASKS
 from .vectors import content_key

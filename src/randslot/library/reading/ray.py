@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 
-from ...errors import RandSlotError
-from ...model.hub import first_line
+from ...errors import RandSlotError, first_line
 from ..binding import Binding, load_bound
 from .local import Job, Read, encode
 from .ray_tasks import render

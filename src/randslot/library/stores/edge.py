@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import qdrant_edge as edge
 
-from ...errors import RandSlotError
-from ...model.hub import first_line
+from ...errors import RandSlotError, first_line
 from .store import DamagedError, Found, StoredPage, Vectors, Where
 
 NAME = "page"  # of the vectors of a point

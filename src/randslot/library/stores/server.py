@@ -28,8 +28,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from ...errors import BusyError, RandSlotError, UsageError
-from ...model.hub import first_line
+from ...errors import BusyError, RandSlotError, UsageError, first_line
 from ..address import FILES, SETTINGS, Address
 from ..location import Home, lost_pages
 from ..records import ServerManifest, Turn, is_id

@@ -1,0 +1,40 @@
+"""Files that appear whole or not at all, and JSON that says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import RandSlotError, first_line
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file so that whoever reads it, also after a crash, finds all of it or what was there before."""
+    part = file.with_name(f"{file.name}.part")
+    if isinstance(content, str):
+        part.write_text(content, encoding="utf-8")
+    else:
+        part.write_bytes(content)
+    os.replace(part, file)
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write JSON for people to read, whole or not at all, into a folder that is made if need be."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Errors: RandSlotError in one line if it does not.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RandSlotError(f"{file} is not valid JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise RandSlotError(f"{file} does not hold a JSON object")
+    return content
