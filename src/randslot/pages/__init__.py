@@ -1,0 +1,34 @@
+"""From what people have (PDFs, image files, images) to pages: an upright RGB image, and the text of PDFs."""
+
+from __future__ import annotations
+
+from .images import limit_aspect, shrink
+from .kinds import DOCUMENT_SUFFIXES, HEAD, IMAGE_SUFFIXES, KINDS, TIFF_SUFFIXES, Kind
+from .page import PageInput, list_pages, num_pages, open_file_page, open_page
+from .paths import FILE_PAGE, is_file, page_file, short
+from .pdf import PDF_SIDE, PDFIUM, PIXELS, num_pdf_pages, render_pdf_page
+
+__all__ = [
+    "DOCUMENT_SUFFIXES",
+    "FILE_PAGE",
+    "HEAD",
+    "IMAGE_SUFFIXES",
+    "KINDS",
+    "PDFIUM",
+    "PDF_SIDE",
+    "PIXELS",
+    "TIFF_SUFFIXES",
+    "Kind",
+    "PageInput",
+    "is_file",
+    "limit_aspect",
+    "list_pages",
+    "num_pages",
+    "num_pdf_pages",
+    "open_file_page",
+    "open_page",
+    "page_file",
+    "render_pdf_page",
+    "short",
+    "shrink",
+]

@@ -1,0 +1,65 @@
+"""PDFs through pdfium: how many pages a file has, and a page as an image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from threading import Lock
+
+import pypdfium2 as pdfium
+import pypdfium2.raw as pdf_api
+from PIL import Image
+
+from ..errors import RandSlotError
+from .paths import is_file
+
+PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
+PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers support
+PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
+NO_PAGES = re.compile(rb"/Kids\s*\[\s*\]")  # in a PDF's tree of pages
+
+
+def num_pdf_pages(file: Path) -> int:
+    """Return how many pages a PDF has.
+
+    Errors: RandSlotError if it cannot be opened.
+    """
+    try:
+        with PDFIUM, pdfium.PdfDocument(file) as pdf:
+            return len(pdf)
+    except pdfium.PdfiumError as error:
+        raise RandSlotError(f"cannot open {file}: {_pdf_reason(file, error)}") from error
+
+
+def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
+    """Render one page of a PDF, counted from 1, with about `pixels` pixels.
+
+    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
+    """
+    if not is_file(file):
+        raise RandSlotError(f"PDF not found: {file}")
+    try:
+        with PDFIUM, pdfium.PdfDocument(file) as pdf:
+            if not 1 <= number <= len(pdf):
+                raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
+            page = pdf[number - 1]
+            width, height = page.get_size()
+            if not max(width, height) <= PDF_SIDE:
+                raise RandSlotError(
+                    f"page {number} of {file} is {width:.0f} x {height:.0f} points, more than {PDF_SIDE} a side"
+                )
+            image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
+            return image.convert("RGB")
+    except pdfium.PdfiumError as error:
+        reason = _pdf_reason(file, error)
+        raise RandSlotError(f"cannot read page {number} of {file}: {reason}") from error
+
+
+def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
+    """Say why a PDF does not open; pdfium takes one without pages for a broken one."""
+    if error.err_code == pdf_api.FPDF_ERR_PASSWORD:
+        return "it is encrypted, and needs a password"
+    if error.err_code != pdf_api.FPDF_ERR_FORMAT:
+        return str(error)
+    with file.open("rb") as content:
+        return "it has no pages" if NO_PAGES.search(content.read(2**16)) else "it is broken, or no PDF"
