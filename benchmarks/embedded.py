@@ -138,9 +138,9 @@ def main() -> None:
             rows.append({"model": "before retrieval", **size, **whole.score(read_only)})
         model = randslot.load("embedded", device="cpu")
         rows.append({"model": "embedded, zero slots", **size, **whole.score(model)})
-        model[0].use(inference="random")
+        model.use(inference="random")
         rows.append({"model": "embedded, random slots", **size, **whole.score(model)})
-        model[0].use(inference="zero")
+        model.use(inference="zero")
         fewer = {"pages": len(part.pages), "queries": len(part.asked)}
         rows.append({"model": "embedded, CI's subset", **fewer, **part.score(model)})
     print_table(rows)

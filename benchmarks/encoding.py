@@ -21,30 +21,33 @@ from record import keep, print_table, time_ways
 from torch import Tensor
 
 import randslot
-from randslot.model.backbone import read_content
 from randslot.model.readout import read_once, read_stepwise
 
 Way = Callable[[], Tensor]
 
 
-def ways_to_read(encoder: randslot.SlotEncoder, features: dict[str, Tensor], num_vectors: int) -> dict[str, Way]:
+def ways_to_read(encoder: randslot.SlotEncoder, features: dict[str, Any], num_vectors: int) -> dict[str, Way]:
     """Return the ways to K vectors as functions, for the features of one query or page."""
-    model = encoder.backbone
+    backbone = encoder.parts
     slots = torch.nn.functional.normalize(torch.randn(1, num_vectors - 1, encoder.get_embedding_dimension()), dim=-1)
 
     def stepwise(cached: bool) -> Tensor:
         return read_stepwise(
-            model, read_content(model, features), num_vectors - 1, lambda t, _: slots[:, t], cached=cached
+            backbone, backbone.read_content(features), num_vectors - 1, lambda t, _: slots[:, t], cached=cached
         )
 
     def vision_again() -> Tensor:
         return torch.cat(
-            [read_once(model, read_content(model, features), slots[:, :num])[:, -1:] for num in range(num_vectors)], 1
+            [
+                read_once(backbone, backbone.read_content(features), slots[:, :num])[:, -1:]
+                for num in range(num_vectors)
+            ],
+            1,
         )
 
     ways: dict[str, Way] = {
-        "K=1": lambda: read_once(model, read_content(model, features), slots[:, :0]),
-        f"K={num_vectors}, one pass": lambda: read_once(model, read_content(model, features), slots),
+        "K=1": lambda: read_once(backbone, backbone.read_content(features), slots[:, :0]),
+        f"K={num_vectors}, one pass": lambda: read_once(backbone, backbone.read_content(features), slots),
         f"K={num_vectors}, step by step with cache": partial(stepwise, True),
         f"K={num_vectors}, prefix again": partial(stepwise, False),
     }
@@ -59,7 +62,7 @@ def training_step(encoder: randslot.SlotEncoder, way: Way) -> None:
     way().sum().backward()
 
 
-def patch_embeddings(encoder: randslot.SlotEncoder, features: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
+def patch_embeddings(encoder: randslot.SlotEncoder, features: dict[str, Any]) -> dict[str, Callable[[], object]]:
     """Return the patch embedding as the backbone's own convolution and as our matrix product."""
     linear = encoder.backbone.visual.patch_embed
     conv, patches = linear.proj, features["pixel_values"]
@@ -83,7 +86,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    encoder = randslot.untrained(str(Path(__file__).with_name("mid.json")), lora=True)[0]
+    encoder = randslot.untrained(str(Path(__file__).with_name("mid.json")), lora=True).encoder
     inputs = {
         "query": encoder.preprocess(["x" * 32], task="query"),
         "page": encoder.preprocess([Image.new("RGB", (32 * 32, 48 * 32), "white")], task="document"),

@@ -20,8 +20,8 @@ from torch import Tensor
 
 import randslot
 from randslot.lab.evaluation.tasks import own_task
-from randslot.model.backbone import SERVING
 from randslot.model.export import export_model
+from randslot.model.hub import SERVING
 from randslot.samples.sets import write_set
 
 CHANGE = 0.05

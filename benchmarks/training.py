@@ -28,7 +28,6 @@ from sentence_transformers.util import maxsim
 from torch import Tensor
 
 import randslot
-from randslot.model.backbone import read_content
 from randslot.model.readout import read_once, read_stepwise
 from randslot.training.loss import make_loss
 
@@ -47,15 +46,15 @@ def make_batch(model: MultiVectorEncoder, num_pairs: int) -> list[Features]:
 
 def ways_to_step(encoder: randslot.SlotEncoder, batch: list[Features]) -> dict[str, Callable[[], Tensor]]:
     """Return the ways to one loss: our forward, and the paper's loop in two versions, all with the same slots."""
-    model = encoder.backbone
+    backbone = encoder.parts
     sides: list[Any] = ["query", "page"]
     slots = [encoder.slots(side, 3, part["keys"]).detach() for side, part in zip(sides, batch, strict=True)]
 
     def once(part: Features, given: Tensor) -> Tensor:
-        return read_once(model, read_content(model, part), given)
+        return read_once(backbone, backbone.read_content(part), given)
 
     def prefix_again(part: Features, given: Tensor) -> Tensor:
-        return read_stepwise(model, read_content(model, part), 3, lambda t, _: given[:, t], cached=False)
+        return read_stepwise(backbone, backbone.read_content(part), 3, lambda t, _: given[:, t], cached=False)
 
     def all_again(part: Features, given: Tensor) -> Tensor:
         return torch.cat([once(part, given[:, :num])[:, -1:] for num in range(4)], dim=1)
@@ -77,7 +76,7 @@ def measure_time(repeats: int) -> list[dict[str, Any]]:
     rows = []
     for strategy in STRATEGIES:
         model = randslot.untrained(SHAPE, slots=strategy, lora=True, visual_tokens=256).eval()  # no dropout
-        ways = ways_to_step(model[0], make_batch(model, 2))
+        ways = ways_to_step(model.encoder, make_batch(model, 2))
         first, *others = [float(way()) for way in ways.values()]
         if max(abs(first - other) for other in others) > 1e-3 * abs(first):
             raise SystemExit(f"the ways disagree for {strategy}: {first} and {others}")

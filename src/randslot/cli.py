@@ -408,7 +408,7 @@ def profile(
 
     from .lab.analysis.profile import Protocol, profile
     from .machine import describe_machine
-    from .model.model import load
+    from .model import load
     from .tables import write_table
 
     try:

@@ -6,11 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .encoder import Settings, SlotEncoder
-    from .model import RandSlotModel, load, tiny, untrained, weights_key
+    from .encoder import SlotEncoder
+    from .loading import load, tiny, untrained
+    from .model import RandSlotModel, weights_key
+    from .reader import Identity, PageReader
     from .remote_model import open_model, remote
+    from .settings import Settings
 
 __all__ = [
+    "Identity",
+    "PageReader",
     "RandSlotModel",
     "Settings",
     "SlotEncoder",
@@ -23,14 +28,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Identity": "reader",
+    "PageReader": "reader",
     "RandSlotModel": "model",
-    "Settings": "encoder",
+    "Settings": "settings",
     "SlotEncoder": "encoder",
-    "load": "model",
+    "load": "loading",
     "open_model": "remote_model",
     "remote": "remote_model",
-    "tiny": "model",
-    "untrained": "model",
+    "tiny": "loading",
+    "untrained": "loading",
     "weights_key": "model",
 }
 

@@ -42,12 +42,12 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
         return "RandSlot model"
 
     def get_model_specific_metadata(self) -> dict[str, Any]:
-        encoder = self.model[0]
+        encoder = self.model[0]  # also of a plain MultiVectorEncoder
         metadata: dict[str, Any] = super().get_model_specific_metadata()
         return metadata | {
             "settings": encoder.get_config_dict(),
             "trained_on": self.trained_on,
-            "family": encoder.family,
+            "family": encoder.family.name,
             "backbone": _short(encoder.source.name),
             "revision": encoder.source.revision or "not recorded",
         }

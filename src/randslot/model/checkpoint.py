@@ -1,7 +1,7 @@
 """The files of a saved model: what `save_pretrained` writes and `load` reads, strictly.
 
 randslot.json               settings, how many slots are stored, which backbone
-slots.safetensors           the slot tables (fixed and learned strategies only)
+slots.safetensors           the weights of the strategy, if it has any (of fixed and learned slots: their tables)
 adapter_model.safetensors   with an adapter: it alone, as PEFT writes it, and adapter_config.json
 model.safetensors           without one: all weights, as transformers writes them, and config.json
 backbone/                   with an adapter on a backbone that was built in memory: its weights
@@ -25,9 +25,11 @@ from transformers import PreTrainedModel
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
-from .backbone import Backbone, bars_in_terminals, load_backbone, load_processors
+from .backbone import bars_in_terminals, load_backbone, load_processors
+from .families.family import Backbone
 from .hub import Source, find
-from .slots import SIDES, Side, seeded
+from .reader import SIDES, Side
+from .slots import seeded
 
 FORMAT = 1
 CONFIG = "randslot.json"
@@ -40,7 +42,7 @@ PEFT_PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Saved:
-    """What a model folder holds: a backbone with its adapter in place, settings, slot counts and tables."""
+    """What a model folder holds: a backbone with its adapter, settings, slot counts and the strategy's weights."""
 
     backbone: Backbone
     settings: dict[str, Any]
@@ -88,11 +90,11 @@ def save_files(
         _save_adapter(backbone, path, home.name if named else None)
     else:
         _save_weights(backbone, path)
-    _save_processors(backbone, path)
+    backbone.processors.save(path)
     if tables:
         save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path / SLOTS)
     reference = {
-        "family": backbone.family,
+        "family": backbone.family.name,
         "name": home.name if named else None,
         "revision": home.revision if named else None,
     }
@@ -104,7 +106,7 @@ def save_files(
 def save_backbone(backbone: Backbone, path: Path) -> None:
     """Write a backbone without an adapter as an ordinary model folder: any strategy can be trained on it."""
     _save_weights(backbone, path)
-    _save_processors(backbone, path)
+    backbone.processors.save(path)
     share_weights(path, "config.json")
 
 
@@ -117,11 +119,6 @@ def share_weights(path: Path, like: str) -> None:
 def _save_weights(backbone: Backbone, path: Path) -> None:
     with bars_in_terminals():
         backbone.model.save_pretrained(path)
-
-
-def _save_processors(backbone: Backbone, path: Path) -> None:
-    backbone.tokenizer.save_pretrained(path)
-    backbone.image_processor.save_pretrained(path)
 
 
 def _clear(path: Path, keep: Path | None) -> None:
@@ -162,8 +159,8 @@ def _save_inner_backbone(backbone: Backbone, path: Path) -> None:
     path.mkdir()
     weights = {key: value.contiguous() for key, value in backbone.bare.items()}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    for part in (backbone.model.config, backbone.tokenizer, backbone.image_processor):
-        part.save_pretrained(path)
+    backbone.model.config.save_pretrained(path)
+    backbone.processors.save(path)
 
 
 def _adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -193,11 +190,11 @@ def read_files(
     place = _find_backbone(source, config, backbone)
     parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
     family = config["backbone"]["family"]
-    if parts.family != family:
-        raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {place.name} is {parts.family}")
+    if parts.family.name != family:
+        found = parts.family.name
+        raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {place.name} is {found}")
     if config["adapter"]:
-        tokenizer, image_processor = load_processors(source)
-        parts = replace(parts, tokenizer=tokenizer, image_processor=image_processor)
+        parts = parts.with_processors(load_processors(parts.family, source))
         _load_adapter(parts, source)
     settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone"}}
     tables = _read_tensors(source, SLOTS) if _file(source, SLOTS).is_file() else {}

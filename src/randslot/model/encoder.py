@@ -1,6 +1,6 @@
 """Content -> K vectors: the one module of a RandSlot model, as sentence-transformers wants it.
 
-Preprocessing (templates, padding, image size), the choice of slots, and the pass through the backbone.
+Preprocessing, the choice of slots, and the pass through the backbone.
 
 Shapes: B batch, K vectors, D dimension.
 """
@@ -8,8 +8,8 @@ Shapes: B batch, K vectors, D dimension.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,65 +20,16 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
-from ..pages import limit_aspect, open_page
-from .backbone import IMAGE_TOKEN, PAGE_PROMPT, Backbone, Content, read_content
 from .card import RandSlotCard
 from .checkpoint import SLOTS, check_fit, read_files, save_files
+from .content import Content
+from .families.family import Backbone, Family, Processors, Seen
 from .hub import Source, find
+from .reader import Side
 from .readout import read_once, read_stepwise, read_tokens
-from .reductions import REDUCTIONS, reduce_pages
-from .slots import STRATEGIES, Sequential, Side, Strategy, Table, Tokens
-
-LIMITS = {"query_vectors": (1, 4096), "page_vectors": (1, 4096), "visual_tokens": (4, 2**20), "seed": (0, 2**32 - 1)}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model makes its vectors.
-
-    slots: the strategy it is trained with. inference: what is appended when encoding; by default the same, but zeros
-    after random training, which gives a page the same vectors every time at almost no loss (the paper's RS-Z).
-    query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take.
-
-    With slots="tokens" every token has a vector and the budgets do not count, but for `reduction`: it brings each page
-    to at most `page_vectors` when encoding. Queries and training keep all.
-    """
-
-    slots: str = "random"
-    inference: str = ""
-    query_vectors: int = 4
-    page_vectors: int = 4
-    visual_tokens: int = 1536
-    seed: int = 42
-    reduction: str = "none"
-
-    def __post_init__(self) -> None:
-        if not self.inference:
-            object.__setattr__(self, "inference", "zero" if self.slots == "random" else self.slots)
-        strategies = tuple(STRATEGIES)
-        reductions = ("none", *REDUCTIONS)
-        for name, allowed in (("slots", strategies), ("inference", strategies), ("reduction", reductions)):
-            if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
-                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        if issubclass(STRATEGIES[self.inference], Table) and self.inference != self.slots:
-            raise UsageError(
-                f"inference={self.inference!r} needs stored slots, and a model with slots={self.slots!r} has none"
-            )
-        if (self.inference == "tokens") != (self.slots == "tokens"):
-            raise UsageError(
-                f"inference={self.inference!r} does not go with slots={self.slots!r}: a model reads slots or tokens, "
-                "as it was trained"
-            )
-        if self.reduction != "none" and self.slots != "tokens":
-            raise UsageError(f"reduction={self.reduction!r} needs a model with slots='tokens', not {self.slots!r}")
-        for name, (least, most) in LIMITS.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-
-    def vectors(self, side: Side) -> int:
-        """Return the budget of one side."""
-        return self.query_vectors if side == "query" else self.page_vectors
+from .reductions import reduce_pages
+from .settings import Settings, read_settings
+from .slots import STRATEGIES, Sequential, Strategy
 
 
 class SlotEncoder(InputModule):
@@ -96,15 +47,16 @@ class SlotEncoder(InputModule):
         self.parts = backbone
         self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
         self.backbone = backbone.model
-        self.tokenizer = backbone.tokenizer
-        self.image_processor = backbone.image_processor
+        self.tokenizer = backbone.processors.tokenizer
+        self.image_processor = backbone.processors.image
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
         self.settings = settings
         self.slots = self._make_strategy(settings.slots)
+        self.recall: Callable[[Tensor], Seen] | None = None  # what was seen of known pages, by their numbers
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: inference, query_vectors, page_vectors, visual_tokens, seed, reduction.
+        """Change settings of a model in use: any but `slots`.
 
         Errors: UsageError for a wrong value, or for another `slots`, which is what a model is trained with.
         """
@@ -113,17 +65,28 @@ class SlotEncoder(InputModule):
                 f"this model is trained with slots={self.settings.slots!r}; another strategy starts from the backbone, "
                 "and inference= sets what is appended when encoding"
             )
-        self.settings = settings = make_settings(self.settings, changes)
-        self.slots.seed = settings.seed
-        same = settings.inference == settings.slots
-        self.inference_slots = self.slots if same else self._make_strategy(settings.inference)
+        settings = self.settings.change(**changes)
+        strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
+        if strategy is not self.slots and strategy.state_dict():
+            raise UsageError(
+                f"inference={settings.inference!r} needs stored slots, and a model with slots={settings.slots!r} "
+                "has none"
+            )
+        self.settings = settings
+        self.slots.seed = strategy.seed = settings.seed
+        self.inference_slots = strategy
 
     def _make_strategy(self, name: str) -> Strategy:
         return STRATEGIES[name](self.get_embedding_dimension(), self.rows, self.settings.seed)
 
     @property
-    def family(self) -> str:
+    def family(self) -> Family:
         return self.parts.family
+
+    @property
+    def processors(self) -> Processors:
+        """Tokenizer and image processor as they are now: sentence-transformers lets people replace the tokenizer."""
+        return Processors(self.tokenizer, self.image_processor)
 
     @property
     def dtype(self) -> str:
@@ -133,21 +96,9 @@ class SlotEncoder(InputModule):
     def source(self) -> Source:
         return self.parts.source
 
-    def image_size(self) -> dict[str, int]:
-        """Return the least and most pixels of a page, as the image processor calls them."""
-        most = self.settings.visual_tokens * (self.image_processor.patch_size * self.image_processor.merge_size) ** 2
-        # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
-        least = min(self.image_processor.size["shortest_edge"], most // 4)
-        return {"shortest_edge": least, "longest_edge": most}
-
-    @property
-    def most_pixels(self) -> int:
-        """The most pixels of a page image that the model looks at."""
-        return self.image_size()["longest_edge"]
-
     @property
     def modalities(self) -> list[Any]:
-        return ["text", "image"]
+        return ["text", "image"] if self.family.reads == "image" else ["text"]
 
     @property
     def max_seq_length(self) -> int:
@@ -159,74 +110,76 @@ class SlotEncoder(InputModule):
         return dim
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {key: getattr(self.settings, key) for key in self.config_keys}
+        return asdict(self.settings)
+
+    @property
+    def page_pixels(self) -> int:
+        """The most pixels of a page image that the model looks at."""
+        return self.family.page_pixels(self.processors, self.settings.visual_tokens)
+
+    def weights_key(self) -> str:
+        """Return a hash of the weights and of the processors before them: other weights, other vectors."""
+        digest = blake2b(digest_size=12)
+        for name, tensor in sorted(self.state_dict(prefix="0.").items()):  # under the name it has in its model
+            flat = tensor.detach().cpu().contiguous().flatten()
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        digest.update(self.family.page_prompt.encode() + self.processors.describe())
+        return digest.hexdigest()
 
     # -- from inputs to features
 
-    def preprocess(
-        self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None
-    ) -> dict[str, Tensor]:
-        """Turn queries (text) or pages (images or their paths) into left-padded features.
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
+        """Turn queries (text) or pages (as the family reads them) into left-padded features, which name their side.
 
         The side is named by `task` ("query" or "document"); without one, text is a query and an image a page.
         """
         items, side = sort_inputs(inputs, task)
-        return self._preprocess_queries(items, prompt) if side == "query" else self._preprocess_pages(items, prompt)
-
-    def _preprocess_queries(self, queries: list[Any], prompt: str | None) -> dict[str, Tensor]:
-        texts = [(prompt or "") + check_query(query) for query in queries]
-        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return self.pad(ids) | {"keys": _keys([text.encode() for text in texts])}
-
-    def _preprocess_pages(self, pages: list[Any], prompt: str | None) -> dict[str, Tensor]:
-        images = self._open(pages, prompt)
-        seen = self.image_processor(images, size=self.image_size(), return_tensors="pt")
-        before, after = (
-            self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in PAGE_PROMPT.split(IMAGE_TOKEN)
-        )
-        counts = (seen["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
-        ids = [before + [self.backbone.config.image_token_id] * count + after for count in counts]
-        keys = _keys([f"{image.size}".encode() + image.tobytes() for image in images])
-        return self.pad(ids) | {
-            "pixel_values": seen["pixel_values"],
-            "image_grid_thw": seen["image_grid_thw"],
-            "keys": keys,
-        }
-
-    def _open(self, pages: list[Any], prompt: str | None) -> list[Image.Image]:
-        return open_pages(pages, prompt, self.most_pixels, self.settings.visual_tokens)
-
-    def pad(self, ids: list[list[int]]) -> dict[str, Tensor]:
-        """Return ids, padded on the left, with their mask."""
-        return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
+        if side == "query":
+            texts = [(prompt or "") + check_query(query) for query in items]
+            features = self.family.preprocess_queries(self.processors, texts)
+            contents = [text.encode() for text in texts]
+        else:
+            refuse_prompt(prompt)
+            num_tokens = self.settings.visual_tokens
+            pages = [self.family.open_page(self.processors, page, num_tokens) for page in items]
+            features = self.family.preprocess_pages(self.processors, pages, num_tokens)
+            contents = [_page_bytes(page) for page in pages]
+        return {**features, "keys": _hash_contents(contents), "side": side}
 
     # -- from features to vectors
 
-    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K).
 
         The mask has zeros only where every token is read and some inputs are shorter than others.
         """
-        side: Side = "page" if "pixel_values" in features else "query"
+        side: Side = features["side"]
         num = self.settings.vectors(side) - 1
         strategy = self.slots if self.training else self.inference_slots
-        content = read_content(self.backbone, features)
-        if isinstance(strategy, Tokens):
+        content = self.read_content(features)
+        if strategy.every_token:
             return self._read_tokens(content, side, features["keys"])
         if isinstance(strategy, Sequential):
             # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
             cached = not (self.training and self.backbone.is_gradient_checkpointing)
-            vectors = read_stepwise(
-                self.backbone, content, num, lambda _, readout: strategy.step(readout), cached=cached
-            )
+            vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
         else:
-            vectors = read_once(self.backbone, content, strategy(side, num, features["keys"]))
+            vectors = read_once(self.parts, content, strategy(side, num, features["keys"]))
         mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
         return {"token_embeddings": vectors, "attention_mask": mask}
 
+    def read_content(self, features: dict[str, Any]) -> Content:
+        """Embed left-padded features and place them; pages that were seen before are named by their numbers."""
+        seen = None
+        if "page_numbers" in features:
+            assert self.recall is not None
+            seen = self.recall(features["page_numbers"])
+        return self.parts.read_content(features, seen)
+
     def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
-        vectors, mask, settings = read_tokens(self.backbone, content), content.mask_BL, self.settings
-        if settings.reduction != "none" and side == "page" and not self.training:
+        vectors, mask, settings = read_tokens(self.parts, content), content.mask_BL, self.settings
+        if settings.is_reduced and side == "page" and not self.training:
             seeds = [(settings.seed, key) for key in keys.tolist()]
             vectors, mask = reduce_pages(settings.reduction, vectors, mask, settings.page_vectors, seeds)
         return {"token_embeddings": vectors, "attention_mask": mask}
@@ -241,9 +194,8 @@ class SlotEncoder(InputModule):
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the module into a folder; see `checkpoint.py`."""
-        tables = self.slots.state_dict() if isinstance(self.slots, Table) else {}
-        parts = replace(self.parts, tokenizer=self.tokenizer, image_processor=self.image_processor)
-        save_files(Path(output_path), parts, self.get_config_dict(), self.rows, tables)
+        parts = self.parts.with_processors(self.processors)
+        save_files(Path(output_path), parts, self.get_config_dict(), self.rows, self.slots.state_dict())
 
     @classmethod
     def load(
@@ -275,7 +227,7 @@ class SlotEncoder(InputModule):
 def load_encoder(
     source: Source,
     *,
-    changes: dict[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
     backbone: str | Path | None = None,
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
@@ -285,30 +237,15 @@ def load_encoder(
     Errors: RandSlotError in one line if a file is missing or broken, or does not fit the backbone.
     """
     saved = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
-    encoder = SlotEncoder(saved.backbone, make_settings(None, saved.settings, source.name), saved.rows)
+    encoder = SlotEncoder(saved.backbone, read_settings(saved.settings, source.name), saved.rows)
     encoder.home = source
-    if isinstance(encoder.slots, Table):
+    if expected := encoder.slots.state_dict():
         if not saved.tables:
             raise RandSlotError(f"{source.name} lacks {SLOTS}")
-        check_fit(f"slot tables of {source.name}", saved.tables, encoder.slots.state_dict())
+        check_fit(f"slot tables of {source.name}", saved.tables, expected)
         encoder.slots.load_state_dict(saved.tables)
     encoder.use(**changes or {})
     return encoder
-
-
-def make_settings(base: Settings | None, values: dict[str, Any], name: str | None = None) -> Settings:
-    """Make settings from a base with some values changed, or from a saved model's values, which must be complete.
-
-    Errors: RandSlotError for unknown or missing ones.
-    """
-    known = {field.name for field in fields(Settings)}
-    if unknown := sorted(values.keys() - known):
-        raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
-    if base is not None:
-        return replace(base, **values)
-    if missing := sorted(known - values.keys() - {"reduction"}):  # models of before lack it
-        raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
-    return Settings(**values)
 
 
 def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
@@ -322,7 +259,7 @@ def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Sid
 def check_query(query: Any) -> str:
     """Return a query that can be encoded.
 
-    Errors: UsageError in one line if it is no text, empty, or broken.
+    Errors: UsageError in one line if it is not text, empty, or broken.
     """
     if not isinstance(query, str):
         raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
@@ -333,12 +270,10 @@ def check_query(query: Any) -> str:
     return query
 
 
-def open_pages(pages: list[Any], prompt: str | None, pixels: int, visual_tokens: int) -> list[Image.Image]:
-    """Open pages as images that the image processor takes: PDFs at about `pixels` pixels, no extreme sides."""
+def refuse_prompt(prompt: str | None) -> None:
+    """Refuse a prompt for pages: theirs is the family's."""
     if prompt:
         raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
-    # Above 200:1 the image processor refuses; above 1:visual_tokens it would exceed the limit.
-    return [limit_aspect(open_page(page, pixels), min(200, visual_tokens)) for page in pages]
 
 
 def _unwrap(item: Any) -> Any:
@@ -350,7 +285,11 @@ def _unwrap(item: Any) -> Any:
     return item if not isinstance(item, os.PathLike) else os.fspath(item)
 
 
-def _keys(contents: list[bytes]) -> Tensor:
+def _page_bytes(page: Image.Image | str) -> bytes:
+    return page.encode() if isinstance(page, str) else f"{page.size}".encode() + page.tobytes()
+
+
+def _hash_contents(contents: list[bytes]) -> Tensor:
     """Hash each content into one number, the seed of its slots under inference="random"."""
     digests = [blake2b(content, digest_size=8).digest() for content in contents]
     return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests])

@@ -19,26 +19,23 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tokenizers import AddedToken
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import RandSlotError, UsageError, first_line
-from .backbone import IMAGE_TOKEN, PAGE_PROMPT, SERVING, VIDEO_PROCESSORS, bars_in_terminals
+from ..files import write_json
+from .backbone import bars_in_terminals
 from .checkpoint import check_fit, share_weights
 from .encoder import SlotEncoder
-from .model import load, weights_key
-from .slots import SIDES, Side
+from .families.family import Family
+from .hub import SERVING
+from .loading import load
+from .reader import SIDES, Side
+from .slots import STRATEGIES, Strategy, Zero
 
 FORMAT = 1
 GUIDE = "SERVING.md"
 ZERO_TOKEN = "<|randslot_zero|>"
 DTYPES = ("float32", "bfloat16", "float16")
-SERVED = ("zero", "fixed", "learned")
-# Why the others cannot be tokens.
-REFUSED = {
-    "random": "random slots are drawn afresh, a token is constant; a model trained with them goes out with slots zero",
-    "feedback": "direct feedback makes each slot from the output before it, and a server runs its input in one pass",
-    "tokens": "a full-token model appends no slots and keeps every vector; a server can run its backbone as it is",
-}
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['content'] is string -%}
@@ -67,17 +64,21 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
         raise UsageError(f"{output} is a file: name a new folder")
     if output.is_dir() and any(output.iterdir()):
         raise UsageError(f"{output} is not empty: name a new folder")
-    if slots is not None and slots not in SERVED:
-        raise UsageError(f"slots {slots!r} is not one of {', '.join(SERVED)}" + _because(slots))
+    if slots is not None and slots not in list_served():
+        reason = f": {why_not_served(STRATEGIES[slots])}" if slots in STRATEGIES else ""
+        raise UsageError(f"slots {slots!r} is not one of {', '.join(list_served())}{reason}")
     model = load(name, device="cpu", dtype="float32")
-    encoder: SlotEncoder = model[0]
+    encoder = model.encoder
     trained, slots = encoder.settings.slots, slots or encoder.settings.inference
-    if slots not in SERVED or trained in ("feedback", "tokens"):
-        kind = slots if slots not in SERVED else trained
-        raise UsageError(f"cannot export {name}, a model with slots={kind!r}" + _because(kind))
+    if reason := why_not_served(STRATEGIES[slots]):
+        raise UsageError(f"cannot export {name}, a model with slots={slots!r}: {reason}")
+    # Slots may be replaced when encoding, but not those of a model that was trained on its readouts, or without slots.
+    if encoder.settings.strategy.sequential or encoder.settings.strategy.every_token:
+        reason = why_not_served(encoder.settings.strategy)
+        raise UsageError(f"cannot export {name}, a model with slots={trained!r}: {reason}")
     encoder.use(inference=slots)
-    serving = describe(encoder, weights_key(model), dtype)
-    full = add_head(merge_adapter(encoder.backbone))
+    serving = describe_serving(encoder, model.weights_key, dtype)
+    full = add_head(model.family, merge_adapter(encoder.backbone))
     add_slots(full, encoder)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -87,8 +88,20 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
     return serving
 
 
-def _because(slots: str) -> str:
-    return f": {REFUSED[slots]}" if slots in REFUSED else ""
+def list_served() -> list[str]:
+    """Return the strategies whose slots can be tokens."""
+    return [name for name, strategy in STRATEGIES.items() if not why_not_served(strategy)]
+
+
+def why_not_served(strategy: type[Strategy]) -> str:
+    """Return why the slots of a strategy cannot be tokens; empty if they can."""
+    if strategy.every_token:
+        return "a full-token model appends no slots and keeps every vector; a server can run its backbone as it is"
+    if strategy.sequential:
+        return "it makes each slot from the output before it, and a server runs its input in one pass"
+    if not strategy.constant:
+        return "its slots are drawn afresh, a token is constant; a model trained with random slots goes out with zero"
+    return ""
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
@@ -103,7 +116,7 @@ def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def add_head(model: PreTrainedModel) -> PreTrainedModel:
+def add_head(family: Family, model: PreTrainedModel) -> PreTrainedModel:
     """Return a backbone as the whole model that servers know, with a language head tied to its embedding.
 
     Nothing here reads the head, and RandSlot does not keep one; tied, it takes no room.
@@ -111,7 +124,7 @@ def add_head(model: PreTrainedModel) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = True
     with torch.device("meta"):
-        full = AutoModelForImageTextToText.from_config(config)
+        full = family.make_full_model(config)
     expected = full.state_dict()
     full.model = model
     full.tie_weights()
@@ -122,7 +135,7 @@ def add_head(model: PreTrainedModel) -> PreTrainedModel:
 def name_slots(encoder: SlotEncoder, side: Side) -> list[str]:
     """Return the tokens that stand for the slots of one side, in their order."""
     num = encoder.settings.vectors(side) - 1
-    if encoder.settings.inference == "zero":
+    if isinstance(encoder.inference_slots, Zero):
         return [ZERO_TOKEN] * num
     return [f"<|randslot_{side}_{position}|>" for position in range(1, num + 1)]
 
@@ -146,39 +159,33 @@ def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
         full.get_input_embeddings().weight[ids] = torch.stack(list(rows.values()))
 
 
-def describe(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
+def describe_serving(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
     """Return what a client must know of an exported model."""
-    processor = encoder.image_processor
+    family, settings = encoder.family, encoder.settings
     return {
         "format": FORMAT,
-        "settings": asdict(encoder.settings),
+        "settings": asdict(settings),
         "dimension": encoder.get_embedding_dimension(),
         "query_slots": "".join(name_slots(encoder, "query")),
-        "page_prompt": PAGE_PROMPT + "".join(name_slots(encoder, "page")),
-        "image": {"factor": processor.patch_size * processor.merge_size, **encoder.image_size()},
-        "family": encoder.family,
+        "page_prompt": family.page_prompt + "".join(name_slots(encoder, "page")),
+        "image": family.image_limits(encoder.processors, settings.visual_tokens),
+        "family": family.name,
         "dtype": dtype,
         "weights": weights,
     }
 
 
 def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: dict[str, Any]) -> None:
-    for config in (full.config.text_config, full.config.vision_config):
-        config.dtype = full.dtype
+    for name in full.config.sub_configs:
+        getattr(full.config, name).dtype = full.dtype
     with bars_in_terminals():
         full.save_pretrained(output)
     encoder.tokenizer.padding_side = "left"
     encoder.tokenizer.chat_template = _chat_template(serving)
-    encoder.tokenizer.save_pretrained(output)
-    encoder.image_processor.size = encoder.image_size()
-    encoder.image_processor.save_pretrained(output)
-    seen = json.loads((output / "preprocessor_config.json").read_text(encoding="utf-8"))
-    video = {key: seen[key] for key in seen if key != "image_processor_type"}
-    video["video_processor_type"] = VIDEO_PROCESSORS[encoder.family]
-    for file, content in ((SERVING, serving), ("video_preprocessor_config.json", video)):
-        (output / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    encoder.family.write_processors(encoder.processors, output, encoder.settings.visual_tokens)
+    write_json(output / SERVING, serving)
     share_weights(output, SERVING)
-    (output / GUIDE).write_text(_guide(serving), encoding="utf-8")
+    (output / GUIDE).write_text(_guide(serving, encoder.family.image_token), encoding="utf-8")
 
 
 def _chat_template(serving: dict[str, Any]) -> str:
@@ -186,7 +193,7 @@ def _chat_template(serving: dict[str, Any]) -> str:
     return template.replace("PAGE_PROMPT", json.dumps(serving["page_prompt"]))
 
 
-def _guide(serving: dict[str, Any]) -> str:
+def _guide(serving: dict[str, Any], image_token: str) -> str:
     settings = serving["settings"]
     values = {
         "query_vectors": settings["query_vectors"],
@@ -197,7 +204,7 @@ def _guide(serving: dict[str, Any]) -> str:
         "length": settings["visual_tokens"] + 512,
         "query_slots": serving["query_slots"],
         "page_prompt": serving["page_prompt"].replace("\n", "\\n"),
-        "image_token": IMAGE_TOKEN,
+        "image_token": image_token,
     }
     text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
     for name, value in values.items():

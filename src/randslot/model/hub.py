@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 
 from ..errors import RandSlotError, UsageError, first_line
 
+SERVING = "serving.json"  # what only an exported model has
 EMBEDDED = "embedded"  # the model that ships with the package, in a folder of that name
 # What a model is made of. Python files and pickles in a repository are never even fetched.
 MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.md"]

@@ -14,20 +14,20 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from .backbone import Content, run
+from .content import Content
+from .families.family import Backbone
 
 
-def read_once(model: PreTrainedModel, content: Content, slots_BSD: Tensor) -> Tensor:
+def read_once(backbone: Backbone, content: Content, slots_BSD: Tensor) -> Tensor:
     """Return the K readouts (B, K, D) of content followed by slots, in one pass."""
     num = slots_BSD.shape[1]
-    hidden, _ = run(model, content.append(slots_BSD))
+    hidden, _ = backbone.run(content.append(slots_BSD))
     return _normalise(hidden[:, -num - 1 :])
 
 
 def read_stepwise(
-    model: PreTrainedModel,
+    backbone: Backbone,
     content: Content,
     num: int,
     next_slot: Callable[[int, Tensor], Tensor],
@@ -42,7 +42,7 @@ def read_stepwise(
     readouts: list[Tensor] = []
     part, cache = content, None
     for t in range(num + 1):
-        hidden, cache = run(model, part, cache, use_cache=cached)
+        hidden, cache = backbone.run(part, cache, use_cache=cached)
         readouts.append(_normalise(hidden[:, -1]))
         if t < num:
             content = content.append(next_slot(t, readouts[-1])[:, None])
@@ -50,9 +50,9 @@ def read_stepwise(
     return torch.stack(readouts, dim=1)
 
 
-def read_tokens(model: PreTrainedModel, content: Content) -> Tensor:
+def read_tokens(backbone: Backbone, content: Content) -> Tensor:
     """Return a readout (B, L, D) of every position of the content, padding among them."""
-    hidden, _ = run(model, content)
+    hidden, _ = backbone.run(content)
     return _normalise(hidden)
 
 

@@ -58,6 +58,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, int, Seed], Tensor]] = {
     "kmeans": kmeans,
     "pooling": pool,
 }
+SEEDED_REDUCTIONS = ("random", "kmeans")  # those that draw from the seed
 
 
 def reduce_pages(

@@ -12,7 +12,7 @@ import binascii
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from http.client import HTTPException
 from io import BytesIO
@@ -30,12 +30,15 @@ from torch import Tensor
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
-from .backbone import IMAGE_TOKEN, SERVING, fit_page
-from .encoder import Settings, check_query, open_pages, sort_inputs
+from ..pages import open_page
+from .encoder import check_query, refuse_prompt, sort_inputs
 from .export import FORMAT
-from .hub import Source
-from .model import RandSlotModel, load
-from .slots import SIDES, Side
+from .families import find_family
+from .hub import SERVING, Source
+from .loading import load
+from .model import RandSlotModel
+from .reader import SIDES, Side
+from .settings import Settings
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
 WRONG = "is it a vLLM server, started as SERVING.md says?"
@@ -179,7 +182,7 @@ class RemoteEncoder(InputModule):
             self.dimension = int(content["dimension"])
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
             self.image = dict(content["image"])
-            self.family, self.dtype = str(content["family"]), str(content["dtype"])
+            self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])
             what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
         except (KeyError, TypeError, ValueError) as error:
             raise RandSlotError(f"{serving} is broken: {first_line(error)}") from error
@@ -187,9 +190,11 @@ class RemoteEncoder(InputModule):
 
     def use(self, **changes: Any) -> None:
         """Change the budgets, to at most what was exported: fewer vectors are the first ones of more."""
-        if other := sorted(changes.keys() - {"query_vectors", "page_vectors"}):
-            raise UsageError(f"{other[0]} is fixed by the export; on a server only the budgets can be changed")
-        settings = replace(self.settings, **changes)
+        settings = self.settings.change(**changes)
+        fixed = asdict(replace(self.exported, query_vectors=settings.query_vectors, page_vectors=settings.page_vectors))
+        for name, value in asdict(settings).items():
+            if value != fixed[name]:
+                raise UsageError(f"{name} is fixed by the export; on a server only the budgets can be changed")
         for side in SIDES:
             if settings.vectors(side) > self.exported.vectors(side):
                 raise UsageError(
@@ -203,7 +208,7 @@ class RemoteEncoder(InputModule):
 
         Errors: RandSlotError if slots are not tokens there: it would take them for text, and give other vectors.
         """
-        prompt = self.page_prompt.replace(IMAGE_TOKEN, "")
+        prompt = self.page_prompt.replace(self.family.image_token, "")
         plain, slotted, page = self._ask({"input": ["x", "x" + self.query_slots, prompt]})
         if len(slotted) - len(plain) != self.exported.query_vectors - 1:
             raise RandSlotError(f"{self.server.url} does not know the slot tokens: does it run the exported folder?")
@@ -214,9 +219,13 @@ class RemoteEncoder(InputModule):
         return ["text", "image"]
 
     @property
-    def most_pixels(self) -> int:
+    def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
         return int(self.image["longest_edge"])
+
+    def weights_key(self) -> str:
+        """Return a hash of the weights that the export was made from."""
+        return self.weights
 
     def get_embedding_dimension(self) -> int:
         return self.dimension
@@ -226,8 +235,8 @@ class RemoteEncoder(InputModule):
         items, side = sort_inputs(inputs, task)
         if side == "query":
             return {"side": side, "bodies": [{"input": [self._query(query, prompt) for query in items]}]}
-        pages = open_pages(items, prompt, self.image["longest_edge"], self.settings.visual_tokens)
-        fitted = [fit_page(page, **self.image) for page in pages]
+        refuse_prompt(prompt)
+        fitted = [self.family.fit_page(open_page(page, self.page_pixels), **self.image) for page in items]
         num_tokens = [self.num_prompt_tokens + visual for _, visual in fitted]
         return {"side": side, "bodies": [self._page(page) for page, _ in fitted], "num_tokens": num_tokens}
 

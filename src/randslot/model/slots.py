@@ -1,4 +1,4 @@
-"""The method: what is appended to the content. One class a strategy; this is the research file.
+"""The method: what is appended to the content. One class a strategy, which says all about itself; the research file.
 
 A *slot* is an input vector appended behind the content of a query or page. K vectors need K-1 slots: the first
 readout comes from the content's own last position. A strategy that can name its slots beforehand returns all of
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,9 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
-
-Side = Literal["query", "page"]
-SIDES: tuple[Side, Side] = ("query", "page")
+from .reader import SIDES, Side
 
 
 @contextmanager
@@ -38,7 +36,21 @@ class Strategy(nn.Module):
     """What every strategy is made of: the input dimension, how many slots it stores for each side, a seed.
 
     `forward(side, num, keys)` returns (B, S, D) in float32, where `keys` (B,) is a hash of each example's content.
+    Parameters and buffers are saved and loaded with the model, whatever they are.
+
+    title: its name in the paper. constant: the slots are the same for every content, so that they can be tokens on a
+    server. seeded: they come from the seed, drawn anew or once; another seed, other vectors. sequential: the next slot
+    depends on the latest readout. prefix_stable: the first vectors do not depend on how many follow. every_token: it
+    appends nothing, and every token has a vector. inference: what takes its place when encoding; itself if empty.
     """
+
+    title: ClassVar[str] = ""
+    constant: ClassVar[bool] = False
+    seeded: ClassVar[bool] = False
+    sequential: ClassVar[bool] = False
+    prefix_stable: ClassVar[bool] = True
+    every_token: ClassVar[bool] = False
+    inference: ClassVar[str] = ""
 
     def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
         super().__init__()
@@ -50,6 +62,9 @@ class Strategy(nn.Module):
 class Zero(Strategy):
     """Zero-Feedback (Z): every slot is the zero vector."""
 
+    title = "Zero-Feedback"
+    constant = True
+
     def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
         return torch.zeros(len(keys), num, self.dim, device=keys.device, dtype=torch.float32)
 
@@ -59,8 +74,13 @@ class Random(Strategy):
 
     Training draws from the global torch generator, so every encoding is new and a gradient cache that replays
     that generator draws the same slots again. Inference (RS-R) seeds the draw with the content of each example:
-    the same page gets the same slots under one seed, whatever batch it comes in.
+    the same page gets the same slots under one seed, whatever batch it comes in. By default zeros take their place at
+    inference (RS-Z), at almost no loss.
     """
+
+    title = "RandSlot"
+    seeded = True
+    inference = "zero"
 
     def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
         if self.training:
@@ -76,7 +96,9 @@ class Random(Strategy):
 
 
 class Table(Strategy, ABC):
-    """Slots stored by position, one table a side, saved with the model. Beyond the stored count the last repeats."""
+    """Slots stored by position, one table a side. Beyond the stored count the last repeats."""
+
+    constant = True
 
     @abstractmethod
     def table(self, side: Side) -> Tensor:
@@ -94,6 +116,9 @@ class Table(Strategy, ABC):
 
 class Fixed(Table):
     """Fixed-Random (F): random unit vectors sampled once from the seed and kept ever after."""
+
+    title = "Fixed-Random"
+    seeded = True
 
     def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
         super().__init__(dim, rows, seed)
@@ -115,6 +140,8 @@ class Learned(Table):
     its whole bucket from being averaged.
     """
 
+    title = "Learned-Feedback"
+
     def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
         super().__init__(dim, rows, seed)
         with seeded(seed):
@@ -129,6 +156,8 @@ class Learned(Table):
 class Sequential(Strategy, ABC):
     """A strategy whose next slot depends on the latest readout."""
 
+    sequential = True
+
     @abstractmethod
     def step(self, readout: Tensor) -> Tensor:
         """Return the slot (B, D) that follows this readout (B, D)."""
@@ -137,12 +166,18 @@ class Sequential(Strategy, ABC):
 class Feedback(Sequential):
     """Direct-Feedback (DF): the latest readout is the next slot, never detached."""
 
+    title = "Direct-Feedback"
+
     def step(self, readout: Tensor) -> Tensor:
         return readout
 
 
 class Tokens(Strategy):
     """Full-token (Base): no slots at all; the state of every content token is a vector, as many as there are."""
+
+    title = "Full-token"
+    prefix_stable = False
+    every_token = True
 
 
 STRATEGIES: dict[str, type[Strategy]] = {

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
 from sentence_transformers.util import cat_padded_token_embeddings, maxsim
 from sentence_transformers.util.distributed import all_gather, all_gather_padded, get_rank
 from torch import Tensor
+
+from ..model.model import RandSlotModel
 
 Side = tuple[Tensor, Tensor]  # vectors (N, T, D), and a mask (N, T) of those that are none
 
@@ -83,7 +84,7 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
 
 
 def make_loss(
-    model: MultiVectorEncoder,
+    model: RandSlotModel,
     *,
     temperature: float,
     batch: int,

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..model.backbone import read_content, run
-from ..model.encoder import SlotEncoder
+from ..model.model import RandSlotModel
 
 PASS_OVER = -100  # the label of padding
 
@@ -26,23 +25,23 @@ PASS_OVER = -100  # the label of padding
 class ReadingLoss(nn.Module):
     """Cross-entropy of each token of a page's text, given the page and the tokens before it."""
 
-    def __init__(self, model: MultiVectorEncoder) -> None:
+    def __init__(self, model: RandSlotModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         texts, pages = sentence_features
-        logits_BTV, labels_BT = write_down(self.model[0], texts, pages)
+        logits_BTV, labels_BT = write_down(self.model, texts, pages)
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), ignore_index=PASS_OVER)
 
 
-def write_down(encoder: SlotEncoder, texts: dict[str, Tensor], pages: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def write_down(model: RandSlotModel, texts: dict[str, Any], pages: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return the logits (B, T, V) and labels (B, T) of texts, each ended by a token of its own, behind their pages."""
-    model = encoder.backbone
-    ids_BT, labels_BT = _end_texts(texts, encoder.tokenizer.eos_token_id)
-    table = model.get_input_embeddings()
-    content = read_content(model, pages).append(table(ids_BT))
-    hidden, _ = run(model, content)
+    backbone = model.backbone
+    ids_BT, labels_BT = _end_texts(texts, backbone.processors.tokenizer.eos_token_id)
+    table = backbone.model.get_input_embeddings()
+    content = backbone.read_content(pages).append(table(ids_BT))
+    hidden, _ = backbone.run(content)
     num = ids_BT.shape[1]
     return hidden[:, -num - 1 : -1] @ table.weight.T, labels_BT
 
@@ -64,14 +63,13 @@ class ReadingEvaluator(BaseEvaluator):
         self.texts, self.pages, self.batch = texts, pages, batch
 
     @torch.no_grad()
-    def __call__(self, model: MultiVectorEncoder, *args: Any, **kwargs: Any) -> dict[str, float]:
-        encoder, right, total = model[0], 0, 0
+    def __call__(self, model: RandSlotModel, *args: Any, **kwargs: Any) -> dict[str, float]:
+        right = total = 0
         for start in range(0, len(self.texts), self.batch):
             part = slice(start, start + self.batch)
-            texts = encoder.preprocess(self.texts[part], task="query")
-            pages = encoder.preprocess(self.pages[part], task="document")
-            features = [{key: value.to(model.device) for key, value in side.items()} for side in (texts, pages)]
-            logits, labels = write_down(encoder, *features)
+            texts = batch_to_device(model.preprocess(self.texts[part], task="query"), model.device)
+            pages = batch_to_device(model.preprocess(self.pages[part], task="document"), model.device)
+            logits, labels = write_down(model, texts, pages)
             right += int((logits.argmax(-1) == labels).sum())
             total += int((labels != PASS_OVER).sum())
         return {"read": right / total}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..model.encoder import Settings
+from ..model.settings import Settings
 
 CHOICES = {
     "objective": ("retrieval", "reading"),
@@ -67,22 +67,20 @@ FREE = frozenset(
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to train a model. One of `backbone` and `untrained` must be given; all else has the paper's value."""
+class Recipe(Settings):
+    """How to train a model: its settings, and all else that decides a run.
 
-    # The model.
+    One of `backbone` and `untrained` must be given; all else has the paper's value.
+    """
+
+    # The model, beside its settings.
     backbone: str = ""  # a hub id or folder
     untrained: str = ""  # or the shape of a backbone to build with random weights
-    slots: str = "random"
-    query_vectors: int = 4
-    page_vectors: int = 4
-    visual_tokens: int = 1536
     lora: bool = True
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.05
     still_vision: bool = False  # freeze the vision tower, read each page once and keep it in memory: for small sets
-    seed: int = 42
 
     # The pairs.
     data: str = "vidore/colpali_train_set"  # a hub id, a folder, or a .jsonl or .parquet file
@@ -134,6 +132,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), type(field.default))
+        super().__post_init__()
         if bool(self.backbone) == bool(self.untrained):
             raise UsageError("a recipe needs either backbone (a hub id or folder) or untrained (a shape)")
         if not self.data:
@@ -160,7 +159,6 @@ class Recipe:
             raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:
             raise UsageError("validate_every needs validation: the held-out pairs to search")
-        self.settings()
 
     def _check_prefixes(self) -> None:
         rising = all(least < num for least, num in zip((0, *self.prefixes), self.prefixes, strict=False))
@@ -168,18 +166,12 @@ class Recipe:
             raise UsageError(
                 f"prefixes must rise, from 1 or more to at most the vectors of a side, not {list(self.prefixes)}"
             )
-        if self.prefixes and (self.slots == "tokens" or self.objective == "reading"):
+        if self.prefixes and (not self.strategy.prefix_stable or self.objective == "reading"):
             raise UsageError("prefixes go with slots and retrieval: there must be a first vector")
 
     def settings(self) -> Settings:
         """Return the part that says how the model makes its vectors."""
-        return Settings(
-            slots=self.slots,
-            query_vectors=self.query_vectors,
-            page_vectors=self.page_vectors,
-            visual_tokens=self.visual_tokens,
-            seed=self.seed,
-        )
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
 
 def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:

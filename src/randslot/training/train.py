@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
+from sentence_transformers import MultiVectorEncoderTrainer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
@@ -34,22 +34,21 @@ from transformers.utils.logging import (
 
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
-from ..model.backbone import default_lora
 from ..model.checkpoint import save_backbone
-from ..model.model import load, untrained
-from ..pages import open_page
+from ..model.loading import load, untrained
+from ..model.model import RandSlotModel
+from ..model.still_vision import KnownPage, StillVision
 from .arguments import make_arguments, share
 from .loss import make_loss
 from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
 from .reading_loss import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
-from .still_vision import KnownPage, StillVision
 from .watch import Bar, Losses, NoLastCheckpoint, OwnSlots, read_losses
 
 RECIPE, RUN, LOSSES, CURVE, SKIPPED = "recipe.toml", "run.json", "losses.csv", "losses.png", "skipped_rows.txt"
 
 
-def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False) -> MultiVectorEncoder:
+def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False) -> RandSlotModel:
     """Train a model and leave it in the recipe's output folder with recipe, versions, losses and model card.
 
     `recipe` is a Recipe, a dictionary of its values, a recipe file, or the name of one that ships with the package.
@@ -76,9 +75,7 @@ class UndisturbedTrainer(MultiVectorEncoderTrainer):
         return found
 
 
-def preprocess(
-    model: MultiVectorEncoder, still: StillVision | None, inputs: list[Any], **options: Any
-) -> dict[str, Any]:
+def preprocess(model: RandSlotModel, still: StillVision | None, inputs: list[Any], **options: Any) -> dict[str, Any]:
     """Preprocess a column of a batch: pages, or queries, of which a row may have several."""
     if still is not None and isinstance(inputs[0], KnownPage):
         return still.preprocess(inputs)
@@ -104,7 +101,7 @@ class Run:
         if self.rank == 0:  # the others may look when the first one has begun to write
             _check_folder(self.folder, recipe, self.checkpoint, resume)
 
-    def go(self) -> MultiVectorEncoder:
+    def go(self) -> RandSlotModel:
         """Train, and save the result."""
         verbosity = get_verbosity()
         set_verbosity_error()  # our own bar and lines say what is needed
@@ -124,7 +121,7 @@ class Run:
             set_verbosity(verbosity)
             enable_progress_bar()
 
-    def _go(self) -> MultiVectorEncoder:
+    def _go(self) -> RandSlotModel:
         started = time.perf_counter()
         pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
         if self.rank == 0:
@@ -163,21 +160,22 @@ class Run:
             raise UsageError(f"{recipe.data} has several texts for a page: reading takes one")
         return pairs
 
-    def make_model(self) -> MultiVectorEncoder:
+    def make_model(self) -> RandSlotModel:
         """Make the model as it is before training: the same for every strategy under one seed."""
         recipe = self.recipe
         on_gpu = torch.cuda.is_available()
         half = on_gpu and recipe.precision == "bf16" and recipe.lora  # all weights train in float32, under autocast
+        adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
         options: dict[str, Any] = {
-            "lora": default_lora(recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout) if recipe.lora else False,
+            "lora": adapter if recipe.lora else False,
             "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu",
             "dtype": torch.bfloat16 if half else torch.float32,
         }
-        settings = asdict(recipe.settings()) | options
-        return untrained(recipe.untrained, **settings) if recipe.untrained else load(recipe.backbone, **settings)
+        options |= asdict(recipe.settings())
+        return untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
 
     def make_trainer(
-        self, model: MultiVectorEncoder, pairs: Pairs, evaluator: BaseEvaluator | None = None
+        self, model: RandSlotModel, pairs: Pairs, evaluator: BaseEvaluator | None = None
     ) -> MultiVectorEncoderTrainer:
         """Put model, pairs, loss and settings into sentence-transformers' trainer."""
         recipe = self.recipe
@@ -185,8 +183,8 @@ class Run:
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
-        still = StillVision(model[0]) if recipe.still_vision else None
-        read = still.read if still else partial(open_page, pixels=model[0].most_pixels)
+        still = StillVision(model) if recipe.still_vision else None
+        read = still.read if still else model.page_opener
         opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
         trainer = UndisturbedTrainer(
             model=model,
@@ -205,7 +203,7 @@ class Run:
         trainer.remove_callback(ProgressCallback)
         return trainer
 
-    def make_loss(self, model: MultiVectorEncoder) -> torch.nn.Module:
+    def make_loss(self, model: RandSlotModel) -> torch.nn.Module:
         """Make the loss of the recipe's objective."""
         recipe = self.recipe
         if recipe.objective == "reading":
@@ -232,9 +230,7 @@ class Run:
             return ReadingEvaluator([text for text, _ in rows], [page for _, page in rows])
         return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
 
-    def finish(
-        self, model: MultiVectorEncoder, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float
-    ) -> None:
+    def finish(self, model: RandSlotModel, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float) -> None:
         """Save the model, the curve and the record of the run."""
         num_queries = count_queries(pairs)
         what = "pairs" if num_queries == 1 else f"pages with {num_queries} queries each"
@@ -243,7 +239,7 @@ class Run:
             f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
         )
         if self.recipe.objective == "reading":
-            save_backbone(model[0].parts, self.folder)
+            save_backbone(model.backbone, self.folder)
         else:
             model.save_pretrained(str(self.folder))
         rows = read_losses(self.folder / LOSSES)

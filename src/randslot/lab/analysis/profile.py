@@ -10,24 +10,24 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from PIL import Image
 from rich.progress import Progress
-from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 from ...errors import UsageError
-from ...model.backbone import read_content
-from ...model.encoder import SlotEncoder
+from ...model.model import RandSlotModel
+from ...model.reader import Side
 from ...model.readout import read_once, read_stepwise
-from ...model.slots import STRATEGIES, Sequential, Side, Strategy
+from ...model.slots import STRATEGIES, Sequential, Strategy
 from ...tables import Cell, Table
 
 WORDS = ("net sales by region", "deferred tax", "how did output change?", "staff costs in the third quarter")
-Features = dict[str, Tensor]
+Features = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Protocol:
     warmup: int = 3
     samples: int = 32
     budgets: tuple[int, ...] = (1, 4, 6)
-    strategies: tuple[str, ...] = ("random", "zero", "fixed", "learned", "feedback")
+    strategies: tuple[str, ...] = ()  # () for all that append slots
 
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "query_tokens", "samples", *(() if not self.warmup else ("warmup",))):
@@ -48,10 +48,12 @@ class Protocol:
                 raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
         if not self.budgets or min(self.budgets) < 1:
             raise UsageError("budgets must be whole numbers of 1 or more")
+        known = [name for name, strategy in STRATEGIES.items() if not strategy.every_token]
         for name in self.strategies:
-            if name not in STRATEGIES or name == "tokens":
-                known = ", ".join(other for other in STRATEGIES if other != "tokens")
-                raise UsageError(f"strategy {name!r} is not one of {known}")
+            if name not in known:
+                raise UsageError(f"strategy {name!r} is not one of {', '.join(known)}")
+        if not self.strategies:
+            object.__setattr__(self, "strategies", tuple(known))
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,18 @@ class Way:
         return "one pass" if self.one_pass else "step by step"
 
 
-def profile(model: MultiVectorEncoder, protocol: Protocol, progress: Progress | None = None) -> Table:
+def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None = None) -> Table:
     """Time a model's backbone and return the median query latency and the pages a second of every way."""
-    encoder: SlotEncoder = model[0]
     ways = _list_ways(protocol)
     seconds: dict[Side, dict[Way, list[float]]] = {}
-    with _encoding(encoder, protocol), torch.inference_mode():
+    with _encoding(model, protocol), torch.inference_mode():
         inputs: dict[Side, list[Features]] = {
-            "query": _make_queries(encoder, protocol),
-            "page": _make_pages(encoder, protocol),
+            "query": _make_queries(model, protocol),
+            "page": _make_pages(model, protocol),
         }
         for side, samples in inputs.items():
             bar = progress.add_task(f"timing {side} encoding", total=len(samples)) if progress else None
-            functions = {way: _make_function(encoder, way, side) for way in ways}
+            functions = {way: _make_function(model, way, side) for way in ways}
             seconds[side] = _time(functions, samples, protocol.warmup, partial(_advance, progress, bar))
     rows: list[list[Cell]] = [
         [
@@ -114,23 +115,23 @@ def _list_ways(protocol: Protocol) -> list[Way]:
 
 
 @contextmanager
-def _encoding(encoder: SlotEncoder, protocol: Protocol) -> Iterator[None]:
+def _encoding(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
     """Set a model to encode pages of the protocol's size, and set it back."""
-    before, training = encoder.settings, encoder.training
-    encoder.settings = replace(before, visual_tokens=protocol.rows * protocol.columns)
-    encoder.eval()
+    before, training = model.settings.visual_tokens, model.training
+    model.use(visual_tokens=protocol.rows * protocol.columns)
+    model.eval()
     try:
         yield
     finally:
-        encoder.settings = before
-        encoder.train(training)
+        model.use(visual_tokens=before)
+        model.train(training)
 
 
-def _make_queries(encoder: SlotEncoder, protocol: Protocol) -> list[Features]:
+def _make_queries(model: RandSlotModel, protocol: Protocol) -> list[Features]:
     """Make queries of a fixed length: short ones repeated, of which the last tokens are kept."""
     queries = []
     for number in range(protocol.warmup + protocol.samples):
-        features = encoder.preprocess([f"{WORDS[number % len(WORDS)]} {number}"], task="query")
+        features = model.preprocess([f"{WORDS[number % len(WORDS)]} {number}"], task="query")
         ids = features["input_ids"]
         times = -(-protocol.query_tokens // ids.shape[1])
         fixed = ids.repeat(1, times)[:, -protocol.query_tokens :]
@@ -138,33 +139,31 @@ def _make_queries(encoder: SlotEncoder, protocol: Protocol) -> list[Features]:
     return queries
 
 
-def _make_pages(encoder: SlotEncoder, protocol: Protocol) -> list[Features]:
+def _make_pages(model: RandSlotModel, protocol: Protocol) -> list[Features]:
     """Make pages of a fixed size, white with a mark that tells them apart; what is on a page costs nothing."""
-    unit = encoder.image_processor.patch_size * encoder.image_processor.merge_size
+    side = round((model.page_pixels / (protocol.rows * protocol.columns)) ** 0.5)  # of one visual token, in pixels
     pages = []
     for number in range(protocol.warmup + protocol.samples):
-        image = Image.new("RGB", (protocol.columns * unit, protocol.rows * unit), "white")
-        image.paste((number, number, number), (0, 0, unit // 2, unit // 2))
-        pages.append(encoder.preprocess([image], task="document"))
-    _, rows, columns = pages[0]["image_grid_thw"][0].tolist()
-    merge = encoder.image_processor.merge_size
-    if (rows // merge, columns // merge) != (protocol.rows, protocol.columns):
+        image = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
+        image.paste((number, number, number), (0, 0, side // 2, side // 2))
+        pages.append(model.preprocess([image], task="document"))
+    if model.page_grid(pages[0]) != (protocol.rows, protocol.columns):
         raise UsageError(f"a page of {protocol.rows} x {protocol.columns} visual tokens is too long: at most 200 to 1")
     return pages
 
 
-def _make_function(encoder: SlotEncoder, way: Way, side: Side) -> Callable[[Features], Tensor]:
+def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Features], Tensor]:
     """Return the function that takes features from the host to vectors."""
-    backbone, num = encoder.backbone, way.vectors - 1
-    device = next(backbone.parameters()).device
+    backbone, num = model.backbone, way.vectors - 1
+    device = next(backbone.model.parameters()).device
     slots: Strategy = STRATEGIES[way.strategy](
-        encoder.get_embedding_dimension(), {"query": max(num, 1), "page": max(num, 1)}, encoder.settings.seed
+        model.dimension, {"query": max(num, 1), "page": max(num, 1)}, model.settings.seed
     )
     slots.to(device).eval()
 
     def encode(features: Features) -> Tensor:
-        there = {name: value.to(device) for name, value in features.items()}
-        content = read_content(backbone, there)
+        there = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
+        content = backbone.read_content(there)
         if isinstance(slots, Sequential):
             return read_stepwise(backbone, content, num, lambda _, readout: slots.step(readout), cached=True)
         given = slots(side, num, there["keys"])

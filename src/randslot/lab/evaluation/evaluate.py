@@ -18,18 +18,17 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 from ... import __version__
 from ...errors import RandSlotError, UsageError
-from ...model.model import weights_key
-from ...model.slots import Side
+from ...model.model import RandSlotModel
+from ...model.reader import Side
 from ...pages import open_page
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
 from .tasks import Pages, Subset, Task
-from .vectors import VectorCache, batches, content_key, num_vectors, open_cache
+from .vectors import VectorCache, batches, content_key, open_cache
 
 CUTS = (5, 10)
 
@@ -41,7 +40,7 @@ class Evaluation:
     name: what the model is called in tables. output: where results go, one file a task. cache: where vectors go.
     """
 
-    model: MultiVectorEncoder
+    model: RandSlotModel
     name: str
     output: Path
     cache: Path
@@ -52,14 +51,14 @@ class Evaluation:
         """Evaluate on each task, keep its scores in a file, and return them."""
         if not tasks:
             raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
-        settings = self.model[0].settings
+        settings = self.model.settings
         if settings.inference != settings.slots and (settings.slots, settings.inference) != ("random", "zero"):
             self.console.print(
                 f"note: {self.name} was trained with {settings.slots} slots, and gets {settings.inference} ones here"
             )
-        weights = weights_key(self.model)
+        weights = self.model.weights_key
         caches: dict[Side, VectorCache] = {
-            side: open_cache(self.cache, weights, self.model, side) for side in ("query", "page")
+            side: open_cache(self.cache, weights, settings, side) for side in ("query", "page")
         }
         return [self._run_task(task, weights, caches) for task in tasks]
 
@@ -68,13 +67,13 @@ class Evaluation:
         self.console.print(f"evaluating on {task.name}: {where}")
         subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
         means = {f"ndcg@{k}": mean(row[f"ndcg@{k}"] for row in subsets.values()) for k in CUTS}
-        settings = self.model[0].settings
+        settings = self.model.settings
         result = {
             "model": self.name,
             "weights": weights,
             "settings": asdict(settings),
             "how": settings.inference + (f" by {settings.reduction}" if settings.reduction != "none" else ""),
-            "counts": {side: num_vectors(settings, side) for side in caches},  # None: every token
+            "counts": {side: settings.num_vectors(side) for side in caches},  # None: every token
             "benchmark": task.benchmark,
             "task": task.name,
             "dataset": task.dataset,
@@ -118,10 +117,10 @@ class Evaluation:
         }
 
     def _score(self, query_keys: list[str], page_keys: list[str], caches: dict[Side, VectorCache]) -> Tensor:
-        settings = self.model[0].settings
-        queries = caches["query"].read(query_keys, num_vectors(settings, "query"))
+        settings = self.model.settings
+        queries = caches["query"].read(query_keys, settings.num_vectors("query"))
         scores_QP = torch.empty(len(query_keys), len(page_keys))
-        for indexes, pages in caches["page"].blocks(page_keys, num_vectors(settings, "page")):
+        for indexes, pages in caches["page"].blocks(page_keys, settings.num_vectors("page")):
             scores_QP[:, indexes] = self.model.similarity(queries, pages, device=self.model.device)
         return scores_QP
 
@@ -153,7 +152,7 @@ class Evaluation:
         return keys
 
     def _open(self, pages: Pages, batch: list[int]) -> list[Any]:
-        pixels = self.model[0].most_pixels
+        pixels = self.model.page_pixels
         images = []
         for i in batch:
             try:

@@ -24,12 +24,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import RandSlotError, UsageError
-from ...model.slots import Side
+from ...model.reader import Side
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder
-
-    from ...model.encoder import Settings
+    from ...model.settings import Settings
 
 SHARD_BYTES, SHARD_SECONDS = 2**26, 20.0
 BLOCK_BYTES = 2**28
@@ -119,27 +117,17 @@ class VectorCache:
         return [found[index] for index in range(len(keys))]
 
 
-def open_cache(root: Path, weights: str, model: MultiVectorEncoder, side: Side) -> VectorCache:
-    """Open the cache of one side of a model as it is set now.
+def open_cache(root: Path, weights: str, settings: Settings, side: Side) -> VectorCache:
+    """Open the cache of one side of a model under its settings.
 
-    Slots for a larger budget serve a smaller one, since the first vectors do not depend on how many follow; so caches
-    with more are read as well. Reduced pages have no such order.
+    Where a smaller budget is the beginning of a larger one, caches with more vectors are read as well.
     """
-    settings = model[0].settings
-    parts = [side, settings.inference]
-    reduced = side == "page" and settings.reduction != "none"
-    if reduced:
-        parts.append(settings.reduction)
-    if settings.inference in ("random", "fixed") or reduced:
-        parts.append(f"seed{settings.seed}")
-    if side == "page":
-        parts.append(f"{settings.visual_tokens}tokens")
-    folder = root / weights / "-".join(parts)
-    num = num_vectors(settings, side)
+    folder = root / weights / settings.vectors_name(side)
+    num = settings.num_vectors(side)
     if num is None:
         return VectorCache(folder)
     folder = folder.with_name(f"{folder.name}-k{num}")
-    return VectorCache(folder, [] if reduced else larger_caches(folder))
+    return VectorCache(folder, larger_caches(folder) if settings.has_prefixes(side) else [])
 
 
 def larger_caches(folder: Path) -> list[Path]:
@@ -147,13 +135,6 @@ def larger_caches(folder: Path) -> list[Path]:
     stem, _, num = folder.name.rpartition("-k")
     beside = folder.parent.glob(f"{stem}-k*") if stem else ()
     return [path for path in sorted(beside) if int(path.name.rpartition("-k")[2]) > int(num)]
-
-
-def num_vectors(settings: Settings, side: Side) -> int | None:
-    """Return how many vectors one side has, or None if every token has its own."""
-    if settings.slots == "tokens" and (side == "query" or settings.reduction == "none"):
-        return None
-    return settings.vectors(side)
 
 
 def content_key(*parts: bytes) -> str:

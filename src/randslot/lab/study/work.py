@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...errors import RandSlotError
 from ...machine import describe_machine
-from ...model.model import load
+from ...model import load
 from ...training.train import LOSSES, RUN, train
 from ...training.watch import read_losses
 from ..analysis.budgets import sweep_budgets

@@ -1,0 +1,247 @@
+"""What a family of backbones is: everything that differs from one to the next, behind one interface.
+
+Shapes: B batch, L positions, D hidden dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from peft import LoraConfig
+from PIL import Image
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ...errors import RandSlotError, UsageError
+from ...files import read_json
+from ..content import Content
+from ..hub import Source
+from ..reader import Reads
+
+Features = dict[str, Tensor]
+TOKENIZER_FILE = "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What turns text and images into the numbers that a backbone takes; a family that reads text has no images."""
+
+    tokenizer: PreTrainedTokenizerBase
+    image: Any = None
+
+    def pad(self, ids: list[list[int]]) -> Features:
+        """Return token ids, padded on the left, with their mask."""
+        return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts as they are, without tokens around them."""
+        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return ids
+
+    def describe(self) -> bytes:
+        """Return all that vectors depend on, for a hash."""
+        image = b"" if self.image is None else self.image.to_json_string().encode()
+        tokenizer: str = self.tokenizer.backend_tokenizer.to_str()
+        return image + tokenizer.encode()
+
+    def save(self, folder: Path) -> None:
+        """Write them into a folder, each in the files of its own."""
+        self.tokenizer.save_pretrained(folder)
+        if self.image is not None:
+            self.image.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a vision tower makes of some pages: merged tokens, then what it adds to deeper layers, each (tokens, D)."""
+
+    layers: tuple[Tensor, ...]
+
+
+def join_seen(parts: Sequence[Seen]) -> Seen:
+    """Return what was seen of several pages as if they had been looked at together."""
+    return Seen(tuple(torch.cat(layer) for layer in zip(*(part.layers for part in parts), strict=True)))
+
+
+class Family(ABC):
+    """A family of backbones. It has no state: the model and its processors are passed in.
+
+    name: as people write it. model_type: as config.json of a backbone has it. reads: what it takes of a page.
+    page_prompt: what stands around a page, and whatever else vectors of pages depend on. lora_targets: the modules that
+    the paper's adapter sits on, as a regular expression. special_tokens: what a tokenizer made in code needs, the
+    padding token first. spare_weights: prefixes of weights in a backbone's files that are not needed here.
+    """
+
+    name: ClassVar[str]
+    model_type: ClassVar[str]
+    reads: ClassVar[Reads] = "image"
+    page_prompt: ClassVar[str] = ""
+    lora_targets: ClassVar[str]
+    special_tokens: ClassVar[tuple[str, ...]]
+    end_token: ClassVar[str]
+    spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
+
+    # -- making a backbone
+
+    def load_processors(self, source: Source) -> Processors:
+        """Load them from the folder of a source, without running any code found there.
+
+        Errors: RandSlotError in one line if a file is missing; whatever transformers raises for a broken one.
+        """
+        need_file(source, TOKENIZER_FILE)
+        return Processors(
+            AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True),
+            self.load_image_processor(source),
+        )
+
+    def load_image_processor(self, source: Source) -> Any:
+        """Load the image processor of a family that has one."""
+        return None
+
+    def make_image_processor(self, shape: dict[str, Any]) -> Any:
+        """Make the image processor of a shape."""
+        return None
+
+    def make_config(self, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+        """Make the configuration of a shape, which `tokenizer` was made for."""
+        options = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
+        return AutoConfig.for_model(**(options | shape["config"]))
+
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Return a model as it is used here, with the same weights under the same names."""
+        return model
+
+    def make_lora(self, rank: int = 16, alpha: int = 32, dropout: float = 0.05) -> LoraConfig:
+        """The paper's adapter on the projections of the language model that play the part of q, k, v and o."""
+        return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=self.lora_targets)
+
+    # -- from pages and queries to features
+
+    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
+        """Return the most pixels of a page image that the model looks at."""
+        raise UsageError(f"a {self.name} model reads the text of a page, not its image")
+
+    @abstractmethod
+    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image | str:
+        """Return a page as `preprocess_pages` takes it: an RGB image, or a text.
+
+        Errors: RandSlotError in one line if it cannot be opened.
+        """
+
+    @abstractmethod
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
+        """Turn opened pages into left-padded features."""
+
+    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
+        """Return the rows and columns of visual tokens of the first page among features."""
+        raise UsageError(f"a page of a {self.name} model has no grid of visual tokens")
+
+    def preprocess_queries(self, processors: Processors, queries: Sequence[str]) -> Features:
+        """Turn queries into left-padded features. They have no template, in the paper and here."""
+        return processors.pad(processors.tokenize(queries))
+
+    # -- from features to states
+
+    def see(self, model: PreTrainedModel, features: Features) -> Seen | None:
+        """Run the vision tower over the pages among features; None where there is nothing to see."""
+        return None
+
+    def freeze_vision(self, model: PreTrainedModel) -> None:
+        """Keep the vision tower from being trained."""
+        raise UsageError(f"a {self.name} model has no vision tower to keep still")
+
+    def without_pixels(self, features: Features) -> Features:
+        """Return the features of pages that were seen before, without what only the vision tower needs."""
+        return features
+
+    def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
+        """Embed left-padded features and place them; `seen` spares looking at the pages once more."""
+        mask_BL = features["attention_mask"]
+        embeds_BLD = model.get_input_embeddings()(features["input_ids"])
+        return Content(embeds_BLD, mask_BL, (mask_BL.cumsum(-1) - 1).clamp(min=0))
+
+    def run(
+        self, model: PreTrainedModel, content: Content, cache: Any = None, use_cache: bool = False
+    ) -> tuple[Tensor, Any]:
+        """Run the language model over a content and return its last hidden states (B, L, D) and its cache."""
+        output = self.language_model(model)(
+            inputs_embeds=content.embeds_BLD,
+            attention_mask=content.mask_BL,
+            position_ids=content.positions,
+            past_key_values=cache,
+            use_cache=use_cache,
+            **content.flags,
+            **content.more,
+        )
+        return output.last_hidden_state, output.past_key_values
+
+    def language_model(self, model: PreTrainedModel) -> Any:
+        """Return the language model inside a backbone."""
+        return model
+
+    # -- serving
+
+    def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
+        """Return the whole model that servers know, with a language head, for an export.
+
+        Errors: UsageError if no server runs this family.
+        """
+        raise UsageError(f"a {self.name} model cannot be exported: no known server gives the states of all its tokens")
+
+    def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
+        """Write processors into an export as a server reads them."""
+        processors.save(folder)
+
+    def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
+        """Return what `fit_page` needs to know of a model that runs elsewhere."""
+        return {}
+
+    def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
+        """Return a page as its server would resize it, and how many tokens its image takes there."""
+        raise UsageError(f"a {self.name} model cannot be used on a server")
+
+    @property
+    def image_token(self) -> str:
+        """What stands for the image in the page prompt of an export."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A loaded or built model of a family, with its processors."""
+
+    family: Family
+    model: PreTrainedModel
+    processors: Processors
+    source: Source
+    bare: dict[str, Tensor] = field(default_factory=dict)  # weights below an adapter, where no folder has them
+
+    def read_content(self, features: Features, seen: Seen | None = None) -> Content:
+        """Embed left-padded features and place them."""
+        return self.family.read_content(self.model, features, seen)
+
+    def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
+        """Run the language model over a content and return its last hidden states (B, L, D) and its cache."""
+        return self.family.run(self.model, content, cache, use_cache)
+
+    def with_processors(self, processors: Processors) -> Backbone:
+        """Return this backbone with other processors."""
+        return replace(self, processors=processors)
+
+
+def need_file(source: Source, *names: str) -> None:
+    """Refuse a folder that has none of these files, or one that is not valid JSON.
+
+    Errors: RandSlotError in one line.
+    """
+    files = [Path(str(source.folder), name) for name in names]
+    for file in files:
+        if file.is_file():
+            read_json(file)
+            return
+    raise RandSlotError(f"{source.name} lacks {names[0]}")

@@ -1,0 +1,216 @@
+"""What Qwen2.5-VL and Qwen3-VL have in common: prompt, image size, positions in three dimensions, the way to a server.
+
+Shapes: B batch, L positions, D hidden dimension.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from ...errors import RandSlotError
+from ...pages import limit_aspect, open_page
+from ..content import Content
+from ..hub import Source
+from .family import Family, Features, Processors, Seen, need_file
+
+IMAGE_TOKEN = "<|image_pad|>"
+ASPECT = 200  # above 200:1 the image processor refuses a page
+
+
+class QwenVL(Family):
+    """A vision-language model of Qwen: visual tokens stand among those of the text, placed in three dimensions."""
+
+    reads = "image"
+    # Appendix A of the paper, character for character. Queries have no template at all.
+    page_prompt = (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+    )
+    lora_targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)"
+    special_tokens = (
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        IMAGE_TOKEN,
+        "<|video_pad|>",
+    )
+    end_token = "<|im_end|>"
+    # Servers load it along with the image processor; without its name one family would get that of the other.
+    video_processor: ClassVar[str]
+
+    # -- making a backbone
+
+    def load_image_processor(self, source: Source) -> Any:
+        # A processor that was saved as a whole keeps its image settings in processor_config.json.
+        need_file(source, "preprocessor_config.json", "processor_config.json")
+        return Qwen2VLImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
+
+    def make_image_processor(self, shape: dict[str, Any]) -> Any:
+        return Qwen2VLImageProcessorPil(**shape["image_processor"])
+
+    def make_config(self, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+        options = dict(shape["config"])
+        options["text_config"] = {"vocab_size": len(tokenizer)} | options["text_config"]
+        options["text_config"] |= {"bos_token_id": None, "eos_token_id": None}
+        return AutoConfig.for_model(
+            **options,
+            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+            video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+            vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+            vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        )
+
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        proj = model.visual.patch_embed.proj
+        if tuple(proj.stride) != tuple(proj.kernel_size) or any(proj.padding):
+            raise RandSlotError("this backbone's patch embedding overlaps, which no known Qwen-VL model does")
+        model.visual.patch_embed = LinearPatches(proj)
+        return model
+
+    # -- from pages to features
+
+    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
+        return image_size(processors.image, visual_tokens)["longest_edge"]
+
+    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image:
+        image = open_page(page, self.page_pixels(processors, visual_tokens))
+        return limit_aspect(image, longest_aspect(visual_tokens))
+
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
+        size = image_size(processors.image, visual_tokens)
+        seen = processors.image(list(pages), size=size, return_tensors="pt")
+        before, after = processors.tokenize(self.page_prompt.split(IMAGE_TOKEN))
+        image_token = processors.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        counts = (seen["image_grid_thw"].prod(-1) // processors.image.merge_size**2).tolist()
+        ids = [before + [image_token] * count + after for count in counts]
+        return processors.pad(ids) | {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
+
+    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
+        _, rows, columns = features["image_grid_thw"][0].tolist()
+        return rows // processors.image.merge_size, columns // processors.image.merge_size
+
+    # -- from features to states
+
+    def see(self, model: PreTrainedModel, features: Features) -> Seen | None:
+        if "pixel_values" not in features:
+            return None
+        seen = model.get_image_features(features["pixel_values"], features["image_grid_thw"], return_dict=True)
+        deeper = getattr(seen, "deepstack_features", None) or []
+        return Seen(tuple(torch.cat(list(layer)) for layer in (seen.pooler_output, *deeper)))
+
+    def freeze_vision(self, model: PreTrainedModel) -> None:
+        model.visual.requires_grad_(False)
+
+    def without_pixels(self, features: Features) -> Features:
+        return {name: value for name, value in features.items() if name != "pixel_values"}
+
+    def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
+        """Embed tokens and page images, and place them.
+
+        Positions are computed here for every batch: given only embeddings, a Qwen model reuses those of its last image.
+        """
+        ids, mask_BL = features["input_ids"], features["attention_mask"]
+        embeds_BLD = model.get_input_embeddings()(ids)
+        if "image_grid_thw" not in features:
+            positions = (mask_BL.cumsum(-1) - 1).clamp(min=0)
+            return Content(embeds_BLD, mask_BL, positions.expand(3, *positions.shape))
+        is_visual = ids == model.config.image_token_id
+        positions, _ = model.get_rope_index(
+            ids, mm_token_type_ids=is_visual.int(), image_grid_thw=features["image_grid_thw"], attention_mask=mask_BL
+        )
+        seen = seen or self.see(model, features)
+        assert seen is not None
+        merged, *deeper = seen.layers
+        embeds_BLD = embeds_BLD.masked_scatter(is_visual[..., None], merged.to(embeds_BLD.dtype))
+        flags = {"visual_pos_masks": is_visual} if deeper else {}
+        more = {"deepstack_visual_embeds": deeper} if deeper else {}
+        return Content(embeds_BLD, mask_BL, positions, flags, more)
+
+    def language_model(self, model: PreTrainedModel) -> Any:
+        return model.language_model
+
+    # -- serving
+
+    @property
+    def image_token(self) -> str:
+        return IMAGE_TOKEN
+
+    def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
+        return AutoModelForImageTextToText.from_config(config)
+
+    def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
+        processors.image.size = image_size(processors.image, visual_tokens)
+        processors.save(folder)
+        image = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+        video = {key: value for key, value in image.items() if key != "image_processor_type"}
+        video["video_processor_type"] = self.video_processor
+        file = folder / "video_preprocessor_config.json"
+        file.write_text(json.dumps(video, indent=2) + "\n", encoding="utf-8")
+
+    def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
+        factor = processors.image.patch_size * processors.image.merge_size
+        return {"factor": factor, **image_size(processors.image, visual_tokens)}
+
+    def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
+        """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.
+
+        limits: as `image_limits` gave them. The edges are numbers of pixels, as the image processor calls them, and
+        `factor` is the side of a visual token.
+        """
+        factor, most = limits["factor"], limits["longest_edge"]
+        image = limit_aspect(image, longest_aspect(most // factor**2))
+        height, width = smart_resize(image.height, image.width, factor, limits["shortest_edge"], most)
+        if max(height, width) <= ASPECT * min(height, width):  # else rounding led beyond what the processor takes
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        return image, height * width // factor**2
+
+
+def longest_aspect(visual_tokens: int) -> int:
+    """Return how much longer than wide a page may be: beyond 1:visual_tokens it would take more tokens than that."""
+    return min(ASPECT, visual_tokens)
+
+
+def image_size(image_processor: Any, visual_tokens: int) -> dict[str, int]:
+    """Return the least and most pixels of a page, as the image processor calls them."""
+    most = visual_tokens * (image_processor.patch_size * image_processor.merge_size) ** 2
+    # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
+    least = min(image_processor.size["shortest_edge"], most // 4)
+    return {"shortest_edge": least, "longest_edge": most}
+
+
+class LinearPatches(nn.Module):
+    """The patch embedding of a backbone as a matrix product.
+
+    Its Conv3d has a stride equal to its kernel and gets patches already cut out, so it is a Linear. The convolution
+    stays below under its own name: weights are stored, loaded and saved as before.
+    """
+
+    def __init__(self, proj: nn.Conv3d) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, patches: Tensor) -> Tensor:
+        weight = self.proj.weight
+        patches = patches.to(weight.dtype)
+        if type(self.proj) is nn.Conv3d:
+            return F.linear(patches, weight.flatten(1), self.proj.bias)
+        adapted: Tensor = self.proj(patches.view(-1, *weight.shape[1:]))  # an adapter sits on it
+        return adapted.flatten(1)
