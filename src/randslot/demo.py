@@ -60,7 +60,7 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     delete_library(folder / "library")  # it may be that of another version of the model
     with Library(folder / "library", EMBEDDED) as library:
         _index(library, folder / "reports", len(pages), console)
-        num, dim = library.binding.page_vectors, library.binding.dimension
+        num, dim = library.binding.num_vectors("page") or 0, library.binding.dimension
         console.print(f"each page is {num} vectors of {dim} dimensions: {num * dim * 2:,} bytes in half precision\n")
         searches = [_search(library, query, folder, known.get(query)) for query in queries or known]
     for search in searches:

@@ -90,7 +90,7 @@ def test_search_prints_pages_or_json(run, indexed):
     code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "2", "--json", "--exact")
     hits = json.loads(out)
     assert len(hits) == 2
-    assert hits[0].keys() == {"id", "source", "page", "score", "matches", "metadata"}
+    assert hits[0].keys() == {"id", "source", "page", "score", "matches", "metadata", "file"}
     assert hits[0]["score"] >= hits[1]["score"]
     assert [match["query"] for match in hits[0]["matches"]] == [1, 2, 3, 4]
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import randslot
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library import cluster, rendering
-from randslot.library.binding import describe
 from randslot.library.library import Library
+from randslot.library.reading import ray as cluster
+from randslot.library.reading import ray_tasks as rendering
 from support.libraries import same, write_tiff
 from support.qdrant_server import serving
 
@@ -89,7 +89,7 @@ def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(
     assert (first["error"], first["image"] == second["image"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
     known, *_ = rendering.render(row | {"known": [first["image"]]})
     assert (known["image"], known["pixels"]) == (first["image"], b"")
-    encode = cluster.Encode(describe(randslot.load(saved)), "lib")
+    encode = cluster.Encode(randslot.load(saved).identity, "lib")
     pages = [known, second, wrong]
     batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
     assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]

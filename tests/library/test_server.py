@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import BusyError, RandSlotError, UsageError
-from randslot.library import records, server
+from randslot.library import records
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
+from randslot.library.stores import server
 from randslot.library.stores.server import Connection, ServerStore, connect, num_edges, split_pages
 from randslot.library.stores.store import StoredPage, Where
 from support.libraries import visible, write_tiff

@@ -134,7 +134,7 @@ def test_closing_ends_workers_whatever_they_do(tmp_path):
 def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
     noise(50, 60).save(tmp_path / "x.png")
     code = (
-        "import sys; from randslot.library import worker; worker.main()\n"
+        "import sys; from randslot.library.reading import worker; worker.main()\n"
         "print(sorted({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)), file=sys.stderr)"
     )
     request = json.dumps({"file": str(tmp_path / "x.png")}) + "\n"
@@ -145,7 +145,7 @@ def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
 
 def test_memory_has_a_limit(tmp_path, monkeypatch):
     code = (
-        "from randslot.library import worker\n"
+        "from randslot.library.reading import worker\n"
         "worker.MEMORY = 2**30\n"
         "worker.render = lambda *_: bytearray(2**31)\n"
         "worker.main()"

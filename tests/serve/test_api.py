@@ -269,6 +269,30 @@ def test_the_event_loop_is_free_while_a_search_runs(service, monkeypatch):
     assert asyncio.run(visit()) == [200, 200]
 
 
+def test_links_of_hits_work_while_their_file_is_indexed_again(model, tmp_path, monkeypatch):
+    """The hits are those of the old version: so are their links."""
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "a.pdf").write_bytes(pdf(tmp_path, 2))
+    with serving(tmp_path / "lib", model) as service:
+        service.library.add(tmp_path / "papers", workers=1)
+        (tmp_path / "papers" / "a.pdf").write_bytes(pdf(tmp_path, 3, (300, 300)))
+        gate = Gate(service.library.store.add)
+        monkeypatch.setattr(service.library.store, "add", gate)
+        again = threading.Thread(target=lambda: service.library.add(tmp_path / "papers", workers=1))
+        again.start()
+        wait_for(lambda: gate.calls)
+        try:
+            client = client_of(service)
+            hits = client.post("/api/search", json={"query": "tax"}).json()["hits"]
+            assert len(hits) == 2
+            assert {client.get(hit["image"]).status_code for hit in hits} == {200}
+            assert {client.get(hit["document"]["file"]).status_code for hit in hits} == {200}
+            assert {hit["document"]["pages"] for hit in hits} == {2}
+        finally:
+            gate.door.set()
+            again.join()
+
+
 def test_indexing_an_upload_does_not_block_searches(client, service, tmp_path, monkeypatch):
     gate = Gate(service.library.store.add)
     monkeypatch.setattr(service.library.store, "add", gate)

@@ -2,101 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import RandSlotError, UsageError
+from ..model.reader import Identity, PageReader, read_identity
 
-if TYPE_CHECKING:  # takes seconds, and a library that is only looked into needs no model
-    from sentence_transformers import MultiVectorEncoder
+Binding = Identity  # its name in earlier versions
 
 FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are
 
 
-@dataclass(frozen=True)
-class Binding:
-    """A model as a library remembers it: where it came from, a hash of its weights, and how it makes vectors.
+def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
+    """Refuse a model that is not the one a library belongs to; advice: what to do about it.
 
-    name is None for a model that was made in memory.
+    Errors: UsageError in one line that says what differs.
     """
-
-    name: str | None
-    revision: str | None
-    weights: str
-    dtype: str
-    slots: str
-    inference: str
-    query_vectors: int
-    page_vectors: int
-    visual_tokens: int
-    seed: int
-    reduction: str
-    dimension: int
-
-    def __str__(self) -> str:
-        revision = f" at revision {self.revision}" if self.revision else ""
-        return f"{self.name or 'a model in memory'}{revision} (weights {self.weights[:8]})"
-
-    def check(self, other: Binding, library: str, advice: str = "") -> None:
-        """Refuse another model; advice is what to do where none can be loaded.
-
-        Errors: UsageError in one line that says what differs.
-        """
-        names = [field.name for field in fields(self) if field.name not in FREE]
-        differ = [name for name in names if getattr(self, name) != getattr(other, name)]
-        if "weights" in differ:
-            raise UsageError(
-                f"library {library} belongs to {self}, and this is {other}: "
-                + (advice or "open it with its own model, or make another library")
-            )
-        if differ:
-            what = ", ".join(f"{name}={getattr(self, name)!r} and not {getattr(other, name)!r}" for name in differ)
-            advice = advice or "load the model so, or make another library"
-            raise UsageError(f"library {library} was made with {what}: {advice}")
+    if bound.weights != other.weights:
+        advice = advice or "open it with its own model, or make another library"
+        raise UsageError(f"library {library} belongs to {bound}, and this is {other}: {advice}")
+    ours, theirs = bound.as_dict(), other.as_dict()
+    differences = []
+    for name in {**ours, **theirs}:
+        if name not in FREE and ours.get(name) != theirs.get(name):
+            differences.append(f"{name}={ours.get(name)!r} and not {theirs.get(name)!r}")
+    if differences:
+        advice = advice or "load the model so, or make another library"
+        raise UsageError(f"library {library} was made with {', '.join(differences)}: {advice}")
 
 
-def describe(model: MultiVectorEncoder) -> Binding:
-    """Return what a library remembers of a model."""
-    from ..model.model import weights_key
+def read_binding(values: Any, library: str) -> Identity:
+    """Read which model a library belongs to, as `Identity.as_dict` wrote it.
 
-    encoder = model[0]
-    return Binding(
-        name=encoder.home.name,
-        revision=encoder.home.revision,
-        weights=weights_key(model),
-        dtype=encoder.dtype,
-        dimension=encoder.get_embedding_dimension(),
-        **asdict(encoder.settings),
-    )
-
-
-def read_binding(values: Any, library: str) -> Binding:
-    """Read a binding as `asdict` wrote it.
-
-    Errors: RandSlotError if something is missing or unknown.
+    Errors: RandSlotError if something is missing.
     """
     try:
-        return Binding(**values)
-    except TypeError as error:
+        return read_identity(values)
+    except (KeyError, TypeError, AttributeError) as error:
         raise RandSlotError(f"library.json of {library} does not say which model it belongs to: {error}") from error
 
 
-def load_bound(bound: Binding, name: str | None, library: str) -> MultiVectorEncoder:
-    """Load the model that a library belongs to, from where it came from or from `name`, set as it was.
+def load_bound(bound: Identity, name: str | None, library: str) -> PageReader:
+    """Load the model that a library belongs to, from where it came from or from `name`, with the library's settings.
 
     Errors: RandSlotError if that is another model, or cannot be found.
     """
-    from ..model.model import weights_key
-    from ..model.remote_model import is_url, open_model
+    from ..model.remote_model import is_url, open_model  # takes seconds, and few uses of a library need the model
 
-    if name is None and bound.name is None:
+    place = name or bound.name
+    if place is None:
         raise RandSlotError(f"library {library} was made with a model in memory: pass that model")
-    place = name or bound.name or ""
-    at_home = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
-    model = open_model(place, **({} if is_url(place) else at_home))
-    if weights_key(model) == bound.weights:
-        budgets = ("query_vectors", "page_vectors")
-        settings = budgets if is_url(place) else (*budgets, "inference", "visual_tokens", "seed", "reduction")
-        model[0].use(**{setting: getattr(bound, setting) for setting in settings})
-    bound.check(describe(model), library)
-    return model
+    options: dict[str, Any] = {}
+    if not is_url(place):
+        options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
+    reader: PageReader = open_model(place, **options)
+    if reader.identity.weights == bound.weights:
+        reader.use(**bound.settings)
+    check_model(bound, reader.identity, library)
+    return reader

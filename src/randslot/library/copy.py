@@ -12,11 +12,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
+from .binding import check_model
 from .folder import is_kept
-from .ingest import SAFE_SECONDS, Progress
+from .ingest import SAFE_SECONDS
 from .library import Library
 from .location import clear
 from .manifest import File
+from .results import Progress
 from .stores.store import Where, page_id
 
 PAGES = 256  # that are read and written at once
@@ -45,7 +47,7 @@ def copy_library(source: Library, target: Library, tell: Callable[[Progress], No
 
     Errors: UsageError if both are one; RandSlotError if a file of the source changes meanwhile.
     """
-    source.binding.check(target.binding, source.name, "name another place")
+    check_model(source.binding, target.binding, source.name, "name another place")
     files = source.manifest.find(state="done")
     with target.write():
         if source.home.is_same(target.home):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from stat import S_ISREG
 from typing import Any
 
@@ -18,41 +18,11 @@ from .location import clear
 from .manifest import File, Manifest
 from .reading.local import Job, Read, Reader
 from .reading.workers import Inspected, Renderers
+from .results import Progress, Summary
 from .sources import is_gone
 from .stores.store import Store, StoredPage, page_id
 
 SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and whole files become visible
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is; `finished` are the files that became visible since the last time it was told."""
-
-    files_done: int
-    num_files: int
-    pages_done: int
-    num_pages: int
-    finished: tuple[str, ...] = ()
-
-
-@dataclass
-class Summary:
-    """What a run did: the files by what became of them, the pages stored and encoded, the time."""
-
-    added: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
-    unchanged: int = 0
-    removed: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
-    pages: int = 0
-    encoded: int = 0
-    vector_bytes_per_page: int = 0
-    seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass

@@ -9,88 +9,34 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
 from ..model.hub import EMBEDDED
-from ..pages import PIXELS, open_file_page, open_page, short
+from ..model.reader import Identity, PageReader
+from ..pages import open_page, short
 from .address import is_address, read_address
-from .binding import Binding, describe, load_bound, read_binding
+from .binding import check_model, load_bound, read_binding
 from .folder import HOME, IMAGES, Folder, is_kept
-from .ingest import Ingest, Progress, Summary
+from .ingest import Ingest
 from .location import FORMAT, Home, clear
 from .manifest import File
 from .reading.local import Here, Reader
 from .reading.workers import Renderers
+from .results import Hit, Match, Progress, Status, Summary
 from .sources import is_below, is_gone, is_match, list_files
 from .stores.store import DamagedError, Found, Vectors, Where, page_id
 
-if TYPE_CHECKING:  # takes seconds, and a library that is only looked into needs no model
-    from sentence_transformers import MultiVectorEncoder
-
 NOTES = logging.getLogger("randslot")
 VERIFIED = 256  # pages that are read at once to be verified
-
-
-@dataclass(frozen=True)
-class Match:
-    """Which page readout was nearest to a query readout, both from 1, and how near."""
-
-    query: int
-    page: int
-    similarity: float
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A page that was found: its id, its file, its number from 1, its score, and the matches that add up to it."""
-
-    id: str
-    source: str
-    page: int
-    score: float
-    matches: tuple[Match, ...]
-    metadata: Mapping[str, Any]
-
-    def image(self, pixels: int = PIXELS) -> Image.Image:
-        """Open the page, from the file that it is in.
-
-        Errors: RandSlotError if the file is not there any more, or cannot be read.
-        """
-        return open_file_page(Path(self.source), self.page, pixels)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a library holds: files and pages that can be seen, files that are not whole yet, sizes, and its model.
-
-    bytes: on disk, codes, payload and the list of files included; of a library on a server, of the vectors alone.
-    """
-
-    folder: str
-    files: int
-    pages: int
-    pending: int
-    missing: int
-    bytes: int
-    bytes_per_page: int
-    vector_bytes_per_page: int
-    model: Mapping[str, Any]
-    format: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Library:
@@ -99,7 +45,7 @@ class Library:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None = None,
+        model: str | os.PathLike[str] | PageReader | Identity | None = None,
         *,
         create: bool = True,
         repair: bool = False,
@@ -113,7 +59,7 @@ class Library:
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
         another process, or has lost its pages.
         """
-        self._model: MultiVectorEncoder | None = None
+        self._model: PageReader | None = None
         self._encoding, self._writing = Lock(), Lock()
         self.home = open_home(folder, create=create)
         self.name, self.folder = self.home.name, self.home.folder
@@ -126,36 +72,34 @@ class Library:
             self.home.abandon()
             raise
 
-    def _create(self, model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None) -> Binding:
+    def _create(self, model: str | os.PathLike[str] | PageReader | Identity | None) -> Identity:
         if model is None:
             NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.name)
-        if isinstance(model, Binding):
+        if isinstance(model, Identity):
             binding = model
         else:
             self._model = _load(model or EMBEDDED) if isinstance(model, str | os.PathLike | None) else model
-            binding = describe(self._model)
-        self.home.write({"format": FORMAT, "model": asdict(binding)})
+            binding = self._model.identity
+        self.home.write({"format": FORMAT, "model": binding.as_dict()})
         return binding
 
-    def _open(
-        self, about: dict[str, Any], model: str | os.PathLike[str] | MultiVectorEncoder | Binding | None
-    ) -> Binding:
+    def _open(self, about: dict[str, Any], model: str | os.PathLike[str] | PageReader | Identity | None) -> Identity:
         if about.get("format") != FORMAT:
             raise RandSlotError(
                 f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {FORMAT}"
             )
         binding = read_binding(about.get("model"), self.name)
-        if isinstance(model, Binding):
-            binding.check(model, self.name, "name another place")
+        if isinstance(model, Identity):
+            check_model(binding, model, self.name, "name another place")
         elif isinstance(model, str | os.PathLike):
             self._model = load_bound(binding, os.fspath(model), self.name)
         elif model is not None:
-            binding.check(describe(model), self.name)
+            check_model(binding, model.identity, self.name)
             self._model = model
         return binding
 
     @property
-    def model(self) -> MultiVectorEncoder:
+    def model(self) -> PageReader:
         """The model that the library belongs to, loaded when it is first needed."""
         with self._encoding:
             if self._model is None:
@@ -334,16 +278,7 @@ class Library:
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
         model = self.model
         with self._encoding:
-            own = model[0].settings.query_vectors
-            if num is not None:
-                if model[0].settings.slots == "tokens":
-                    raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
-                model[0].use(query_vectors=num)
-            try:
-                encoded = model.encode_query(queries) if queries else []
-            finally:
-                model[0].use(query_vectors=own)
-        return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]
+            return model.embed_queries(queries, num_vectors=num)
 
     def _where(self, filters: Mapping[str, Any]) -> Where | None:
         """Return which pages to look at, or None if there are none."""
@@ -384,8 +319,8 @@ class Library:
             missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
             bytes=size,
             bytes_per_page=size // max(pages, 1),
-            vector_bytes_per_page=2 * self.binding.page_vectors * self.binding.dimension,
-            model=asdict(self.binding),
+            vector_bytes_per_page=2 * (self.binding.num_vectors("page") or 0) * self.binding.dimension,
+            model=self.binding.as_dict(),
             format=FORMAT,
         )
 
@@ -442,7 +377,7 @@ def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
     return Folder(Path(place).expanduser(), create=create)
 
 
-def _load(model: str | os.PathLike[str]) -> MultiVectorEncoder:
+def _load(model: str | os.PathLike[str]) -> PageReader:
     from ..model.remote_model import open_model
 
     return open_model(os.fspath(model))
@@ -452,7 +387,7 @@ def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:
     similarities = query @ page.T
     best = similarities.argmax(1)
     matches = tuple(Match(i + 1, int(j) + 1, float(similarities[i, j])) for i, j in enumerate(best))
-    return Hit(found.id, file.source, found.number, found.score, matches, file.metadata)
+    return Hit(found.id, file.source, found.number, found.score, matches, file.metadata, file.id)
 
 
 def _are_units(vectors: Vectors) -> bool:

@@ -14,11 +14,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from ..model.reader import read_identity
 from .address import is_address
-from .ingest import Progress, Summary
-from .library import Hit, Status
+from .results import Hit, Progress, Status, Summary
 
-NAMES = 10  # of other files that are told one by one
+NAMES = 10  # of other files that are listed one by one
+SHOWN = ("slots", "inference")  # settings of the model, where it has them
 
 
 class Progressing:
@@ -114,7 +115,10 @@ def print_status(status: Status) -> None:
     model = status.model
     table = Table(show_header=False, box=None, pad_edge=False)
     where = f"{model['name'] or 'made in memory'}, weights {model['weights'][:8]}"
-    how = f"{model['page_vectors']} vectors a page, {model['query_vectors']} a query, {model['dimension']} dimensions"
+    identity = read_identity(model)
+    page, query = identity.num_vectors("page"), identity.num_vectors("query")
+    how = f"{page or 'several'} vectors a page, {query or 'several'} a query, {identity.dimension} dimensions"
+    settings = {name: value for name, value in identity.settings.items() if name in SHOWN}
     rows = {
         "library": status.folder,
         "files": f"{status.files:,}",
@@ -122,7 +126,7 @@ def print_status(status: Status) -> None:
         "not whole yet": f"{plural(status.pending, 'file')}: index again to go on" if status.pending else "",
         "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
         "model": where,
-        "vectors": f"{how}; slots {model['slots']}, inference {model['inference']}",
+        "vectors": "; ".join(filter(None, [how, ", ".join(f"{name} {value}" for name, value in settings.items())])),
         "size": show_size(status),
         "format": str(status.format),
     }

@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import RandSlotError
-from ..library.library import Hit
 from ..library.manifest import File
+from ..library.results import Hit
 from .guard import COOKIE, Access, Guard
 from .limits import HITS, QUERY_LETTERS, SOURCE_LETTERS, UPLOAD_BYTES, Refused
 from .searches import Options
@@ -138,8 +138,8 @@ class Status(BaseModel):
     bytes_per_page: int
     vector_bytes_per_page: int
     model: str
-    page_vectors: int
-    query_vectors: int
+    page_vectors: int | None = Field(description="null if that depends on the page")
+    query_vectors: int | None = Field(description="null if that depends on the query")
     dimension: int
     read_only: bool
     uploads_waiting: int
@@ -269,21 +269,14 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
         options = Options(body.k, body.source, body.exact)
-        hits = await asyncio.wrap_future(service.searches.ask(body.query, options))
-        return SearchAnswer(hits=await asyncio.to_thread(_hits, service, hits))
+        found = await service.search(body.query, options)
+        return SearchAnswer(hits=[_hit(one.hit, one.document) for one in found])
 
     @app.post("/api/explain", tags=["search"])
     def explain(body: ExplainBody) -> ExplainAnswer:
         """Why a page has its score: each readout of the query against each readout of the page."""
         found = service.explain(body.query, str(body.document), body.page)
         return ExplainAnswer(similarities=found.similarities, winners=found.winners, score=found.score)
-
-
-def _hits(service: Service, hits: list[Hit]) -> list[HitAnswer]:
-    """Return hits as answers; a document that has just been removed is left out."""
-    sources = {hit.source for hit in hits}
-    files = {file.source: file for source in sources for file in service.library.manifest.find(source=source)}
-    return [_hit(hit, files[hit.source]) for hit in hits if hit.source in files]
 
 
 def _hit(hit: Hit, file: File) -> HitAnswer:

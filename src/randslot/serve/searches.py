@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from threading import Thread
 
-from ..library.library import Hit, Library
+from ..library.library import Library
+from ..library.results import Hit
 from .limits import BATCH, WAITING_SEARCHES, Refused
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from ..errors import RandSlotError
 from ..library.library import Library
 from ..library.manifest import File
 from ..library.reading.workers import Renderers
+from ..library.results import Hit
 from ..library.stores.store import Vectors, page_id
 from .limits import RENDER_SECONDS, Refused
-from .searches import Searches
+from .searches import Options, Searches
 from .uploads import Uploads
 
 PIXELS = {"small": 360 * 480, "large": 1200 * 1600}  # of page images
@@ -33,6 +35,14 @@ KINDS = {
     ".bmp": "image/bmp",
     ".gif": "image/gif",
 }
+
+
+@dataclass(frozen=True)
+class FoundPage:
+    """A page that was found, and the document that it is in."""
+
+    hit: Hit
+    document: File
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,24 @@ class Service:
         self.renderers.render(source, number, pixels).save(buffer, "JPEG", quality=88)
         return buffer.getvalue()
 
-    # -- why
+    # -- searches
+
+    async def search(self, query: str, options: Options) -> list[FoundPage]:
+        """Return the best pages for a query; pages of a document that has just been removed are left out.
+
+        Errors: Refused if too many searches are waiting.
+        """
+        hits = await asyncio.wrap_future(self.searches.ask(query, options))
+        return await asyncio.to_thread(self._find_documents, hits)
+
+    def _find_documents(self, hits: list[Hit]) -> list[FoundPage]:
+        files = self.library.manifest.get({hit.file for hit in hits})
+        found = []
+        for hit in hits:
+            file = files.get(hit.file)
+            if file is not None and file.state == "done":
+                found.append(FoundPage(hit, file))
+        return found
 
     def explain(self, query: str, id: str, number: int) -> Explanation:
         """Return why a page has its score for a query.
@@ -145,8 +172,8 @@ class Service:
             "bytes_per_page": found.bytes_per_page,
             "vector_bytes_per_page": found.vector_bytes_per_page,
             "model": Path(found.model["name"] or "a model in memory").name,
-            "page_vectors": found.model["page_vectors"],
-            "query_vectors": found.model["query_vectors"],
+            "page_vectors": self.library.binding.num_vectors("page"),
+            "query_vectors": self.library.binding.num_vectors("query"),
             "dimension": found.model["dimension"],
             "read_only": self.uploads is None,
             "uploads_waiting": self.uploads.num_waiting() if self.uploads else 0,

@@ -22,9 +22,9 @@ from typing import IO
 
 from ..errors import BusyError, RandSlotError
 from ..library.folder import UPLOADS
-from ..library.ingest import Progress
 from ..library.library import Library
 from ..library.reading.workers import Renderers
+from ..library.results import Progress
 from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
 
 MARKS = {  # how the files of each kind begin

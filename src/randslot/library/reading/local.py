@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import numpy as np
 from PIL import Image
 
 from ...errors import RandSlotError
+from ...model.reader import PageReader
 from ..manifest import File
 from ..stores.store import Vectors
 from .workers import Renderers, hash_image
-
-if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder
 
 
 @dataclass
@@ -54,12 +51,12 @@ class Reader(Protocol):
 class Here:
     """Reads in this process and its workers; takes memory for a few batches, however many pages there are."""
 
-    def __init__(self, renderers: Renderers, load_model: Callable[[], MultiVectorEncoder], batch: int) -> None:
+    def __init__(self, renderers: Renderers, load_model: Callable[[], PageReader], batch: int) -> None:
         self.renderers, self.load_model, self.batch = renderers, load_model, batch
 
     def read(self, jobs: Sequence[Job]) -> Iterator[list[Read]]:
         model = self.load_model()
-        pixels = model[0].most_pixels
+        pixels = model.page_pixels
 
         def render(wanted: tuple[Job, int]) -> Image.Image:
             job, number = wanted
@@ -83,11 +80,11 @@ class Here:
         if waiting:
             yield self._encode(model, waiting)
 
-    def _encode(self, model: MultiVectorEncoder, pages: list[tuple[Job, int, Image.Image]]) -> list[Read]:
+    def _encode(self, model: PageReader, pages: list[tuple[Job, int, Image.Image]]) -> list[Read]:
         pages = [page for page in pages if not page[0].failed]
         hashes = [hash_image(image) for _, _, image in pages]
         new = [hash not in job.reuse for (job, _, _), hash in zip(pages, hashes, strict=True)]
-        fresh = iter(encode(model, [image for (_, _, image), wanted in zip(pages, new, strict=True) if wanted]))
+        fresh = iter(model.embed_pages([image for (_, _, image), wanted in zip(pages, new, strict=True) if wanted]))
         return [
             Read(job, number, hash, next(fresh) if wanted else None)
             for (job, number, _), hash, wanted in zip(pages, hashes, new, strict=True)
@@ -100,11 +97,3 @@ def _error(future: Future[Image.Image]) -> str:
     if error is not None and not isinstance(error, RandSlotError):
         raise error
     return str(error) if error else ""
-
-
-def encode(model: MultiVectorEncoder, images: list[Image.Image]) -> list[Vectors]:
-    """Return the vectors (K, D) of each image, all in one batch."""
-    if not images:
-        return []
-    encoded = model.encode_document(images, batch_size=len(images))
-    return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]

@@ -18,11 +18,11 @@ import ray
 import ray.data
 from numpy.typing import NDArray
 from PIL import Image
-from sentence_transformers import MultiVectorEncoder
 
 from ...errors import RandSlotError, first_line
-from ..binding import Binding, load_bound
-from .local import Job, Read, encode
+from ...model.reader import Identity, PageReader
+from ..binding import load_bound
+from .local import Job, Read
 from .ray_tasks import render
 
 PAGES_A_ROW = 8  # of one file that a task opens one after the other
@@ -35,7 +35,7 @@ class OnRay:
     """Reads on a cluster; files and the model must have the same path on all its machines."""
 
     def __init__(
-        self, address: str, binding: Binding, library: str, load_model: Callable[[], MultiVectorEncoder], batch: int
+        self, address: str, binding: Identity, library: str, load_model: Callable[[], PageReader], batch: int
     ) -> None:
         """address: as ray.init takes it; "" for RAY_ADDRESS, or the cluster of this machine, or a new one here.
 
@@ -50,7 +50,7 @@ class OnRay:
         self.load_model, self.batch = load_model, batch
 
     def read(self, jobs: Sequence[Job]) -> Iterator[list[Read]]:
-        pixels = self.load_model()[0].most_pixels
+        pixels = self.load_model().page_pixels
         started = self._start()
         try:
             for batch in self._plan(jobs, pixels).iter_batches(batch_size=self.batch, batch_format="numpy"):
@@ -140,13 +140,13 @@ def _split(numbers: list[int]) -> Iterator[list[int]]:
 class Encode:
     """An actor: loads the model of the library once, then encodes pages."""
 
-    def __init__(self, binding: Binding, library: str) -> None:
+    def __init__(self, binding: Identity, library: str) -> None:
         self.model = load_bound(binding, None, library)
 
     def __call__(self, batch: Batch) -> Batch:
         shapes = zip(batch["width"], batch["height"], batch["pixels"], strict=True)
         images = [Image.frombytes("RGB", (int(w), int(h)), pixels) if pixels else None for w, h, pixels in shapes]
-        fresh = iter(encode(self.model, [image for image in images if image is not None]))
+        fresh = iter(self.model.embed_pages([image for image in images if image is not None]))
         vectors = [b"" if image is None else next(fresh).astype(np.float16).tobytes() for image in images]
         kept = {name: batch[name] for name in ENCODED if name != "vectors"}
         return {**kept, "vectors": np.array(vectors, dtype=object)}

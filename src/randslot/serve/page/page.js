@@ -263,8 +263,9 @@ function showUpload(upload) {
 
 async function about() {
   const status = await call("/api/status");
+  const vectors = status.page_vectors === null ? "several vectors" : plural(status.page_vectors, "vector");
   $("about").textContent = [status.library, plural(status.pages, "page"), plural(status.documents, "document"),
-    `${plural(status.page_vectors, "vector")} a page`].join(" · ");
+    `${vectors} a page`].join(" · ");
   $("adding").hidden = $("add").hidden = status.read_only;
 }
 
