@@ -1,8 +1,10 @@
-"""Writes small PDFs with outlines, by hand: pypdfium2 reads outlines but makes none."""
+"""Writes small PDFs by hand: with outlines, which pypdfium2 reads but cannot make, and with text as a test wants it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+HELVETICA = "/Type /Font /Subtype /Type1 /BaseFont /Helvetica"
 
 
 def write_pdf(file: Path, num_pages: int, outline: list[tuple[str, int]], size: tuple[int, int] = (200, 280)) -> None:
@@ -18,18 +20,52 @@ def write_pdf(file: Path, num_pages: int, outline: list[tuple[str, int]], size: 
     if not outline:
         objects[3] = "<< >>"
     for i in range(num_pages):
-        text = f"BT /F1 24 Tf 40 {size[1] - 60} Td (Page {i + 1}) Tj ET"
-        font = "<< /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
         objects[first_page + 2 * i] = (
             f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {size[0]} {size[1]}] /Contents {first_page + 2 * i + 1} 0 R "
-            f"/Resources {font} >>"
+            f"/Resources << /Font << /F1 << {HELVETICA} >> >> >> >>"
         )
-        objects[first_page + 2 * i + 1] = f"<< /Length {len(text)} >>\nstream\n{text}\nendstream"
+        objects[first_page + 2 * i + 1] = _stream(f"BT /F1 24 Tf 40 {size[1] - 60} Td (Page {i + 1}) Tj ET")
     for i, (title, page) in enumerate(outline):
         following = f"/Next {first_item + i + 1} 0 R" if i + 1 < len(outline) else ""
         before = f"/Prev {first_item + i - 1} 0 R" if i else ""
         target = f"/Dest [{first_page + 2 * page} 0 R /Fit]"
         objects[first_item + i] = f"<< /Title ({title}) /Parent 3 0 R {target} {following} {before} >>"
+    _write_objects(file, objects)
+
+
+def write_drawing(file: Path, drawing: str, boxes: str = "/MediaBox [0 0 400 600]", codes: str = "") -> None:
+    """Write a PDF of one page from drawing operators, with the font /F1.
+
+    boxes: /MediaBox, /CropBox and /Rotate of the page. codes: what characters of the font mean, as "<61> <FB01>" for
+    an "a" that means a ligature.
+    """
+    num_codes = codes.count("<") // 2
+    meaning = (
+        "/CIDInit /ProcSet findresource begin 12 dict begin begincmap /CMapName /X def /CMapType 2 def "
+        f"1 begincodespacerange <00> <ff> endcodespacerange {num_codes} beginbfchar {codes} endbfchar endcmap end end"
+    )
+    font = HELVETICA + (" /ToUnicode 5 0 R" if codes else " /Encoding /WinAnsiEncoding")
+    objects = {
+        1: "<< /Type /Catalog /Pages 2 0 R >>",
+        2: "<< /Type /Pages /Count 1 /Kids [3 0 R] >>",
+        3: (f"<< /Type /Page /Parent 2 0 R {boxes} /Contents 4 0 R /Resources << /Font << /F1 << {font} >> >> >> >>"),
+        4: _stream(drawing),
+        5: _stream(meaning),
+    }
+    _write_objects(file, objects)
+
+
+def write_lines(file: Path, lines: list[str], boxes: str = "/MediaBox [0 0 400 600]", codes: str = "") -> None:
+    """Write a PDF of one page with lines of text, from the upper left; strings as PDF writes them."""
+    drawing = "BT /F1 12 Tf 14 TL 50 550 Td " + " ".join(f"({line}) Tj T*" for line in lines) + " ET"
+    write_drawing(file, drawing, boxes, codes)
+
+
+def _stream(content: str) -> str:
+    return f"<< /Length {len(content)} >>\nstream\n{content}\nendstream"
+
+
+def _write_objects(file: Path, objects: dict[int, str]) -> None:
     content, offsets = b"%PDF-1.4\n", []
     for number in sorted(objects):
         offsets.append(len(content))

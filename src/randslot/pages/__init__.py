@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .images import limit_aspect, shrink
 from .kinds import DOCUMENT_SUFFIXES, HEAD, IMAGE_SUFFIXES, KINDS, TIFF_SUFFIXES, Kind
-from .page import PageInput, list_pages, num_pages, open_file_page, open_page
+from .page import Page, PageInput, list_pages, num_pages, open_file_page, open_page, read_file_text
 from .paths import FILE_PAGE, is_file, page_file, short
 from .pdf import PDF_SIDE, PDFIUM, PIXELS, num_pdf_pages, render_pdf_page
+from .text import NO_TEXT, PageText, Word
 
 __all__ = [
     "DOCUMENT_SUFFIXES",
@@ -14,12 +15,16 @@ __all__ = [
     "HEAD",
     "IMAGE_SUFFIXES",
     "KINDS",
+    "NO_TEXT",
     "PDFIUM",
     "PDF_SIDE",
     "PIXELS",
     "TIFF_SUFFIXES",
     "Kind",
+    "Page",
     "PageInput",
+    "PageText",
+    "Word",
     "is_file",
     "limit_aspect",
     "list_pages",
@@ -28,6 +33,7 @@ __all__ = [
     "open_file_page",
     "open_page",
     "page_file",
+    "read_file_text",
     "render_pdf_page",
     "short",
     "shrink",

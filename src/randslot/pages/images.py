@@ -30,13 +30,20 @@ def open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Imag
 
     Errors: RandSlotError in one line if it is not an image, is corrupt or too large, or has no such page.
     """
+    with image_page(source, name, number) as image:
+        return to_upright_rgb(image, name)
+
+
+@contextmanager
+def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image.Image]:
+    """Open one page of an image file without reading its pixels. Errors: as `open_image`."""
     with _image_errors(name), Image.open(source) as image:
         if number != 1:
             num = _num_frames(image)
             if not 1 <= number <= num:
                 raise RandSlotError(f"{name} has {num} pages, so there is no page {number}")
             image.seek(number - 1)
-        return to_upright_rgb(image, name)
+        yield image
 
 
 def to_upright_rgb(image: Image.Image, name: str) -> Image.Image:

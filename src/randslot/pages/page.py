@@ -3,18 +3,99 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 
 from ..errors import RandSlotError
-from .images import num_image_pages, open_image, to_upright_rgb
-from .kinds import IMAGE_SUFFIXES
+from .images import image_page, num_image_pages, open_image, to_upright_rgb
+from .kinds import IMAGE_SUFFIXES, KINDS
 from .paths import FILE_PAGE, is_file, short
 from .pdf import PIXELS, num_pdf_pages, render_pdf_page
+from .pdf_text import read_pdf_text
+from .text import NO_TEXT, PageText
 
-PageInput = str | os.PathLike[str] | bytes | Image.Image
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """One page: where it comes from, and its image and its text, each read when asked for and without the other.
+
+    source: a PDF or image file, an image, or the bytes of an image file. number: the page of a file, counted from 1.
+
+    Neither image nor text is kept: a list of all pages of a library must stay small (an image takes megabytes, and the
+    text of a page can too), and reading text again takes a few milliseconds.
+    """
+
+    source: str | os.PathLike[str] | bytes | Image.Image
+    number: int = 1
+
+    @classmethod
+    def find(cls, page: PageInput) -> Page:
+        """Return the page that is meant by an image, its bytes, a path, or "report.pdf#page=3".
+
+        Errors: RandSlotError in one line if there is no such file, or it is a PDF and the page is not named.
+        """
+        if isinstance(page, Page):
+            return page
+        if isinstance(page, (Image.Image, bytes)):
+            return cls(page)
+        if not isinstance(page, (str, os.PathLike)):
+            raise RandSlotError(f"a page must be an image or the path of one, not {type(page).__name__}")
+        path = Path(page).expanduser()
+        if not is_file(path):
+            if found := FILE_PAGE.fullmatch(str(path)):
+                return cls(Path(found["file"]), int(found["number"]))
+            raise RandSlotError(f"page image not found: {short(str(page))}")
+        if path.suffix.lower() == ".pdf":
+            raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
+        return cls(path)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that the page is in, or None if it was made from an image or bytes."""
+        return None if isinstance(self.source, (bytes, Image.Image)) else Path(self.source)
+
+    @property
+    def name(self) -> str:
+        """What errors call the page: "scan.png", "report.pdf#page=3", or what kind of image it is."""
+        if isinstance(self.source, bytes):
+            return f"of {len(self.source)} bytes"
+        if isinstance(self.source, Image.Image):
+            return getattr(self.source, "filename", "") or f"a {self.source.width}x{self.source.height} image"
+        kind = KINDS.get(Path(self.source).suffix.lower())
+        return f"{self.source}#page={self.number}" if kind and kind.several_pages else str(self.source)
+
+    def __repr__(self) -> str:
+        return f"Page({self.name})"
+
+    def image(self, pixels: int = PIXELS) -> Image.Image:
+        """Open the page as an upright RGB image. A page of a PDF has about `pixels` pixels; images keep theirs.
+
+        Errors: RandSlotError in one line that names the file, if it is missing, corrupt or too large, or has no page of
+        that number.
+        """
+        if isinstance(self.source, Image.Image):
+            return to_upright_rgb(self.source, self.name)
+        if isinstance(self.source, bytes):
+            return open_image(BytesIO(self.source), self.name, self.number)
+        return open_file_page(Path(self.source), self.number, pixels)
+
+    def text(self) -> PageText:
+        """Read the text that a PDF has for the page; an image has none.
+
+        Errors: RandSlotError in one line that names the file, if it is missing or corrupt, or has no such page.
+        """
+        if isinstance(self.source, Image.Image):
+            return NO_TEXT
+        if isinstance(self.source, bytes):
+            with image_page(BytesIO(self.source), self.name, self.number):
+                return NO_TEXT
+        return read_file_text(Path(self.source), self.number)
+
+
+PageInput = str | os.PathLike[str] | bytes | Image.Image | Page
 
 
 def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
@@ -25,20 +106,7 @@ def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
 
     Errors: RandSlotError in one line that names the file, for a missing, corrupt, too large or foreign input.
     """
-    if isinstance(page, Image.Image):
-        return to_upright_rgb(page, getattr(page, "filename", "") or f"a {page.width}x{page.height} image")
-    if isinstance(page, bytes):
-        return open_image(BytesIO(page), f"of {len(page)} bytes")
-    if not isinstance(page, (str, os.PathLike)):
-        raise RandSlotError(f"a page must be an image or the path of one, not {type(page).__name__}")
-    path = Path(page).expanduser()
-    if not is_file(path):
-        if found := FILE_PAGE.fullmatch(str(path)):
-            return open_file_page(Path(found["file"]), int(found["number"]), pixels)
-        raise RandSlotError(f"page image not found: {short(str(page))}")
-    if path.suffix.lower() == ".pdf":
-        raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
-    return open_image(path, str(path))
+    return Page.find(page).image(pixels)
 
 
 def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
@@ -48,9 +116,25 @@ def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image
     """
     if file.suffix.lower() == ".pdf":
         return render_pdf_page(file, number, pixels)
+    _check_found(file)
+    return open_image(file, str(file), number)
+
+
+def read_file_text(file: Path, number: int) -> PageText:
+    """Read the text of one page of a PDF, TIFF or other image file, counted from 1.
+
+    Errors: as `open_file_page`, but for corrupt pixels, which are not looked at.
+    """
+    if file.suffix.lower() == ".pdf":
+        return read_pdf_text(file, number)
+    _check_found(file)
+    with image_page(file, str(file), number):
+        return NO_TEXT
+
+
+def _check_found(file: Path) -> None:
     if not is_file(file):
         raise RandSlotError(f"page image not found: {short(str(file))}")
-    return open_image(file, str(file), number)
 
 
 def num_pages(file: Path) -> int:

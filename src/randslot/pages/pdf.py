@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
@@ -36,20 +38,29 @@ def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Imag
 
     Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
     """
+    with open_pdf_page(file, number) as page:
+        width, height = page.get_size()
+        if not max(width, height) <= PDF_SIDE:
+            raise RandSlotError(
+                f"page {number} of {file} is {width:.0f} x {height:.0f} points, more than {PDF_SIDE} a side"
+            )
+        image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
+        return image.convert("RGB")
+
+
+@contextmanager
+def open_pdf_page(file: Path, number: int) -> Iterator[pdfium.PdfPage]:
+    """Open one page of a PDF, counted from 1; no other thread can use pdfium until it is closed.
+
+    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
+    """
     if not is_file(file):
         raise RandSlotError(f"PDF not found: {file}")
     try:
         with PDFIUM, pdfium.PdfDocument(file) as pdf:
             if not 1 <= number <= len(pdf):
                 raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
-            page = pdf[number - 1]
-            width, height = page.get_size()
-            if not max(width, height) <= PDF_SIDE:
-                raise RandSlotError(
-                    f"page {number} of {file} is {width:.0f} x {height:.0f} points, more than {PDF_SIDE} a side"
-                )
-            image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
-            return image.convert("RGB")
+            yield pdf[number - 1]
     except pdfium.PdfiumError as error:
         reason = _pdf_reason(file, error)
         raise RandSlotError(f"cannot read page {number} of {file}: {reason}") from error

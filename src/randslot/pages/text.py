@@ -1,0 +1,37 @@
+"""The text of a page: lines of words, and where each word stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word and its box, in fractions (0 to 1) of the page as it is seen upright, from its upper left corner.
+
+    A word that was hyphenated at the end of a line is one word, and its box holds both parts.
+    """
+
+    text: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
+class PageText:
+    """What a file says is written on a page; whether that is true is for others to judge.
+
+    text: a line break after each line, a single space between words; `text.split()` gives the texts of `words`.
+    has_layer: whether the file has text for this page; False for images and scans.
+    truncated: whether the page has more text than was read.
+    """
+
+    text: str = ""
+    words: tuple[Word, ...] = ()
+    has_layer: bool = True
+    truncated: bool = False
+
+
+NO_TEXT = PageText(has_layer=False)
