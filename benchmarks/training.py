@@ -29,7 +29,7 @@ from torch import Tensor
 
 import randslot
 from randslot.model.readout import read_once, read_stepwise
-from randslot.training.loss import make_loss
+from randslot.training.loss import Loss
 
 Features = dict[str, Tensor]
 SHAPE = str(Path(__file__).with_name("mid.json"))
@@ -102,7 +102,7 @@ def peak_of_one_step(batch: int, micro_batch: int) -> float:
     """Return by how many MiB one step raises the peak of this process."""
     model = randslot.untrained(SHAPE, lora=True, visual_tokens=256).train()
     features = make_batch(model, batch)
-    loss = make_loss(model, temperature=0.07, batch=batch, micro_batch=micro_batch, mask_repeats=True)
+    loss = Loss(model, temperature=0.07, batch=batch, micro_batch=micro_batch, mask_repeats=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     loss(features).backward()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

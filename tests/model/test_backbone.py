@@ -8,7 +8,8 @@ from peft import LoraConfig
 from transformers import AutoModel
 
 import randslot
-from randslot.model.backbone import make_tokenizer
+from randslot.model.families.qwen_vl import QwenVL
+from randslot.model.tokenizer import make_tokenizer
 from support.models import make, safe_half_precision
 
 REAL = {
@@ -22,20 +23,20 @@ def test_real_shapes_on_the_meta_device(shape):
     """The published models' shapes: adapter sizes and dimensions as the paper's."""
     trainable, dim, *rest = REAL[shape]
     model = randslot.untrained(shape, device="meta", lora=True)
-    text, vision = model[0].backbone.config.text_config, model[0].backbone.config.vision_config
+    text, vision = model.encoder.backbone.config.text_config, model.encoder.backbone.config.vision_config
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trainable
     assert model.get_embedding_dimension() == dim
-    assert model[0].backbone.language_model.norm.weight.shape == (dim,)  # no projection behind it
+    assert model.encoder.backbone.language_model.norm.weight.shape == (dim,)  # no projection behind it
     language = [text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size]
     assert [*language, vision.depth, vision.hidden_size] == rest
-    assert model[0].settings.visual_tokens == 1536
+    assert model.settings.visual_tokens == 1536
     if shape == "qwen3-vl-4b":
         assert list(vision.deepstack_visual_indexes) == [5, 11, 17]
         assert text.head_dim == 128
 
 
 def test_linear_patches_equal_the_convolution(family, pages, tmp_path):
-    encoder = randslot.tiny(family)[0]
+    encoder = randslot.tiny(family).encoder
     encoder.backbone.save_pretrained(tmp_path)
     conv = AutoModel.from_pretrained(tmp_path).visual.patch_embed
     patches = encoder.preprocess(pages, task="document")["pixel_values"]
@@ -47,17 +48,17 @@ def test_linear_patches_equal_the_convolution(family, pages, tmp_path):
 
 
 def test_a_tokenizer_of_bytes_reads_any_text_back():
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(QwenVL.special_tokens, QwenVL.end_token)
     assert len(tokenizer) == 263
     for text in ("tax 2023", "größer als 你好 🙂", "<|im_start|>user\n"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
 def test_default_lora_is_the_papers(family):
-    config = make(family, lora=True)[0].backbone.peft_config["default"]
+    config = make(family, lora=True).encoder.backbone.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.05)
     adapted = {
-        name for name, _ in make(family, lora=True)[0].backbone.named_modules() if name.endswith("lora_A.default")
+        name for name, _ in make(family, lora=True).encoder.backbone.named_modules() if name.endswith("lora_A.default")
     }
     assert len(adapted) == 2 * 4
     assert all("language_model" in name for name in adapted)

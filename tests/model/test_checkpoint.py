@@ -38,7 +38,7 @@ def stir(model: MultiVectorEncoder) -> MultiVectorEncoder:
 def backbone(tmp_path: Path, family: str) -> Path:
     """A backbone in a folder, as it would come from the hub: no file of ours in it."""
     folder = tmp_path / "backbone-from-hub"
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
         part.save_pretrained(folder)
     return folder
@@ -72,7 +72,7 @@ def test_the_revision_of_a_hub_backbone_is_recorded(tmp_path, family):
     commit, repository = "a" * 40, tmp_path / "cache" / "models--owner--backbone"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
         part.save_pretrained(repository / "snapshots" / commit)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def test_the_recorded_revision_is_what_gets_loaded(tmp_path, family, monkeypatch
     (repository / "refs").mkdir(parents=True)
     for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
         (repository / "refs" / "main").write_text(commit)
-        encoder = randslot.tiny(family, seed=seed)[0]
+        encoder = randslot.tiny(family, seed=seed).encoder
         for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
             part.save_pretrained(repository / "snapshots" / commit)
         if seed == 0:
@@ -105,7 +105,7 @@ def test_the_recorded_revision_is_what_gets_loaded(tmp_path, family, monkeypatch
 
 def test_tokenizer_and_image_settings_are_read_from_the_saved_model(backbone, tmp_path):
     model = randslot.load(backbone, lora=True)
-    model[0].image_processor.image_mean = [0.1, 0.2, 0.3]
+    model.encoder.image_processor.image_mean = [0.1, 0.2, 0.3]
     model.save_pretrained(str(tmp_path / "model"))
     again = randslot.load(tmp_path / "model")
     assert torch.equal(vectors(again), vectors(model))
@@ -185,9 +185,11 @@ def test_without_lora_the_folder_is_also_a_plain_backbone(family, tmp_path):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert isinstance(theirs.visual.patch_embed.proj, torch.nn.Conv3d)
-    assert set(theirs.state_dict()) == set(model[0].backbone.state_dict())
+    assert set(theirs.state_dict()) == set(model.encoder.backbone.state_dict())
     whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
-    assert torch.equal(whole.model.visual.patch_embed.proj.weight, model[0].backbone.visual.patch_embed.proj.weight)
+    assert torch.equal(
+        whole.model.visual.patch_embed.proj.weight, model.encoder.backbone.visual.patch_embed.proj.weight
+    )
 
 
 def test_options_override_what_was_saved(tmp_path):
@@ -196,8 +198,8 @@ def test_options_override_what_was_saved(tmp_path):
     assert (more.encode_query("tax").shape, more.encode_document(PAGE).shape) == ((2, 64), (8, 64))
     more.save_pretrained(str(tmp_path / "again"))
     again = randslot.load(tmp_path / "again", inference="fixed")
-    assert again[0].settings == randslot.Settings("fixed", "fixed", 2, 8, 64, 0)
-    assert again[0].slots.page.shape == (3, 64)  # the stored table does not grow with the budget
+    assert again.settings == randslot.Settings("fixed", "fixed", 2, 8, 64, 0)
+    assert again.encoder.slots.page.shape == (3, 64)  # the stored table does not grow with the budget
 
 
 def test_a_saved_random_model_encodes_with_zeros_and_with_random_slots_when_asked(tmp_path):
@@ -338,7 +340,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "format": (lambda p: edit(p / "randslot.json", lambda c: c.update(format=99)), "has format 99"),
     "not JSON": (lambda p: (p / "randslot.json").write_text("{"), "randslot.json is not valid JSON"),
     "missing setting": (lambda p: edit(p / "randslot.json", lambda c: c.pop("seed")), "randslot.json of .* lacks seed"),
-    "config is a list": (lambda p: (p / "randslot.json").write_text("[]"), "randslot.json holds no JSON object"),
+    "config is a list": (lambda p: (p / "randslot.json").write_text("[]"), "randslot.json does not hold a JSON object"),
     "no reference": (
         lambda p: edit(p / "randslot.json", lambda c: c.update(backbone=None)),
         "backbone must have family",
@@ -359,7 +361,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "has a broken adapter_config.json",
     ),
     "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "cannot load the tokenizer or image processor"),
-    "tokenizer settings": (lambda p: (p / "tokenizer_config.json").write_text("[]"), "holds no JSON object"),
+    "tokenizer settings": (lambda p: (p / "tokenizer_config.json").write_text("[]"), "does not hold a JSON object"),
     "backbone shape": (
         lambda p: edit_tensors(p / "backbone/model.safetensors", cut),
         "cannot load backbone",

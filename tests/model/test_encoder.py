@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
-from randslot.model.backbone import PAGE_PROMPT, read_content
+from randslot.model.families.qwen_vl import QwenVL
 from support.models import make, safe_half_precision
 
 
@@ -23,24 +23,24 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_the_page_prompt_is_the_papers_character_for_character():
-    assert PAGE_PROMPT == (
+    assert QwenVL.page_prompt == (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
     )
 
 
 def test_page_features_hold_the_prompt_with_the_image_expanded(family, pages):
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     features = encoder.preprocess(pages, task="document")
     counts = (features["image_grid_thw"].prod(-1) // 4).tolist()
     for ids, mask, count in zip(features["input_ids"], features["attention_mask"], counts, strict=True):
         text = encoder.tokenizer.decode(ids[mask.bool()])
-        assert text == PAGE_PROMPT.replace("<|image_pad|>", "<|image_pad|>" * count)
+        assert text == QwenVL.page_prompt.replace("<|image_pad|>", "<|image_pad|>" * count)
         assert mask.tolist() == sorted(mask.tolist())  # padding is on the left
         assert encoder.tokenizer.decode(ids[-1:]) == "<|endoftext|>"
 
 
 def test_queries_are_raw_and_left_padded(family, queries):
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     features = encoder.preprocess(queries, task="query")
     for query, ids, mask in zip(queries, features["input_ids"], features["attention_mask"], strict=True):
         assert encoder.tokenizer.decode(ids[mask.bool()]) == query
@@ -54,7 +54,7 @@ def test_a_special_token_in_a_query_is_no_image(family):
 
 @pytest.mark.parametrize("limit", [4, 5, 7, 16, 100, 1536])
 def test_visual_tokens_never_exceed_their_limit(family, limit):
-    encoder = make(family, visual_tokens=limit)[0]
+    encoder = make(family, visual_tokens=limit).encoder
     sizes = [(1, 1), (3, 900), (900, 2), (1, 5000), (40, 4000), (700, 500), (2000, 1900), (57, 13)]
     for width, height in sizes:
         grid = encoder.preprocess([Image.new("RGB", (width, height))], task="document")["image_grid_thw"]
@@ -63,15 +63,15 @@ def test_visual_tokens_never_exceed_their_limit(family, limit):
 
 def test_the_limit_is_used_on_large_pages(family):
     """An A4 page at 200 dpi comes close to the paper's 1,536 tokens, not down to some smaller default."""
-    features = make(family)[0].preprocess([Image.new("RGB", (1654, 2339))], task="document")
+    features = make(family).encoder.preprocess([Image.new("RGB", (1654, 2339))], task="document")
     assert 1400 < features["image_grid_thw"].prod() // 4 <= 1536
 
 
 def test_positions_are_those_of_the_backbone_with_placeholders_for_slots(family, pages):
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     features = encoder.preprocess(pages, task="document")
     with torch.no_grad():
-        content = read_content(encoder.backbone, features).append(torch.zeros(3, 5, 64))
+        content = encoder.read_content(features).append(torch.zeros(3, 5, 64))
     ids = torch.cat([features["input_ids"], torch.zeros(3, 5, dtype=torch.long)], dim=1)
     expected, _ = encoder.backbone.get_rope_index(
         ids,
@@ -79,7 +79,7 @@ def test_positions_are_those_of_the_backbone_with_placeholders_for_slots(family,
         image_grid_thw=features["image_grid_thw"],
         attention_mask=content.mask_BL,
     )
-    assert torch.equal(content.positions_3BL, expected)
+    assert torch.equal(content.positions, expected)
     assert not torch.equal(expected[0], expected[1])  # really three axes
 
 
@@ -101,7 +101,7 @@ def test_a_query_alone_equals_the_query_in_any_batch_and_after_pages(family, str
 
 def test_a_large_budget_contains_every_smaller_one(family, strategy, pages, queries):
     model = make(family, slots=strategy, inference="random" if strategy == "random" else "")
-    encoder = model[0]
+    encoder = model.encoder
 
     def encode(budget: int) -> list[torch.Tensor]:
         encoder.use(query_vectors=budget, page_vectors=budget)
@@ -125,14 +125,14 @@ def test_one_vector_is_the_plain_last_state(family, queries):
     model = make(family, query_vectors=1)
     features = model.preprocess(queries, task="query")
     with torch.no_grad():
-        output = model[0].backbone(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
+        output = model.encoder.backbone(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
     expected = torch.nn.functional.normalize(output.last_hidden_state[:, -1:], dim=-1)
     assert close(torch.stack(model.encode_query(queries)), expected)
 
 
 def test_zero_inference_is_the_default_after_random_training(pages):
     model = make("qwen3-vl", slots="random")
-    assert model[0].settings.inference == "zero"
+    assert model.settings.inference == "zero"
     assert torch.equal(model.encode_document(pages[0]), model.encode_document(pages[0]))
     assert close(model.encode_document(pages[0]), make("qwen3-vl", slots="zero").encode_document(pages[0]))
 
@@ -146,7 +146,7 @@ def test_random_inference_is_reproducible_whatever_the_batch(pages, queries):
     again = make("qwen3-vl", inference="random").encode_query(queries, batch_size=2)
     for a, b in zip(model.encode_query(queries), again, strict=True):
         assert close(a, b)
-    model[0].use(seed=1)
+    model.use(seed=1)
     assert not close(model.encode_query(queries)[0], again[0])
     assert not close(make("qwen3-vl").encode_query(queries)[0], again[0])
 
@@ -154,21 +154,21 @@ def test_random_inference_is_reproducible_whatever_the_batch(pages, queries):
 def test_settings_of_a_model_in_use_change_what_it_does(pages):
     model = make("qwen3-vl", slots="random")
     zero = model.encode_document(pages[1])
-    model[0].use(inference="random", page_vectors=6)
+    model.use(inference="random", page_vectors=6)
     assert model.encode_document(pages[1]).shape == (6, 64)
     assert not close(model.encode_document(pages[1])[:4], zero)
-    model[0].use(inference="zero", page_vectors=4, visual_tokens=4)
+    model.use(inference="zero", page_vectors=4, visual_tokens=4)
     assert not close(model.encode_document(pages[1]), zero)
-    model[0].use(visual_tokens=1536)
+    model.use(visual_tokens=1536)
     assert close(model.encode_document(pages[1]), zero)
     with pytest.raises(UsageError, match="this model is trained with slots='random'"):
-        model[0].use(slots="zero")
+        model.use(slots="zero")
     with pytest.raises(UsageError, match="unknown setting 'vectors'; known ones: inference, page_vectors"):
-        model[0].use(vectors=3)
+        model.use(vectors=3)
 
 
 def test_queries_stay_raw_with_a_tokenizer_that_adds_tokens(queries):
-    encoder = make("qwen3-vl")[0]
+    encoder = make("qwen3-vl").encoder
     expected = encoder.preprocess(queries, task="query")["input_ids"]
     template = TemplateProcessing(
         single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 257), ("<|im_end|>", 258)]
@@ -226,7 +226,7 @@ def test_wrong_inputs_are_named(pages):
     with pytest.raises(RandSlotError, match="page image not found: tax 2023"):
         model.encode_document("tax 2023")
     with pytest.raises(RandSlotError, match=r"one input has \['image', 'text'\]"):
-        model[0].preprocess([{"image": pages[0], "text": "tax"}], task="document")
+        model.encoder.preprocess([{"image": pages[0], "text": "tax"}], task="document")
     with pytest.raises(RandSlotError, match="pages take no prompt"):
         model.encode_document(pages, prompt="Read: ")
 
@@ -269,7 +269,7 @@ def test_the_model_is_a_multi_vector_encoder_with_one_module(family):
     assert isinstance(model, MultiVectorEncoder)
     assert [type(module).__name__ for module in model] == ["SlotEncoder"]
     assert model.get_embedding_dimension() == 64
-    json.dumps(model[0].get_config_dict())
+    json.dumps(model.encoder.get_config_dict())
 
 
 def test_making_a_model_leaves_the_global_generator_alone(family):

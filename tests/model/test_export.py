@@ -15,8 +15,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 import randslot
 from randslot.cli import main
 from randslot.errors import RandSlotError, UsageError
-from randslot.model.backbone import PAGE_PROMPT
 from randslot.model.export import export_model
+from randslot.model.families.qwen_vl import QwenVL
 from support.exports import adapted, far, follow, save
 from support.models import make, noise, safe_half_precision
 
@@ -112,7 +112,7 @@ def test_the_zero_token_is_one_row_of_zeros(family, tmp_path):
 @pytest.mark.parametrize("slots", ["fixed", "learned"])
 def test_tables_become_a_token_a_position_and_side(family, slots, tmp_path):
     model = make(family, slots=slots, query_vectors=2, page_vectors=4)
-    encoder = model[0]
+    encoder = model.encoder
     export_model(save(model, tmp_path / "model"), tmp_path / "out", slots=slots)
     exported, tokenizer = load_exported(tmp_path / "out")
     names = ["<|randslot_query_1|>", *(f"<|randslot_page_{i}|>" for i in (1, 2, 3))]
@@ -149,7 +149,7 @@ def test_the_chat_template_holds_prompt_and_slots(tmp_path):
     def render(content: Any) -> str:
         return str(tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
 
-    assert render([{"type": "image"}]) == PAGE_PROMPT + "<|randslot_zero|>" * 3
+    assert render([{"type": "image"}]) == QwenVL.page_prompt + "<|randslot_zero|>" * 3
     assert render("tax") == render([{"type": "text", "text": "tax"}]) == "tax<|randslot_zero|>"
     with pytest.raises(Exception, match="one text or one image"):
         render([{"type": "image"}, {"type": "text", "text": "Describe the image."}])
@@ -158,7 +158,7 @@ def test_the_chat_template_holds_prompt_and_slots(tmp_path):
 def test_one_vector_a_side_needs_no_token(tmp_path, queries, monkeypatch):
     model = make("qwen3-vl", query_vectors=1, page_vectors=1)
     serving = export_model(save(model, tmp_path / "model"), tmp_path / "out")
-    assert (serving["query_slots"], serving["page_prompt"]) == ("", PAGE_PROMPT)
+    assert (serving["query_slots"], serving["page_prompt"]) == ("", QwenVL.page_prompt)
     assert far(follow(tmp_path / "out", monkeypatch)["encode_queries"](queries), model.encode_query(queries)) < 1e-5
 
 

@@ -43,7 +43,7 @@ def test_fresh_slots_in_the_replay_would_be_noticed(pages, queries, monkeypatch)
     _, expected = gradients(model, MultiVectorMultipleNegativesRankingLoss(model, scale=2.0), pages, queries)
     own = torch.Generator().manual_seed(0)
     monkeypatch.setattr(
-        type(model[0].slots),
+        type(model.encoder.slots),
         "forward",
         lambda self, side, num, keys: torch.nn.functional.normalize(
             torch.randn(len(keys), num, self.dim, generator=own), dim=-1

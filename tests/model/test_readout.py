@@ -14,7 +14,6 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
-from randslot.model.backbone import read_content
 from randslot.model.readout import read_once, read_stepwise
 from support.models import FAMILIES, make
 
@@ -57,7 +56,7 @@ def features_of(model: MultiVectorEncoder, side: str, pages: list, queries: list
 
 def reference(model: MultiVectorEncoder, features: dict[str, Tensor], side: str) -> Tensor:
     """The paper's loop with the slots that the encoder's training strategy gives under torch seed 5."""
-    encoder = model[0]
+    encoder = model.encoder
     if encoder.settings.slots == "feedback":
         return paper_loop(encoder.backbone, features, 3, lambda _, readout: readout)
     torch.manual_seed(5)
@@ -100,13 +99,13 @@ def test_feedback_with_cache_equals_the_loop(family, pages, queries):
 def test_feedback_gradients_flow_through_the_reinserted_readout(family, queries):
     """Detaching the readouts would change the gradient: the encoder must not."""
     model = make(family, slots="feedback").train()
-    encoder = model[0]
+    encoder = model.encoder
     features = model.preprocess(queries, task="query")
 
     def gradient(detach: bool) -> Tensor:
-        content = read_content(encoder.backbone, features)
+        content = encoder.read_content(features)
         step = (lambda _, readout: readout.detach()) if detach else (lambda _, readout: readout)
-        vectors = read_stepwise(encoder.backbone, content, 3, step, cached=True)
+        vectors = read_stepwise(encoder.parts, content, 3, step, cached=True)
         (grad,) = torch.autograd.grad(vectors[:, -1].sum(), [encoder.backbone.language_model.norm.weight])
         return grad
 
@@ -122,7 +121,7 @@ def test_feedback_under_gradient_checkpointing_is_the_same(family, pages):
     features = model.preprocess(pages, task="document")
     plain = model(features)["token_embeddings"]
     plain.sum().backward()
-    norm = model[0].backbone.language_model.norm.weight
+    norm = model.encoder.backbone.language_model.norm.weight
     expected, norm.grad = norm.grad, None
     model.gradient_checkpointing_enable({"use_reentrant": False})
     checkpointed = model(features)["token_embeddings"]
@@ -132,14 +131,14 @@ def test_feedback_under_gradient_checkpointing_is_the_same(family, pages):
 
 
 def test_stepwise_reading_equals_one_pass_for_given_slots(family, pages):
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     features = encoder.preprocess(pages, task="document")
     slots = torch.randn(3, 3, 64)
     with torch.no_grad():
-        content = read_content(encoder.backbone, features)
-        once = read_once(encoder.backbone, content, slots)
+        content = encoder.read_content(features)
+        once = read_once(encoder.parts, content, slots)
         for cached in (True, False):
-            steps = read_stepwise(encoder.backbone, content, 3, lambda t, _: slots[:, t], cached=cached)
+            steps = read_stepwise(encoder.parts, content, 3, lambda t, _: slots[:, t], cached=cached)
             torch.testing.assert_close(steps, once, atol=1e-5, rtol=0)
 
 
@@ -149,15 +148,15 @@ WRONG_INPUTS = [(family, broken) for family in FAMILIES for broken in ("position
 @pytest.mark.parametrize(("family", "broken"), [*WRONG_INPUTS, ("qwen3-vl", "visual")])
 def test_the_comparison_notices_a_wrong_input(family, broken, pages):
     """What the tests above compare depends on positions, padding mask and (Qwen3-VL) deepstack features."""
-    encoder = make(family)[0]
+    encoder = make(family).encoder
     features = encoder.preprocess(pages, task="document")
     with torch.no_grad():
-        content = read_content(encoder.backbone, features)
-        right = read_once(encoder.backbone, content, torch.zeros(3, 3, 64))
+        content = encoder.read_content(features)
+        right = read_once(encoder.parts, content, torch.zeros(3, 3, 64))
         change = {
-            "positions": {"positions_3BL": torch.arange(content.mask_BL.shape[1]).expand_as(content.positions_3BL)},
+            "positions": {"positions": torch.arange(content.mask_BL.shape[1]).expand_as(content.positions)},
             "mask": {"mask_BL": torch.ones_like(content.mask_BL)},
-            "visual": {"visual": {}},
+            "visual": {"flags": {}, "more": {}},
         }[broken]
-        other = read_once(encoder.backbone, replace(content, **change), torch.zeros(3, 3, 64))
+        other = read_once(encoder.parts, replace(content, **change), torch.zeros(3, 3, 64))
     assert (right - other).abs().max() > 1e-3

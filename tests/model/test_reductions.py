@@ -147,16 +147,16 @@ def test_a_model_reduces_pages_by_seed_and_content_and_leaves_queries_alone(fami
     model = make(family, slots="tokens")
     whole, asked = model.encode_document(pages, batch_size=1), model.encode_query(queries)
     keys = model.preprocess(pages, task="document")["keys"].tolist()
-    model[0].use(reduction=name, page_vectors=12)  # fewer than a query has
+    model.use(reduction=name, page_vectors=12)  # fewer than a query has
     few = model.encode_document(pages, batch_size=1)
     for page, key, vectors in zip(whole, keys, few, strict=True):
         torch.testing.assert_close(vectors, REDUCTIONS[name](page, 12, (0, key)), atol=1e-5, rtol=0)
     for before, after in zip(asked, model.encode_query(queries), strict=True):
         assert torch.equal(before, after)
-    model[0].use(page_vectors=1000)
+    model.use(page_vectors=1000)
     for page, vectors in zip(whole, model.encode_document(pages, batch_size=1), strict=True):
         assert torch.equal(vectors, page)
-    model[0].use(reduction="none", page_vectors=4)
+    model.use(reduction="none", page_vectors=4)
     for page, vectors in zip(whole, model.encode_document(pages, batch_size=1), strict=True):
         assert torch.equal(vectors, page)
 

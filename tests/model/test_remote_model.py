@@ -23,7 +23,6 @@ import randslot
 import randslot.model.remote_model
 from randslot.cli import app, main
 from randslot.errors import RandSlotError, UsageError
-from randslot.model.backbone import fit_page
 from randslot.model.export import export_model
 from randslot.samples.sets import write_set
 from support.exports import adapted, far, follow, save
@@ -84,16 +83,15 @@ def test_inputs_of_every_kind(url, tmp_path):
 @pytest.mark.parametrize("size", [(100, 140), (1654, 2339), (7, 5), (30, 3000), (33, 32)])
 def test_a_page_is_sent_in_the_size_that_the_model_reads(family, size):
     """The server's image processor finds nothing to resize, so its library does not matter."""
-    encoder = make(family)[0]
-    factor = encoder.image_processor.patch_size * encoder.image_processor.merge_size
+    encoder = make(family).encoder
+    limits = encoder.family.image_limits(encoder.processors, encoder.settings.visual_tokens)
+    edges = {name: limits[name] for name in ("shortest_edge", "longest_edge")}
     page = noise(*size)
-    fitted, num = fit_page(page, factor, **encoder.image_size())
-    once, twice = (
-        encoder.image_processor([image], size=encoder.image_size(), return_tensors="pt") for image in (page, fitted)
-    )
+    fitted, num = encoder.family.fit_page(page, **limits)
+    once, twice = (encoder.image_processor([image], size=edges, return_tensors="pt") for image in (page, fitted))
     assert torch.equal(once["pixel_values"], twice["pixel_values"])
     assert num == once["image_grid_thw"].prod() // 4
-    assert fit_page(fitted, factor, **encoder.image_size()) == (fitted, num)
+    assert encoder.family.fit_page(fitted, **limits) == (fitted, num)
 
 
 def test_the_client_in_serving_md_works(url, embedded, monkeypatch, tmp_path):
@@ -152,7 +150,7 @@ def test_fewer_vectors_are_the_first_ones(url, states, tmp_path):
     with pytest.raises(UsageError, match="page_vectors must be a whole number from 1"):
         randslot.remote(url, page_vectors=0)
     with pytest.raises(UsageError, match="seed is fixed by the export"):
-        few[0].use(seed=1)
+        few.use(seed=1)
     with pytest.raises(RandSlotError, match="cannot be saved from here"):
         few.save_pretrained(str(tmp_path / "saved"))
 
@@ -207,7 +205,7 @@ def test_the_words_of_the_server_are_passed_on(states):
 def test_a_slow_server_is_given_up(states):
     done = threading.Event()
     with met(states, lambda body: done.wait(30) and {}) as (_, model):
-        model[0].server.timeout = 0.2
+        model.encoder.server.timeout = 0.2
         with pytest.raises(RandSlotError, match=r"no answer from .*/pooling within 0.2 seconds"):
             model.encode_query("tax")
         done.set()

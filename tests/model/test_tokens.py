@@ -13,8 +13,8 @@ from torch import Tensor
 
 import randslot
 from randslot.errors import UsageError
-from randslot.model.backbone import PAGE_PROMPT
-from randslot.training.loss import make_loss
+from randslot.model.families.qwen_vl import QwenVL
+from randslot.training.loss import Loss
 from randslot.training.recipe import make_recipe
 from randslot.training.watch import read_losses
 from support.models import make, noise
@@ -29,7 +29,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def reference(model: MultiVectorEncoder, features: dict[str, Tensor]) -> Tensor:
     """Every last hidden state of one input, by transformers' own forward from ids and pixels."""
-    backbone = model[0].backbone
+    backbone = model.encoder.backbone
     inputs = {name: features[name] for name in features.keys() - {"keys"}}
     if "pixel_values" in inputs:
         inputs["mm_token_type_ids"] = (inputs["input_ids"] == backbone.config.image_token_id).int()
@@ -42,7 +42,7 @@ def test_vectors_are_the_backbones_last_states_at_every_token(family, pages, que
     model = make(family, slots="tokens")
     for page, vectors in zip(pages, model.encode_document(pages), strict=True):
         features = model.preprocess([page], task="document")
-        prompt = len(model.tokenizer(PAGE_PROMPT.replace("<|image_pad|>", ""))["input_ids"])
+        prompt = len(model.tokenizer(QwenVL.page_prompt.replace("<|image_pad|>", ""))["input_ids"])
         assert len(vectors) == prompt + features["image_grid_thw"].prod() // 4
         assert close(vectors, reference(model, features))
     for query, vectors in zip(queries, model.encode_query(queries), strict=True):
@@ -87,10 +87,10 @@ def test_round_trip(family, lora, tmp_path, pages):
         randslot.load(tmp_path / "model"),
         MultiVectorEncoder(str(tmp_path / "model"), trust_remote_code=True),
     ):
-        assert again[0].settings == model[0].settings
+        assert again[0].settings == model.settings
         assert torch.equal(again.encode_document(pages[0]), model.encode_document(pages[0]))
         assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
-    model[0].use(reduction="pooling", page_vectors=5)
+    model.use(reduction="pooling", page_vectors=5)
     other = randslot.load(tmp_path / "model", reduction="pooling", page_vectors=5)
     assert torch.equal(other.encode_document(pages[0]), model.encode_document(pages[0]))
     card = (tmp_path / "model" / "README.md").read_text()
@@ -105,14 +105,14 @@ def test_a_model_saved_before_there_were_reductions_has_none(slots, tmp_path):
     config = json.loads(file.read_text())
     assert config.pop("reduction") == "none"
     file.write_text(json.dumps(config))
-    assert randslot.load(tmp_path / "model")[0].settings.reduction == "none"
+    assert randslot.load(tmp_path / "model").settings.reduction == "none"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"slots": "tokens", "inference": "zero"}, "inference='zero' does not go with slots='tokens'"),
-        ({"slots": "tokens", "inference": "learned"}, "inference='learned' needs stored slots"),
+        ({"slots": "tokens", "inference": "learned"}, "inference='learned' does not go with slots='tokens'"),
         ({"slots": "random", "inference": "tokens"}, "inference='tokens' does not go with slots='random'"),
         ({"slots": "random", "reduction": "kmeans"}, "reduction='kmeans' needs a model with slots='tokens'"),
         ({"slots": "tokens", "reduction": "mean"}, "reduction='mean' is not one of none, random, cluster, kmeans"),
@@ -131,12 +131,12 @@ def test_a_model_stays_what_it_was_trained_as(tmp_path):
         model = randslot.tiny("qwen3-vl", slots=slots)
         model.save_pretrained(str(tmp_path / slots))
         with pytest.raises(UsageError, match=f"this model is trained with slots='{slots}'"):
-            model[0].use(slots=other)
+            model.use(slots=other)
         with pytest.raises(UsageError, match=f"this model is trained with slots='{slots}'"):
             randslot.load(tmp_path / slots, slots=other)
         with pytest.raises(UsageError, match=f"inference='{other}' does not go with slots='{slots}'"):
             randslot.load(tmp_path / slots, inference=other)
-        assert model[0].settings.slots == slots
+        assert model.settings.slots == slots
 
 
 # -- training
@@ -167,7 +167,7 @@ def test_loss_by_hand_and_the_same_gradients_with_a_cache(family):
     results = []
     for micro_batch in (0, 1, 2):
         model = make(family, slots="tokens", lora=LORA, visual_tokens=16).train()
-        loss = make_loss(model, temperature=0.5, batch=5, micro_batch=micro_batch, mask_repeats=True)
+        loss = Loss(model, temperature=0.5, batch=5, micro_batch=micro_batch, mask_repeats=True)
         features = batch_of(model)
         value = loss(features)
         value.backward()
@@ -194,7 +194,7 @@ def test_a_recipe_trains_it_plain_and_cached_alike(tmp_path):
     assert plain == pytest.approx(cached, abs=1e-3)
     assert plain[0] == pytest.approx(cached[0], abs=1e-5)
     again = randslot.load(tmp_path / "run1", reduction="cluster", page_vectors=3)
-    assert again[0].settings.slots == again[0].settings.inference == "tokens"
+    assert again.settings.slots == again.settings.inference == "tokens"
     assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
     assert again.encode_document(noise(64, 64)).shape == (3, 64)
 

@@ -22,7 +22,7 @@ STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
 def lively(model: MultiVectorEncoder) -> MultiVectorEncoder:
     """Scale the weights up: with a fresh model's tiny ones, wrong positions or masks would hardly show."""
     with torch.no_grad():
-        for parameter in model[0].backbone.parameters():
+        for parameter in model.encoder.backbone.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(5)
     return model

@@ -13,7 +13,7 @@ import torch.multiprocessing
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
-from randslot.training.loss import find_repeats, make_loss, score
+from randslot.training.loss import Loss, find_repeats, score
 from support.models import STRATEGIES, make, noise, safe_half_precision
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
@@ -28,8 +28,8 @@ def pages() -> list:
 def model_and_loss(family: str, strategy: str, batch: int, micro_batch: int):
     """A model whose random slots depend on the content alone, so that processes and batches draw the same."""
     model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
-    model[0].slots.eval()
-    return model, make_loss(model, temperature=0.5, batch=batch, micro_batch=micro_batch, mask_repeats=True)
+    model.encoder.slots.eval()
+    return model, Loss(model, temperature=0.5, batch=batch, micro_batch=micro_batch, mask_repeats=True)
 
 
 def gradients(model, loss, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
@@ -91,7 +91,7 @@ def test_the_cache_changes_no_gradient(family, strategy, micro_batch):
     results = []
     for size in (0, micro_batch):
         model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
-        loss = make_loss(model, temperature=0.5, batch=8, micro_batch=size, mask_repeats=True)
+        loss = Loss(model, temperature=0.5, batch=8, micro_batch=size, mask_repeats=True)
         torch.manual_seed(4)
         results.append(gradients(model, loss, slice(0, 8)))
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
@@ -124,7 +124,7 @@ def test_the_loss_by_hand_with_a_repeated_page(masked, micro_batch):
     model = make("qwen3-vl", slots="zero", visual_tokens=16).train()
     images = [noise(64, 64, seed) for seed in (1, 2, 1)]  # the first and the last query share their page
     features = [model.preprocess(QUERIES[:3], task="query"), model.preprocess(images, task="document")]
-    loss = make_loss(model, temperature=0.5, batch=3, micro_batch=micro_batch, mask_repeats=masked)
+    loss = Loss(model, temperature=0.5, batch=3, micro_batch=micro_batch, mask_repeats=masked)
     assert loss(features).item() == pytest.approx(by_hand(model, features, masked), abs=1e-4)
     assert abs(by_hand(model, features, True) - by_hand(model, features, False)) > 0.1
 
@@ -177,7 +177,7 @@ def test_nested_budgets_by_hand_in_loss_and_gradients(strategy, micro_batch):
             value = nested_by_hand(model, features, (1, 2, 4))
         else:
             options = {"temperature": 0.5, "batch": 3, "micro_batch": micro_batch, "mask_repeats": True}
-            value = make_loss(model, **options, prefixes=(1, 2, 4))([part for part, _ in features])
+            value = Loss(model, **options, prefixes=(1, 2, 4))([part for part, _ in features])
         value.backward()
         found.append((value.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
     (expected, slow), (value, fast) = found
@@ -193,7 +193,7 @@ def test_all_vectors_as_the_only_prefix_are_the_plain_loss():
     options = {"temperature": 0.5, "batch": 8, "micro_batch": 0, "mask_repeats": True}
     expected, _ = gradients(model, plain, slice(0, 8))
     for prefixes, same in (((4,), True), ((1, 2, 4), False)):
-        value, _ = gradients(model, make_loss(model, **options, prefixes=prefixes), slice(0, 8))
+        value, _ = gradients(model, Loss(model, **options, prefixes=prefixes), slice(0, 8))
         assert (abs(value - expected) < 1e-6) == same
 
 

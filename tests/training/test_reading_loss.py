@@ -23,7 +23,7 @@ TEXTS = ["tax 12", "Größe\nder Flotte", "a"]
 
 def slow_loss(model, text, page) -> tuple[torch.Tensor, int]:
     """One page, one sequence of ids through the plain backbone, the next token of each position of the text."""
-    encoder = model[0]
+    encoder = model.encoder
     features = encoder.preprocess([page], task="document")
     ids = encoder.tokenizer(text, add_special_tokens=False)["input_ids"] + [encoder.tokenizer.eos_token_id]
     whole = torch.cat([features["input_ids"], torch.tensor([ids])], dim=1)
@@ -41,7 +41,7 @@ def slow_loss(model, text, page) -> tuple[torch.Tensor, int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_the_next_token_loss_of_the_plain_backbone(family, pages):
     model = make(family)
-    features = [model[0].preprocess(TEXTS, task="query"), model[0].preprocess(pages, task="document")]
+    features = [model.encoder.preprocess(TEXTS, task="query"), model.encoder.preprocess(pages, task="document")]
     found = ReadingLoss(model)(features)
     slow = [slow_loss(model, text, page) for text, page in zip(TEXTS, pages, strict=True)]
     expected = sum(loss for loss, _ in slow) / sum(num for _, num in slow)
@@ -50,21 +50,21 @@ def test_the_loss_is_the_next_token_loss_of_the_plain_backbone(family, pages):
 
 def test_texts_are_ended_and_padding_has_no_label(pages):
     model = make("qwen3-vl")
-    features = [model[0].preprocess(TEXTS, task="query"), model[0].preprocess(pages, task="document")]
-    _, labels = write_down(model[0], *features)
-    end = model[0].tokenizer.eos_token_id
+    features = [model.encoder.preprocess(TEXTS, task="query"), model.encoder.preprocess(pages, task="document")]
+    _, labels = write_down(model, *features)
+    end = model.encoder.tokenizer.eos_token_id
     for text, row in zip(TEXTS, labels.tolist(), strict=True):
         kept = [label for label in row if label != -100]
         assert kept[-1] == end
         assert row[: len(kept)] == kept
-        assert model[0].tokenizer.decode(kept[:-1]) == text
+        assert model.encoder.tokenizer.decode(kept[:-1]) == text
 
 
 def test_the_share_read_right_is_counted_over_all_pages(pages):
     model = make("qwen3-vl")
     right = total = 0
     for text, page in zip(TEXTS, pages, strict=True):
-        logits, labels = write_down(model[0], model[0].preprocess([text]), model[0].preprocess([page]))
+        logits, labels = write_down(model, model.encoder.preprocess([text]), model.encoder.preprocess([page]))
         right, total = right + int((logits.argmax(-1) == labels).sum()), total + labels.numel()
     assert ReadingEvaluator(TEXTS, pages, batch=2)(model) == {"read": right / total}
 

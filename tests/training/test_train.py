@@ -111,7 +111,7 @@ def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tenso
     run = Run(make_recipe(recipe), resume=False)
     model = run.make_model()
     batches = list(run.make_trainer(model, run.load_pairs()).get_train_dataloader())[:2]
-    return batches, {name: tensor.clone() for name, tensor in model[0].backbone.state_dict().items()}
+    return batches, {name: tensor.clone() for name, tensor in model.encoder.backbone.state_dict().items()}
 
 
 def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
@@ -251,7 +251,7 @@ def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_pat
     optimizer = run.make_trainer(model, run.load_pairs()).create_optimizer()
     (group,) = [group for group in optimizer.param_groups if group["params"]]
     assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters() if p.requires_grad}
-    assert id(model[0].slots.tables.weight) in {id(p) for p in group["params"]}
+    assert id(model.encoder.slots.tables.weight) in {id(p) for p in group["params"]}
     assert (group["lr"], group["weight_decay"], group["betas"], group["eps"]) == (2e-4, 0.01, (0.9, 0.999), 1e-8)
 
 

@@ -98,9 +98,9 @@ def why_not_served(strategy: type[Strategy]) -> str:
     if strategy.every_token:
         return "a full-token model appends no slots and keeps every vector; a server can run its backbone as it is"
     if strategy.sequential:
-        return "it makes each slot from the output before it, and a server runs its input in one pass"
+        return "direct feedback makes each slot from the output before it, and a server runs its input in one pass"
     if not strategy.constant:
-        return "its slots are drawn afresh, a token is constant; a model trained with random slots goes out with zero"
+        return "random slots are drawn afresh, a token is constant; a model trained with them goes out with slots zero"
     return ""
 
 

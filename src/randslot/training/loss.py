@@ -41,12 +41,27 @@ def find_repeats(keys_P: Tensor, own_Q: Tensor) -> Tensor:
 
 
 class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
-    """InfoNCE over MaxSim: the mean over `prefixes`, if there are any, of what the first so many vectors give."""
+    """InfoNCE over MaxSim of the vectors of queries and pages, or the mean over several budgets of it.
 
-    mask_repeats: bool
-    prefixes: tuple[int, ...]
-    cached: bool
-    keys_P: Tensor | None  # of the pages of the batch, if repeats are masked
+    Smaller micro-batches go through a gradient cache: the same gradients, memory by the micro-batch, a second forward.
+    """
+
+    def __init__(
+        self,
+        model: RandSlotModel,
+        *,
+        temperature: float,
+        batch: int,
+        micro_batch: int,
+        mask_repeats: bool,
+        prefixes: tuple[int, ...] = (),
+    ) -> None:
+        """batch: pairs of this process, of which `micro_batch` are held at once (0: all). prefixes: the budgets."""
+        super().__init__(model, scale=1 / temperature, mini_batch_size=micro_batch or batch)
+        self.cached = 0 < micro_batch < batch
+        self.mask_repeats = mask_repeats
+        self.prefixes = prefixes
+        self.keys_P: Tensor | None = None  # of the pages of the batch, if repeats are masked
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         features = list(sentence_features)
@@ -81,22 +96,3 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
             loss.backward()
             loss = loss.detach()
         return loss
-
-
-def make_loss(
-    model: RandSlotModel,
-    *,
-    temperature: float,
-    batch: int,
-    micro_batch: int,
-    mask_repeats: bool,
-    prefixes: tuple[int, ...] = (),
-) -> Loss:
-    """Make the loss for `batch` pairs a process, of which `micro_batch` are held at once (0: all).
-
-    Smaller micro-batches go through a gradient cache: the same gradients, memory by the micro-batch, a second forward.
-    With `prefixes` it is the mean of the losses of the first so many vectors of both sides.
-    """
-    loss = Loss(model, scale=1 / temperature, mini_batch_size=micro_batch or batch)
-    loss.mask_repeats, loss.prefixes, loss.cached = mask_repeats, prefixes, 0 < micro_batch < batch
-    return loss

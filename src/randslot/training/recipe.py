@@ -49,6 +49,7 @@ BETWEEN = {  # which leaves out infinity and what is no number
     "weight_decay": (0.0, 1e6),
     "lora_dropout": (0.0, 0.99),
 }
+ENCODING = ("inference", "reduction")  # settings of a model that training does not depend on
 # A run may be resumed with other values of these: what is computed does not depend on them.
 FREE = frozenset(
     {
@@ -70,7 +71,8 @@ FREE = frozenset(
 class Recipe(Settings):
     """How to train a model: its settings, and all else that decides a run.
 
-    One of `backbone` and `untrained` must be given; all else has the paper's value.
+    One of `backbone` and `untrained` must be given; all else has the paper's value. How the trained model encodes
+    (`inference`, `reduction`) changes nothing in training, and is left to whoever loads it.
     """
 
     # The model, beside its settings.
@@ -198,7 +200,7 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
 
     Errors: UsageError that names the nearest known key for an unknown one.
     """
-    known = {field.name: field for field in fields(Recipe)}
+    known = {field.name: field for field in fields(Recipe) if field.name not in ENCODING}
     check_keys(values, known)
     floats = {name for name, field in known.items() if isinstance(field.default, float)}
     # 1 is a fine way to write 1.0
@@ -219,9 +221,14 @@ def check_keys(values: Iterable[str], known: Iterable[str]) -> None:
             raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
+def list_values(recipe: Recipe) -> dict[str, Any]:
+    """Return every value of a recipe, as `make_recipe` takes them."""
+    return {key: value for key, value in asdict(recipe).items() if key not in ENCODING}
+
+
 def write_recipe(recipe: Recipe, file: Path) -> None:
     """Write a recipe with every value spelled out, as TOML."""
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in asdict(recipe).items()]
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in list_values(recipe).items()]
     file.write_text("".join(lines).replace("\x7f", "\\u007f"), encoding="utf-8")
 
 

@@ -34,12 +34,13 @@ from transformers.utils.logging import (
 
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
+from ..files import write_json
 from ..model.checkpoint import save_backbone
 from ..model.loading import load, untrained
 from ..model.model import RandSlotModel
 from ..model.still_vision import KnownPage, StillVision
 from .arguments import make_arguments, share
-from .loss import make_loss
+from .loss import Loss
 from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
 from .reading_loss import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
@@ -95,6 +96,7 @@ class Run:
         self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False, soft_wrap=True)
         self.bar = Bar(self.console)
         self.batch = share(recipe.batch, self.world)
+        self.still: StillVision | None = None
         if recipe.objective == "reading" and self.world > 1:
             raise UsageError("reading is trained in one process: it is meant for small backbones")
         self.checkpoint = _last_checkpoint(self.folder, self.world)
@@ -130,6 +132,8 @@ class Run:
         if self.checkpoint:
             self.console.print(f"going on from {self.checkpoint}")
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        if self.still:
+            self.still.close()
         if trainer.is_world_process_zero():
             self.finish(model, trainer, pairs, time.perf_counter() - started)
         trainer.accelerator.wait_for_everyone()  # no process leaves while the first one is still writing
@@ -183,8 +187,8 @@ class Run:
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
-        still = StillVision(model) if recipe.still_vision else None
-        read = still.read if still else model.page_opener
+        self.still = StillVision(model) if recipe.still_vision else None
+        read = self.still.read if self.still else model.page_opener
         opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
         trainer = UndisturbedTrainer(
             model=model,
@@ -192,7 +196,7 @@ class Run:
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
-            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model, still)),
+            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model, self.still)),
             callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:
@@ -208,7 +212,7 @@ class Run:
         recipe = self.recipe
         if recipe.objective == "reading":
             return ReadingLoss(model)
-        return make_loss(
+        return Loss(
             model,
             temperature=recipe.temperature,
             batch=self.batch,
@@ -260,7 +264,7 @@ class Run:
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "versions": _versions(),
         }
-        (self.folder / RUN).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(self.folder / RUN, record)
         if num_skipped:
             self.console.print(f"passed over {num_skipped} broken images: see {skipped}")
         self.console.print(f"trained {trainer.state.global_step} steps in {seconds:.0f} s: {self.folder}")

@@ -10,13 +10,13 @@ import json
 import re
 import shutil
 import tomllib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ...errors import RandSlotError, UsageError
 from ...samples.sets import write_set
-from ...training.recipe import FREE, Recipe, check_keys, make_recipe, read_recipe
+from ...training.recipe import FREE, Recipe, check_keys, list_values, make_recipe, read_recipe
 from ..evaluation.tasks import Task, own_task
 
 BASE, METHOD = "zero", "random"
@@ -148,7 +148,7 @@ class Study:
         if self.train_reports:
             fixed["data"] = str(self.path("pages", "train", "lessons.jsonl"))
         fixed["output"] = str(self.path("runs", f"{job.name}-{job.steps}"))
-        recipe = make_recipe(asdict(read_recipe(self.recipe)) | self._changes(job.arm) | fixed)
+        recipe = make_recipe(list_values(read_recipe(self.recipe)) | self._changes(job.arm) | fixed)
         if not recipe.shuffle:
             raise UsageError(
                 f"recipe {self.recipe} keeps the order of its data, so that seeds would hardly differ: "
@@ -173,7 +173,7 @@ class Study:
     def values(self, job: Job) -> dict[str, Any]:
         """Return the settings of a run as far as the study's file says them."""
         recipe = self.make_recipe(job)
-        values = {name: value for name, value in asdict(recipe).items() if name not in FREE}
+        values = {name: value for name, value in list_values(recipe).items() if name not in FREE}
         return values | {"prefixes": list(recipe.prefixes), "layouts": self.layouts, "reports": job.reports}
 
     def tasks(self, split: str, reports: int) -> list[Task]:

@@ -9,8 +9,8 @@ import torch
 
 import randslot
 from randslot.errors import UsageError
+from randslot.model.still_vision import StillVision
 from randslot.training.recipe import make_recipe
-from randslot.training.still_vision import StillVision
 from support.models import FAMILIES, make
 from support.pairs import small
 
@@ -18,8 +18,8 @@ from support.pairs import small
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_and_gradients_are_those_of_a_frozen_tower(family, pages, tmp_path):
     plain, model = make(family, slots="zero"), make(family, slots="zero")
-    plain[0].backbone.visual.requires_grad_(False)
-    still = StillVision(model[0])
+    plain.encoder.backbone.visual.requires_grad_(False)
+    still = StillVision(model)
     places: list[str | bytes] = []
     for number, page in enumerate(pages):
         page.save(tmp_path / f"{number}.png")
@@ -27,18 +27,22 @@ def test_vectors_and_gradients_are_those_of_a_frozen_tower(family, pages, tmp_pa
     places[2] = Path(places[2]).read_bytes()
     for batch in [[0, 1], [1, 2, 1], [2, 0]]:
         known = still.preprocess([still.read(places[number]) for number in batch])
-        others = plain[0].preprocess([places[number] for number in batch], task="document")
-        for name in others.keys() - {"pixel_values"}:
+        others = plain.encoder.preprocess([places[number] for number in batch], task="document")
+        assert known.keys() - others.keys() == {"page_numbers"}
+        assert others.keys() - known.keys() == {"pixel_values"}
+        assert known["side"] == others["side"] == "page"
+        for name in others.keys() - {"pixel_values", "side"}:
             assert torch.equal(known[name], others[name]), name
-        assert len(known["pixel_values"]) == len(others["pixel_values"])  # as micro-batches expect it
-        vectors = [one[0](features)["token_embeddings"] for one, features in ((plain, others), (model, known))]
+        vectors = [one.encoder(features)["token_embeddings"] for one, features in ((plain, others), (model, known))]
         torch.testing.assert_close(vectors[1], vectors[0], atol=1e-6, rtol=1e-5)
         for found in vectors:
             found.sum().backward()
     assert len(still.pages) == 3
-    by_itself = [one[0](one[0].preprocess(pages[:1]))["token_embeddings"] for one in (plain, model)]
+    by_itself = [one.encoder(one.encoder.preprocess(pages[:1]))["token_embeddings"] for one in (plain, model)]
     assert torch.equal(*by_itself)
-    for (name, a), b in zip(plain[0].backbone.named_parameters(), model[0].backbone.parameters(), strict=True):
+    for (name, a), b in zip(
+        plain.encoder.backbone.named_parameters(), model.encoder.backbone.parameters(), strict=True
+    ):
         assert (a.grad is None) == (b.grad is None) == name.startswith("visual."), name
         if a.grad is not None:
             torch.testing.assert_close(b.grad, a.grad, atol=1e-5, rtol=1e-4)
@@ -46,13 +50,13 @@ def test_vectors_and_gradients_are_those_of_a_frozen_tower(family, pages, tmp_pa
 
 @pytest.mark.parametrize("micro_batch", [0, 2])
 def test_a_run_leaves_the_tower_as_it_was(data, tmp_path, micro_batch):
-    before = randslot.untrained("qwen3-vl-tiny", seed=42)[0].backbone.state_dict()
+    before = randslot.untrained("qwen3-vl-tiny", seed=42).encoder.backbone.state_dict()
     model = randslot.train(small(data, tmp_path / "run", still_vision=True, micro_batch=micro_batch))
-    after = randslot.load(tmp_path / "run")[0].backbone.state_dict()
+    after = randslot.load(tmp_path / "run").encoder.backbone.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert not any(name.startswith("visual.") for name in changed)
-    assert len(model[0].backbone.get_image_features.pages) == 8
+    assert model.encoder.recall is None  # the pages are forgotten when the run is over
 
 
 def test_it_goes_with_plain_retrieval_only(tmp_path):

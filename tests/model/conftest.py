@@ -1,0 +1,14 @@
+"""Pairs on disk for tests that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.pairs import write_pairs
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_pairs(tmp_path / "data")

@@ -1,0 +1,132 @@
+"""A new family touches its own file only: one that is defined here goes all the way, and reads text at that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import randslot
+from randslot.errors import RandSlotError, UsageError
+from randslot.model import families
+from randslot.model.families.family import Family, Features, Processors
+from randslot.model.slots import STRATEGIES
+from randslot.training.loss import Loss
+from support.models import lively
+
+TEXTS = ["Deferred tax is 12 in 2023.", "The fleet has seven ships", "x"]
+SHAPE = {
+    "config": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+    }
+}
+
+
+class Toy(Family):
+    """A small language model that reads the text of a page, between two tokens of its own."""
+
+    name = "toy"
+    model_type = "llama"
+    reads = "text"
+    page_prompt = "<page>{}</page>"
+    lora_targets = r".*\.(q_proj|k_proj|v_proj|o_proj)"
+    special_tokens = ("<pad>", "<page>", "</page>")
+    end_token = "</page>"
+
+    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> str:
+        if not isinstance(page, str) or not page.strip():
+            raise RandSlotError(f"a page must be text, not {page!r}")
+        return page
+
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
+        return processors.pad(processors.tokenize([self.page_prompt.format(page) for page in pages]))
+
+
+@pytest.fixture
+def shape(tmp_path, monkeypatch) -> str:
+    monkeypatch.setattr(families, "_ADDED", {})
+    families.add_family(Toy())
+    file = tmp_path / "toy.json"
+    file.write_text(json.dumps(SHAPE))
+    return str(file)
+
+
+def states(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """The states of the plain backbone, as transformers runs it."""
+    with torch.no_grad():
+        hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return torch.nn.functional.normalize(hidden, dim=-1)
+
+
+def test_it_is_found_by_its_name_and_by_its_type(shape):
+    assert families.find_family("toy").reads == "text"
+    assert set(families.list_families()) == {"qwen2_5_vl", "qwen3_vl", "llama"}
+    with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: qwen2\.5-vl, qwen3-vl, toy"):
+        randslot.tiny("tyo")
+
+
+@pytest.mark.parametrize("slots", STRATEGIES)
+def test_the_first_vector_is_the_state_of_the_plain_backbone_whatever_the_batch(shape, slots):
+    model = lively(randslot.untrained(shape, slots=slots, seed=0))
+    assert model.reads == "text"
+    pages = model.encode_document(TEXTS)
+    for text, vectors in zip(TEXTS, pages, strict=True):
+        torch.testing.assert_close(vectors, model.encode_document(text), atol=1e-5, rtol=1e-5)
+        ids = model.encoder.tokenizer(f"<page>{text}</page>")["input_ids"]
+        expected = states(model.encoder.backbone, ids)
+        own = vectors[-1] if slots == "tokens" else vectors[0]
+        torch.testing.assert_close(own, expected[-1], atol=1e-5, rtol=1e-5)
+    assert not torch.equal(model.encode_query(TEXTS[:1])[0], pages[0])  # the same text as a query has no prompt
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_it_is_saved_and_loaded_and_bound_to_its_family(shape, lora, tmp_path):
+    model = randslot.untrained(shape, slots="learned", lora=lora, seed=0)
+    if lora:
+        adapted = [name for name, _ in model.encoder.backbone.named_modules() if name.endswith("lora_A.default")]
+        assert len(adapted) == 2 * 4
+    model.save_pretrained(str(tmp_path / "model"))
+    assert not (tmp_path / "model" / "preprocessor_config.json").exists()
+    again = randslot.load(tmp_path / "model")
+    assert again.identity.weights == model.weights_key
+    assert torch.equal(again.encode_document(TEXTS[:1])[0], model.encode_document(TEXTS[:1])[0])
+    assert json.loads((tmp_path / "model" / "randslot.json").read_text())["backbone"]["family"] == "toy"
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2])
+def test_it_learns_to_find_texts(shape, micro_batch):
+    model = randslot.untrained(shape, seed=0).train()
+    words = ["tax", "fleet", "staff", "sales"]
+    queries, pages = [f"about {word}" for word in words], [f"{word} {word} {word}" for word in words]
+    loss = Loss(model, temperature=0.07, batch=4, micro_batch=micro_batch, mask_repeats=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(12):
+        features = [model.preprocess(queries, task="query"), model.preprocess(pages, task="document")]
+        loss(features).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    scores = model.similarity(model.encode_query(queries), model.encode_document(pages))
+    assert (scores.argmax(1) == torch.arange(4)).all()
+
+
+def test_what_it_cannot_do_is_one_line(shape, tmp_path):
+    from randslot.model.export import export_model
+
+    model = randslot.untrained(shape, slots="zero")
+    with pytest.raises(RandSlotError, match="a page must be text, not"):
+        model.encode_document([Path("page.png"), ""])
+    with pytest.raises(UsageError, match="a toy model reads the text of a page, not its image"):
+        _ = model.page_pixels
+    model.save_pretrained(str(tmp_path / "model"))
+    with pytest.raises(UsageError, match="a toy model cannot be exported"):
+        export_model(tmp_path / "model", tmp_path / "out")
