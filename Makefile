@@ -3,13 +3,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check browser benchmark screenshot embedded clean
+.PHONY: demo test quick check browser benchmark screenshot embedded clean
 
 demo: $(READY)
 	$(BIN)/randslot demo
 
+# A process on every core, each with one thread of computation; tests of one group stay together for their fixtures.
+TESTS := $(BIN)/python -m pytest -n logical --dist loadgroup
+
 test: $(READY) check browser
-	$(BIN)/python -m pytest
+	$(TESTS)
+
+# For the inner loop: the checks, and all tests that take little time.
+quick: $(READY) check
+	$(TESTS) -m "not slow"
 
 # Chromium for the tests of the page; where it cannot be installed they are skipped and say so.
 browser:

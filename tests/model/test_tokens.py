@@ -184,6 +184,7 @@ def losses(folder: Path) -> list[float]:
     return [float(row["loss"]) for row in read_losses(folder / "losses.csv")]
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_it_plain_and_cached_alike(tmp_path):
     data = write_pairs(tmp_path / "data")
     for micro_batch in (0, 1):
@@ -199,6 +200,7 @@ def test_a_recipe_trains_it_plain_and_cached_alike(tmp_path):
     assert again.encode_document(noise(64, 64)).shape == (3, 64)
 
 
+@pytest.mark.slow
 def test_learning_is_real(tmp_path):
     data = write_pairs(tmp_path / "few", 4)
     model = randslot.train(small(data, tmp_path / "run", slots="tokens", steps=40, learning_rate=5e-4, seed=1))

@@ -70,6 +70,7 @@ def from_two_processes(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
 @pytest.mark.parametrize(("family", "strategy"), CASES)
 def test_two_processes_with_batch_4_equal_one_with_batch_8(family, strategy, micro_batch, from_two_processes):

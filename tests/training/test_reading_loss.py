@@ -79,6 +79,7 @@ def write_texts(folder) -> object:
     return folder / "texts.jsonl"
 
 
+@pytest.mark.slow
 def test_a_run_learns_to_read_and_leaves_a_backbone_for_any_strategy(tmp_path):
     data = write_texts(tmp_path / "data")
     recipe = small(data, tmp_path / "run", steps=120, learning_rate=3e-3, query_column="text", warmup=10)
