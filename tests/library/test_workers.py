@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from randslot.errors import RandSlotError
-from randslot.library.reading.workers import Renderers
-from randslot.pages import open_page
+from randslot.library.reading import worker, workers
+from randslot.library.reading.workers import Renderers, Worker
+from randslot.pages import NO_TEXT, Page, open_page
 from support.libraries import write_tiff
 from support.models import noise
-from support.pdf import write_pdf
+from support.pdf import write_lines, write_pdf
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,42 @@ def test_a_tiff_has_pages(renderers, tmp_path):
     assert open_page(f"{tmp_path}/x.tif#page=2").tobytes() == noise(64, 96, 2).tobytes()
     with pytest.raises(RandSlotError, match="has 3 pages, so there is no page 4"):
         open_page(f"{tmp_path}/x.tif#page=4")
+
+
+def test_text_is_what_this_process_would_read(renderers, tmp_path):
+    write_lines(tmp_path / "x.pdf", ["Some words, größer".encode().decode("latin-1"), "and an exam-", "ple"])
+    text = renderers.read_text(str(tmp_path / "x.pdf"), 1)
+    assert text == Page(tmp_path / "x.pdf").text()
+    assert text.text.endswith("and an example")
+    assert len(text.words) == 6
+
+
+def test_an_image_has_no_text(renderers, tmp_path):
+    write_tiff(tmp_path / "x.tif", [1, 2])
+    assert renderers.read_text(str(tmp_path / "x.tif"), 2) == NO_TEXT
+    with pytest.raises(RandSlotError, match="it has 2 pages, so there is no page 3"):
+        renderers.read_text(str(tmp_path / "x.tif"), 3)
+
+
+def test_text_of_a_broken_file_is_one_line_without_its_name(renderers, tmp_path):
+    (tmp_path / "x.pdf").write_bytes(b"%PDF-1.4 torn")
+    with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is broken"):
+        renderers.read_text(str(tmp_path / "x.pdf"), 1)
+    with pytest.raises(RandSlotError, match=r"^PDF not found$"):
+        renderers.read_text(str(tmp_path / "gone.pdf"), 1)
+
+
+def test_a_request_for_text_renders_nothing_and_one_for_an_image_reads_no_text(tmp_path, monkeypatch):
+    write_pdf(tmp_path / "x.pdf", 1, [])
+    request = {"file": str(tmp_path / "x.pdf"), "number": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(Page, "image", lambda *_: pytest.fail("rendered"))
+        reply, content = worker.answer({**request, "text": True})
+        assert (reply["text"], content) == ("Page 1", b"")
+    monkeypatch.setattr(Page, "text", lambda *_: pytest.fail("text was read"))
+    reply, content = worker.answer({**request, "pixels": 10_000})
+    width, height = reply["size"]
+    assert len(content) == 3 * width * height
 
 
 def test_the_same_content_has_the_same_hash(renderers, tmp_path):
@@ -129,6 +166,60 @@ def test_closing_ends_workers_whatever_they_do(tmp_path):
     renderers.close()
     assert isinstance(waiting.exception(), RandSlotError)
     assert renderers.workers[0].process.poll() is not None
+
+
+def test_closing_while_a_process_is_being_started_ends_it(monkeypatch):
+    one, closing = Worker(), []
+    start = workers._start_process
+
+    def start_while_closing():
+        closing.append(threading.Thread(target=one.close))
+        closing[0].start()
+        time.sleep(0.1)
+        return start()
+
+    monkeypatch.setattr(workers, "_start_process", start_while_closing)
+    process = one._start()
+    closing[0].join()
+    assert process.poll() is not None
+    with pytest.raises(RandSlotError, match="stopped"):
+        one.ask({"file": "x.png"}, 60)
+
+
+def test_nothing_is_printed_when_a_worker_is_killed_while_a_request_is_written(tmp_path):
+    """Not then, and not at the exit of Python, which closes pipes."""
+    code = """
+import os, signal, threading
+from randslot.library.reading.workers import Renderers
+renderers = Renderers(2)
+for worker in renderers.workers:
+    worker._start()
+    os.kill(worker.process.pid, signal.SIGSTOP)
+first, second = renderers.workers
+requests = [renderers.threads.submit(renderers.inspect, "x" * 1_000_000) for _ in range(2)]
+threading.Timer(0.3, first.process.kill).start()
+threading.Timer(0.3, second.process.kill).start()
+for request in requests:
+    print(request.exception())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["opening it ended the renderer"] * 2
+    assert done.stderr == ""
+
+
+def test_a_worker_whose_parent_ends_before_the_answer_prints_nothing(tmp_path):
+    noise(500, 600).save(tmp_path / "x.png")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "randslot.library.reading.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    request = {"file": str(tmp_path / "x.png"), "number": 1, "pixels": 1_000_000}
+    _, errors = process.communicate(json.dumps(request).encode() + b"\n", timeout=60)
+    assert errors == b""
+    assert process.returncode == 0
 
 
 def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):

@@ -14,7 +14,7 @@ import pypdfium2 as pdfium
 
 from ..errors import UsageError
 
-# Titles that could stand on any document's page say nothing about which one.
+# Titles that any document may have do not say which page is meant.
 GENERIC = frozenset(
     """abstract, acknowledgements, acknowledgments, appendix, background, bibliography, conclusion, conclusions,
     contents, copyright, credits, discussion, example, examples, foreword, further reading, getting started, glossary,
@@ -24,8 +24,8 @@ GENERIC = frozenset(
 
 
 @dataclass
-class Found:
-    """What a folder of PDFs gave: pairs, files that could not be read, titles that were dropped."""
+class FoundPairs:
+    """The pairs from a folder of PDFs, files without any, and how many titles were dropped as generic or repeated."""
 
     pairs: list[dict[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -34,14 +34,31 @@ class Found:
     repeated: int = 0
 
 
-def find_pairs(folder: Path) -> Found:
+def find_pairs(folder: Path) -> FoundPairs:
     """Make a pair of every useful outline entry of the PDFs below a folder.
 
     A title is dropped if it is generic or too short, or if it names more than one page of the same PDF or of another.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}")
-    found = Found()
+    found = FoundPairs()
+    useful = []
+    for title, page in _read_outlines(folder, found):
+        if is_useful(title):
+            useful.append((title, page))
+        else:
+            found.generic += 1
+    counts = Counter(title.casefold() for title, _ in useful)
+    for title, page in useful:
+        if counts[title.casefold()] == 1:
+            found.pairs.append({"query": title, "image": page})
+        else:
+            found.repeated += 1
+    return found
+
+
+def _read_outlines(folder: Path, found: FoundPairs) -> list[tuple[str, str]]:
+    """Return the different (title, page) entries of all PDFs below a folder; note the files that have none."""
     entries: list[tuple[str, str]] = []
     for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".pdf" and path.is_file()):
         try:
@@ -51,13 +68,9 @@ def find_pairs(folder: Path) -> Found:
             continue
         if not titles:
             found.without_outline.append(str(file))
-        entries += [(title, f"{file.relative_to(folder)}#page={page}") for title, page in titles]
-    useful = [(title, page) for title, page in dict.fromkeys(entries) if is_useful(title)]
-    found.generic = len(dict.fromkeys(entries)) - len(useful)
-    counts = Counter(title.casefold() for title, _ in useful)
-    found.pairs = [{"query": title, "image": page} for title, page in useful if counts[title.casefold()] == 1]
-    found.repeated = len(useful) - len(found.pairs)
-    return found
+        for title, page in titles:
+            entries.append((title, f"{file.relative_to(folder)}#page={page}"))
+    return list(dict.fromkeys(entries))
 
 
 def read_outline(file: Path) -> Iterator[tuple[str, int]]:
@@ -77,7 +90,7 @@ NUMBER = re.compile(
 
 
 def clean_title(title: str) -> str:
-    """Take the number before a title away, and extra spaces."""
+    """Remove the number before a title, and extra spaces."""
     title = re.sub(r"\s+", " ", title.replace("\x00", "")).strip()
     return NUMBER.sub("", title, count=1) if NUMBER.match(title) else title
 
@@ -91,8 +104,8 @@ def is_useful(title: str) -> bool:
     )
 
 
-def write_pairs(found: Found, folder: Path, file: Path) -> None:
-    """Write pairs as JSON lines; page paths count from the folder of that file."""
+def write_pairs(found: FoundPairs, folder: Path, file: Path) -> None:
+    """Write pairs as JSON lines; page paths are relative to the folder of that file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as lines:
         for pair in found.pairs:

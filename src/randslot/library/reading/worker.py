@@ -1,7 +1,8 @@
 """A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
 
-It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. It
-loads no model, ends when its parent does, and has a limit of memory.
+It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. A
+request has a "file" and, for a page, its "number" with either "pixels" (for its image) or "text". It loads no model,
+ends when its parent does, and its memory is limited.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import re
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from ...errors import RandSlotError
-from ...pages import IMAGE_SUFFIXES, num_pages, open_file_page, short, shrink
+from ...pages import DOCUMENT_SUFFIXES, Page, num_pages, short, shrink
 
 MEMORY = 4 * 2**30  # bytes that one file may take
 
@@ -27,9 +29,9 @@ MEMORY = 4 * 2**30  # bytes that one file may take
 def inspect(file: Path) -> dict[str, Any]:
     """Return the hash of a file's content and how many pages it has.
 
-    Errors: RandSlotError if it is empty, has no pages, or is no document that can be opened.
+    Errors: RandSlotError if it is empty, has no pages, or is not a document that can be opened.
     """
-    if file.suffix.lower() not in (".pdf", *IMAGE_SUFFIXES):
+    if file.suffix.lower() not in DOCUMENT_SUFFIXES:
         raise RandSlotError("not a PDF or an image")
     with file.open("rb") as content:
         if not os.fstat(content.fileno()).st_size:
@@ -43,18 +45,27 @@ def inspect(file: Path) -> dict[str, Any]:
 
 def render(file: Path, number: int, pixels: int) -> Image.Image:
     """Open one page of a file with about `pixels` pixels, or fewer if it has fewer."""
-    image = open_file_page(file, number, pixels)
-    return image if file.suffix.lower() == ".pdf" else shrink(image, pixels)  # a PDF is rendered so
+    image = Page(file, number).image(pixels)
+    return image if file.suffix.lower() == ".pdf" else shrink(image, pixels)  # a PDF is rendered at that size
+
+
+def read_text(file: Path, number: int) -> dict[str, Any]:
+    """Read the text of one page of a file; each word is [text, left, top, right, bottom]."""
+    text = Page(file, number).text()
+    words = [[word.text, word.left, word.top, word.right, word.bottom] for word in text.words]
+    return {"text": text.text, "words": words, "has_layer": text.has_layer, "truncated": text.truncated}
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Return the answer to a request: its line, and the bytes that follow it."""
     file = Path(request["file"])
     try:
-        if "number" not in request:
-            return inspect(file), b""
-        image = render(file, request["number"], request["pixels"])
-        return {"size": image.size}, image.tobytes()
+        if "text" in request:
+            return read_text(file, request["number"]), b""
+        if "pixels" in request:
+            image = render(file, request["number"], request["pixels"])
+            return {"size": image.size}, image.tobytes()
+        return inspect(file), b""
     except RandSlotError as error:
         reason = _leave_out(str(file), str(error))
     except MemoryError:
@@ -67,7 +78,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def _leave_out(name: str, reason: str) -> str:
-    """Leave a file's name out of a reason: who asked knows it, and tells it with the reason."""
+    """Leave a file's name out of a reason: the parent process adds it."""
     return re.sub(rf"(:| of|) {re.escape(name)}", "", reason).replace(name, "it")
 
 
@@ -83,10 +94,14 @@ def main() -> None:
         pass
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
-    for line in sys.stdin.buffer:
-        reply, content = answer(json.loads(line))
-        out.write(json.dumps(reply).encode() + b"\n" + content)
-        out.flush()
+    try:
+        for line in sys.stdin.buffer:
+            reply, content = answer(json.loads(line))
+            out.write(json.dumps(reply).encode() + b"\n" + content)
+            out.flush()
+    except BrokenPipeError:  # the parent has ended, and nobody reads the answer
+        with suppress(BrokenPipeError):
+            out.close()  # here, as Python would print a traceback when it closes the pipe at exit
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from queue import SimpleQueue
-from threading import Event, Timer
+from threading import Event, Lock, Timer
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from PIL import Image
 
 from ...errors import RandSlotError
+from ...pages import PageText, Word
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,8 +79,17 @@ class Renderers:
         reply, content = self._ask({"file": file, "number": number, "pixels": pixels})
         return Image.frombytes("RGB", reply["size"], content)
 
+    def read_text(self, file: str, number: int) -> PageText:
+        """Read the text of one page of a file, without rendering it.
+
+        Errors: RandSlotError with the reason why it cannot be read.
+        """
+        reply, _ = self._ask({"file": file, "number": number, "text": True})
+        words = tuple(Word(*fields) for fields in reply["words"])
+        return PageText(reply["text"], words, reply["has_layer"], reply["truncated"])
+
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
-        """Do pieces of work in order, at most `depth` ahead of the one that is looked at; yield each when it is done.
+        """Do pieces of work in order, at most `depth` ahead of the one that is used; yield each when it is done.
 
         The future holds the result or the error.
         """
@@ -116,6 +126,7 @@ class Worker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
+        self.lock = Lock()  # no process may be started while, or after, another thread closes the worker
 
     def ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         """Send a request and wait for its answer.
@@ -150,30 +161,37 @@ class Worker:
 
     def close(self) -> None:
         """End the process for good."""
-        self.closed = True
-        self._end()
+        with self.lock:
+            self.closed = True
+            self._end()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if self.closed:
-            raise RandSlotError("stopped")
-        if self.process is None or self.process.poll() is not None:
-            self._end()
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "randslot.library.reading.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        return self.process
+        with self.lock:
+            if self.closed:
+                raise RandSlotError("stopped")
+            if self.process is None or self.process.poll() is not None:
+                self._end()
+                self.process = _start_process()
+            return self.process
 
     def _end(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
-                with suppress(OSError):  # what was on its way when the process ended
-                    pipe.close()  # type: ignore[union-attr]
+                assert pipe is not None
+                with suppress(OSError):  # a request that the process did not read
+                    pipe.close()
+
+
+def _start_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "randslot.library.reading.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
 
 
 def _kill(process: subprocess.Popen[bytes], late: Event) -> None:
