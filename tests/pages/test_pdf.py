@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from randslot.errors import RandSlotError
-from randslot.pages import open_page
+from randslot.pages import Page, open_page
 from support.models import make
-from support.pdf import write_pdf
+from support.pdf import write_lines, write_pdf
 
 
 def test_a_page_of_a_pdf_is_rendered_at_the_size_asked_for(tmp_path):
@@ -38,6 +38,13 @@ def test_wrong_pdf_pages_are_one_line(page, message, tmp_path):
     with pytest.raises(RandSlotError, match=message) as caught:
         open_page(tmp_path / page)
     assert "\n" not in str(caught.value)
+
+
+def test_a_page_of_which_nothing_is_seen_is_one_line(tmp_path):
+    write_lines(tmp_path / "x.pdf", ["words"], "/MediaBox [0 0 400 600] /CropBox [1000 1000 1200 1200]")
+    for read in (Page(tmp_path / "x.pdf").image, Page(tmp_path / "x.pdf").text):
+        with pytest.raises(RandSlotError, match=r"page 1 of .*x\.pdf has no area: its crop box is outside of it"):
+            read()
 
 
 def test_threads_may_open_pages_of_pdfs_at_once(tmp_path):

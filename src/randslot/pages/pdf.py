@@ -60,7 +60,10 @@ def open_pdf_page(file: Path, number: int) -> Iterator[pdfium.PdfPage]:
         with PDFIUM, pdfium.PdfDocument(file) as pdf:
             if not 1 <= number <= len(pdf):
                 raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
-            yield pdf[number - 1]
+            page = pdf[number - 1]
+            if not min(page.get_size()) > 0:
+                raise RandSlotError(f"page {number} of {file} has no area: its crop box is outside of it")
+            yield page
     except pdfium.PdfiumError as error:
         reason = _pdf_reason(file, error)
         raise RandSlotError(f"cannot read page {number} of {file}: {reason}") from error
