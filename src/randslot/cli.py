@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
 from .library.commands import IndexCommand, Place, index, library_app, search
-
-if TYPE_CHECKING:
-    from .lab.evaluation.tasks import Task
 
 EXTRAS = {
     "datasets": "train",
@@ -226,48 +223,22 @@ def evaluate(
 
     randslot evaluate http://localhost:8000 --data data/test
     """
-    loading = {
+    from .lab.evaluation.evaluate import evaluate_model
+    from .lab.evaluation.report import list_means
+    from .lab.evaluation.tasks import choose_tasks
+
+    chosen = choose_tasks(benchmark or [], [task for task in tasks.split(",") if task], data, data_root)
+    settings = {
         "inference": inference,
         "query_vectors": query_vectors,
         "page_vectors": page_vectors,
         "reduction": reduction,
         "seed": seed,
     }
-    chosen = _choose_tasks(benchmark, tasks, data, data_root)
-    results = _evaluate(model, chosen, name or model, output, cache or output / "vectors", batch, loading)
-    for result in results:
-        for subset, scores in result["subsets"].items() if len(result["subsets"]) > 1 else ():
-            print(f"  {subset}: nDCG@5 {100 * scores['ndcg@5']:.2f}  nDCG@10 {100 * scores['ndcg@10']:.2f}")
-        print(f"{result['task']}: nDCG@5 {100 * result['ndcg@5']:.2f}  nDCG@10 {100 * result['ndcg@10']:.2f}")
-    for version in dict.fromkeys(result["benchmark"] for result in results):
-        same = [result for result in results if result["benchmark"] == version]
-        if len(same) > 1:
-            means = [100 * sum(result[f"ndcg@{k}"] for result in same) / len(same) for k in (5, 10)]
-            print(f"{version}, mean of {len(same)} tasks: nDCG@5 {means[0]:.2f}  nDCG@10 {means[1]:.2f}")
+    results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+    for line in list_means(results):
+        print(line)
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
-
-
-def _choose_tasks(benchmark: list[str] | None, tasks: str, data: Path | None, data_root: Path | None) -> list[Task]:
-    from .lab.evaluation.tasks import find_tasks, own_task
-
-    if (data is None) == (not benchmark and not tasks) or (data and data_root):
-        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
-    if data:
-        return [own_task(data)]
-    return find_tasks(benchmark or [], [task for task in tasks.split(",") if task], data_root)
-
-
-def _evaluate(
-    model: str, tasks: list[Task], name: str, output: Path, cache: Path, batch: int, options: dict[str, Any]
-) -> list[dict[str, Any]]:
-    from .lab.evaluation.evaluate import Evaluation
-    from .model.remote_model import open_model
-
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
-    return Evaluation(open_model(model, **options), name, output, cache, batch).run(tasks)
 
 
 @app.command()
@@ -295,47 +266,20 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from .lab.analysis.cost import PAPER, is_library, list_costs, measure_libraries, own_budgets
-    from .lab.analysis.report import PARTS, make_sections, write_report
-    from .tables import STYLES, write_table
+    from .lab.analysis.analyse import analyse
+    from .lab.analysis.report import write_report
+    from .tables import check_style, write_table
 
-    if style not in STYLES:
-        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
-
-    wanted = list(sources or [])
-    parts = [wanted.pop(0)] if wanted and wanted[0] in PARTS else list(PARTS)
-    if not wanted and parts != ["cost"]:
-        raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
-    for folder in () if benchmark or data else wanted:
-        if not Path(folder).is_dir():
-            raise UsageError(f"{folder!r} is neither a folder nor a part: parts are {', '.join(PARTS)}")
-    if benchmark or data:  # these are models
-        from .lab.analysis.budgets import MOST
-
-        results = (output or Path("report")) / "results"
-        tasks = _choose_tasks(benchmark, "", data, None)
-        budgets = {"query_vectors": MOST, "page_vectors": MOST}
-        for model in wanted:
-            _evaluate(model, tasks, model, results, results / "vectors", 8, budgets)
-        wanted = [str(results)]
-    libraries = [Path(folder) for folder in wanted if is_library(Path(folder))]
-    if libraries and parts != ["cost"]:
-        raise UsageError(f"{libraries[0]} is a library: only its cost can be analysed, by randslot analyse cost")
-    folders = [Path(folder) for folder in wanted if Path(folder) not in libraries]
-    if dim is not None and (parts != ["cost"] or folders):
-        raise UsageError("--dim goes with randslot analyse cost without results: they have dimensions of their own")
-    runs = []
-    if folders:
-        from .lab.analysis.runs import read_runs
-
-        runs = read_runs(folders)
-    for line in (line for run in runs for line in run.left_out):
-        print(f"left out: {line}", file=sys.stderr)
-    sections = make_sections(parts, runs, vectors)
-    if libraries:
-        sections[0].tables["libraries"] = measure_libraries(libraries)
-    if dim is not None:
-        sections[0].tables["cost"] = list_costs([*PAPER, *own_budgets(vectors, dim)])
+    check_style(style)
+    sections = analyse(
+        sources or [],
+        benchmarks=benchmark or [],
+        data=data,
+        num_vectors=vectors,
+        dim=dim,
+        results=(output or Path("report")) / "results",
+        tell=lambda line: print(line, file=sys.stderr),
+    )
     for section in sections:
         for table in section.tables.values():
             print(write_table(table, style))

@@ -34,10 +34,18 @@ def write_table(table: Table, style: str) -> str:
 
     Errors: UsageError for a style that is not md, csv or latex.
     """
+    check_style(style)
     writers: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
-    if style not in writers:
-        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
     return writers[style](table)
+
+
+def check_style(style: str) -> None:
+    """Refuse a style that is not md, csv or latex.
+
+    Errors: UsageError.
+    """
+    if style not in STYLES:
+        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
 
 
 def _markdown(table: Table) -> str:

@@ -22,13 +22,15 @@ from randslot.lab.analysis.cost import PAPER, Budget, list_costs
 from randslot.lab.analysis.profile import Protocol, profile
 from randslot.lab.analysis.runs import read_runs, run_names
 from randslot.lab.evaluation.evaluate import Evaluation
+from randslot.lab.evaluation.result import Result, RunKey
 from randslot.lab.evaluation.tasks import own_task
+from randslot.model.slots import Random
 from randslot.samples.sets import write_set
 from randslot.tables import Table, write_table
 from support.models import STRATEGIES, make
 
 
-def evaluate(strategy: str, data: list[Path], output: Path, **options: object) -> list[dict[str, object]]:
+def evaluate(strategy: str, data: list[Path], output: Path, **options: object) -> list[Result]:
     settings = {"slots": strategy, "query_vectors": 8, "page_vectors": 8, "visual_tokens": 16} | options
     model = make("qwen3-vl", **settings)
     return Evaluation(model, strategy, output, output / "vectors").run([own_task(folder) for folder in data])
@@ -102,7 +104,7 @@ def test_one_encoding_with_eight_gives_what_each_budget_gives_alone(sets, result
         for query, page, side in ((2, 2, "both"), (1, 4, "query"), (4, 3, "page")):
             options = {"query_vectors": query, "page_vectors": page, "inference": strategy}
             alone = evaluate(strategy, sets, tmp_path / f"{strategy}{query}{page}", **options)
-            expected = 100 * np.mean([result["ndcg@5"] for result in alone])
+            expected = 100 * np.mean([result.ndcg[5] for result in alone])
             num = str(query if side == "query" else page)
             assert swept[f"{strategy}, {strategy}", side][num] == pytest.approx(expected, abs=1e-3)
 
@@ -111,7 +113,7 @@ def test_one_encoding_with_eight_gives_what_each_budget_gives_alone(sets, result
 def test_strategies_follow_their_rule_beyond_their_budget(strategy, sets, tmp_path):
     """A model made for four vectors is swept to eight: stored slots repeat the last, feedback goes on."""
     model = make("qwen3-vl", slots=strategy, visual_tokens=16)
-    model[0].use(query_vectors=8, page_vectors=8)
+    model.use(query_vectors=8, page_vectors=8)
     Evaluation(model, strategy, tmp_path, tmp_path / "vectors").run([own_task(sets[0])])
     (row, *_) = csv.reader(StringIO(run("analyse", "budgets", tmp_path, "--format", "csv")))
     assert row[-1] == "8"
@@ -138,6 +140,16 @@ def test_a_model_is_evaluated_with_eight_vectors_first(sets, tmp_path, monkeypat
 # -- what cannot be analysed
 
 
+def test_a_run_knows_whether_its_vectors_have_prefixes(results, monkeypatch):
+    assert all(found.has_prefixes for found in read_runs([results]))
+    monkeypatch.setattr(Random, "prefix_stable", False)
+    zero, random = sorted(read_runs([results]), key=lambda found: found.name, reverse=True)
+    assert zero.has_prefixes
+    assert not random.has_prefixes
+    assert not random.tasks["first"][0].has_prefixes  # vectors of a larger budget are not read for it
+    assert "takes the first vectors of random, random" in run("analyse", "budgets", results, code=2)
+
+
 def test_what_is_missing_or_does_not_fit_is_one_line(sets, results, tmp_path):
     assert "name the folder of results, or one of budgets, winners, readouts, cost" in run("analyse", code=2)
     assert "no results in" in run("analyse", tmp_path, code=2)
@@ -162,7 +174,8 @@ def test_what_is_missing_or_does_not_fit_is_one_line(sets, results, tmp_path):
 
 
 def test_runs_have_short_names_that_differ():
-    one, two, three = ("m", "zero", 42, "a" * 32), ("m", "zero", 42, "b" * 32), ("m", "zero", 7, "c" * 32)
+    one, two = RunKey("m", "zero", 42, "a" * 32), RunKey("m", "zero", 42, "b" * 32)
+    three = RunKey("m", "zero", 7, "c" * 32)
     assert run_names([one]) == {one: "m, zero"}
     assert list(run_names([one, three]).values()) == ["m, zero, seed 42", "m, zero, seed 7"]
     assert list(run_names([one, two]).values()) == ["m, zero, seed 42, aaaaaaaa", "m, zero, seed 42, bbbbbbbb"]
@@ -229,8 +242,9 @@ def make_results(folder: Path, name: str, each: dict[str, list[float]], judged: 
             "ndcg@10": mean,
             "cache": "",
             "vectors": {},
-            "subsets": {"default": {"each": values, "judged": judged}},
+            "subsets": {"default": {"ndcg@5": mean, "ndcg@10": mean, "queries": 1, "pages": 1, "each": values}},
         }
+        result["subsets"]["default"]["judged"] = judged
         (folder / name / f"{task}.json").write_text(json.dumps(result))
     return folder / name
 
@@ -302,7 +316,7 @@ def test_the_base_can_be_chosen_and_its_scores_are_shown(tmp_path):
 def test_a_seed_that_nothing_draws_from_makes_no_second_run(sets, tmp_path):
     model = make("qwen3-vl", slots="zero", visual_tokens=16)
     for seed in (1, 2):
-        model[0].use(seed=seed)
+        model.use(seed=seed)
         Evaluation(model, "zero", tmp_path / str(seed), tmp_path / "vectors").run([own_task(sets[0])])
     assert "only one run found, zero, zero" in run("compare", tmp_path / "1", tmp_path / "2", code=2)
     assert len(read_runs([tmp_path])) == 1
@@ -321,7 +335,7 @@ def test_every_strategy_and_budget_is_timed_both_ways():
             assert (strategy, num, "step by step") in ways
             assert ((strategy, num, "one pass") in ways) == (strategy != "feedback")
     assert all(value > 0 for row in table.rows for value in row[3:])
-    assert model[0].settings.visual_tokens == 64
+    assert model.settings.visual_tokens == 64
 
 
 def test_profiled_inputs_have_the_size_of_the_protocol(family, monkeypatch):

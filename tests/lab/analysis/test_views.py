@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch.nn.functional import normalize
 
 from randslot.errors import UsageError
-from randslot.lab.analysis.budgets import sweep_budgets
+from randslot.lab.analysis.budgets import judge_budgets, sweep_budgets
 from randslot.lab.analysis.readouts import intervene, list_gains, list_readouts
 from randslot.lab.analysis.runs import Part, Run
 from randslot.lab.analysis.views import View, full_view, score_part, score_views
@@ -94,6 +95,16 @@ def test_a_sweep_varies_both_sides_and_each_alone(tmp_path):
             assert score == pytest.approx(100 * slow, abs=1e-4)
     with pytest.raises(UsageError, match="the budget sweep needs 6 vectors a side, and mine was evaluated with 5"):
         sweep_budgets([run], num_vectors=6)
+
+
+def test_budgets_are_not_taken_from_vectors_that_have_no_prefixes(tmp_path):
+    """All of them can be analysed; fewer would be others than those of a smaller budget."""
+    run = replace(random_run(tmp_path), has_prefixes=False)
+    assert count_winners(run, 5).pairs > 0
+    for analyse in (lambda: sweep_budgets([run]), lambda: judge_budgets([run]), lambda: intervene(run, 4)):
+        with pytest.raises(UsageError, match="takes the first vectors of mine for those of a smaller budget") as raised:
+            analyse()
+        assert "\n" not in str(raised.value)
 
 
 # -- winners

@@ -50,11 +50,11 @@ def test_scores_are_those_of_mteb_itself(name, copies, tmp_path):
         options = {"cache": None, "show_progress_bar": False, "encode_kwargs": {"batch_size": 4}}
         found = mteb.evaluate(model, task.source.task, **options).task_results[0].scores["test"]
     (ours,) = evaluate(model, find_tasks([], [name], copies), tmp_path)
-    assert {row["hf_subset"] for row in found} == set(ours["subsets"])
+    assert {row["hf_subset"] for row in found} == set(ours.subsets)
     for row in found:
         for k in (5, 10):
-            assert ours["subsets"][row["hf_subset"]][f"ndcg@{k}"] == pytest.approx(row[f"ndcg_at_{k}"], abs=1e-5)
-    assert ours["ndcg@5"] == pytest.approx(sum(row["ndcg_at_5"] for row in found) / len(found), abs=1e-5)
+            assert ours.subsets[row["hf_subset"]].ndcg[k] == pytest.approx(row[f"ndcg_at_{k}"], abs=1e-5)
+    assert ours.ndcg[5] == pytest.approx(sum(row["ndcg_at_5"] for row in found) / len(found), abs=1e-5)
 
 
 def test_scores_are_those_of_three_loops_and_pytrec_eval(tmp_path):
@@ -68,7 +68,7 @@ def test_scores_are_those_of_three_loops_and_pytrec_eval(tmp_path):
         vectors = model.encode_query([text])[0]
         run[query] = {id: sum(max(float(a @ b) for b in page) for a in vectors) for id, page in pages.items()}
     found = pytrec_eval.RelevanceEvaluator(subset.grades, {"ndcg_cut.5"}).evaluate(run)
-    assert result["ndcg@5"] == pytest.approx(sum(row["ndcg_cut_5"] for row in found.values()) / len(found), abs=1e-6)
+    assert result.ndcg[5] == pytest.approx(sum(row["ndcg_cut_5"] for row in found.values()) / len(found), abs=1e-6)
 
 
 def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkeypatch):
@@ -78,10 +78,10 @@ def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkey
     monkeypatch.setattr(type(model), "encode_document", lambda *a, **k: counted.append(len(a[1])) or encode(*a, **k))
     evaluate(model, find_tasks([], ["hr", "esg"], copies), tmp_path, batch=5)
     assert sum(counted) == 12  # six and four languages over the same pages
-    model[0].use(page_vectors=2, query_vectors=1)
+    model.use(page_vectors=2, query_vectors=1)
     evaluate(model, find_tasks([], ["hr"], copies), tmp_path)
     assert sum(counted) == 12
-    model[0].use(page_vectors=5)
+    model.use(page_vectors=5)
     evaluate(model, find_tasks([], ["hr"], copies), tmp_path)
     assert sum(counted) == 24
 
@@ -94,9 +94,9 @@ def test_a_larger_budget_serves_a_smaller_one_that_has_a_cache_too(tmp_path, mon
     for seed in (1, 2):
         write_set(tmp_path / f"set{seed}", 2, split="test", seed=seed)
     evaluate(model, [own_task(tmp_path / "set1")], tmp_path / "out")
-    model[0].use(page_vectors=8)
+    model.use(page_vectors=8)
     evaluate(model, [own_task(tmp_path / "set2")], tmp_path / "out")
-    model[0].use(page_vectors=4)
+    model.use(page_vectors=4)
     evaluate(model, [own_task(tmp_path / "set1"), own_task(tmp_path / "set2")], tmp_path / "out")
     assert sum(counted) == 12
 
@@ -113,10 +113,10 @@ def test_a_broken_page_is_named_and_what_was_encoded_is_kept(tmp_path):
 def test_a_prefix_from_the_cache_scores_like_a_model_of_that_budget(copies, tmp_path):
     model = make("qwen3-vl", visual_tokens=64, query_vectors=6, page_vectors=6)
     evaluate(model, find_tasks([], ["arxiv"], copies), tmp_path / "a")
-    model[0].use(query_vectors=2, page_vectors=3)
+    model.use(query_vectors=2, page_vectors=3)
     (cached,) = evaluate(model, find_tasks([], ["arxiv"], copies), tmp_path / "a")
     (fresh,) = evaluate(model, find_tasks([], ["arxiv"], copies), tmp_path / "b")
-    assert cached["ndcg@10"] == pytest.approx(fresh["ndcg@10"], abs=1e-9)
+    assert cached.ndcg[10] == pytest.approx(fresh.ndcg[10], abs=1e-9)
     assert not list((tmp_path / "a").rglob("page-*-k3/*.safetensors"))
     assert list((tmp_path / "b").rglob("page-*-k3/*.safetensors"))
 
@@ -169,7 +169,7 @@ def test_a_killed_evaluation_goes_on(tmp_path):
     assert sum(counted) == 36 - 2 * kept
     del model.encode_document
     (whole,) = Evaluation(model, "m", tmp_path / "out2", tmp_path / "fresh").run([own_task(tmp_path / "own")])
-    assert result["ndcg@10"] == pytest.approx(whole["ndcg@10"], abs=1e-9)
+    assert result.ndcg[10] == pytest.approx(whole.ndcg[10], abs=1e-9)
 
 
 @pytest.mark.parametrize(

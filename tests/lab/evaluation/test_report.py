@@ -12,7 +12,8 @@ import pytest
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.lab.evaluation.published import TASKS, rows_for
-from randslot.lab.evaluation.report import make_report, make_tables, read_results
+from randslot.lab.evaluation.report import make_report, make_tables
+from randslot.lab.evaluation.result import read_results
 
 V3 = TASKS["ViDoRe(v3)"]
 
@@ -23,7 +24,9 @@ def write_results(
     """Write the results of one model on V3 as `evaluate` does; scores are shares of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for task, score in zip(V3, scores, strict=False):
-        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": {"seed": seed}}
+        inference, _, reduction = how.partition(" by ")
+        settings = {"slots": inference, "inference": inference, "reduction": reduction or "none", "seed": seed}
+        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": settings}
         result |= {
             "how": how,
             "weights": weights,

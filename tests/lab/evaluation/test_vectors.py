@@ -8,7 +8,6 @@ import torch
 from randslot.errors import RandSlotError
 from randslot.lab.evaluation import vectors
 from randslot.lab.evaluation.vectors import VectorCache, batches, content_key, open_cache
-from randslot.model import weights_key
 from support.models import make
 
 
@@ -62,8 +61,8 @@ def test_a_half_written_shard_is_passed_over_and_a_broken_one_named(tmp_path):
 
 def test_a_larger_budget_serves_a_smaller_one_and_settings_keep_apart(tmp_path):
     model = make("qwen3-vl", page_vectors=8)
-    weights = weights_key(model)
-    large = open_cache(tmp_path, weights, model, "page")
+    weights = model.weights_key
+    large = open_cache(tmp_path, weights, model.settings, "page")
     large.add(["a"], items([8]))
     large.flush()
     for changes, found in [
@@ -72,18 +71,18 @@ def test_a_larger_budget_serves_a_smaller_one_and_settings_keep_apart(tmp_path):
         ({"page_vectors": 3, "visual_tokens": 64}, False),
         ({"visual_tokens": 1536, "inference": "random"}, False),
     ]:
-        model[0].use(**changes)
-        assert ("a" in open_cache(tmp_path, weights, model, "page")) == found, changes
-    seeded = open_cache(tmp_path, weights, model, "page").folder
-    model[0].use(seed=7)
-    assert open_cache(tmp_path, weights, model, "page").folder != seeded
+        model.use(**changes)
+        assert ("a" in open_cache(tmp_path, weights, model.settings, "page")) == found, changes
+    seeded = open_cache(tmp_path, weights, model.settings, "page").folder
+    model.use(seed=7)
+    assert open_cache(tmp_path, weights, model.settings, "page").folder != seeded
 
 
 def test_other_weights_have_another_key():
-    assert weights_key(make("qwen3-vl")) == weights_key(make("qwen3-vl"))
+    assert make("qwen3-vl").weights_key == make("qwen3-vl").weights_key
     model = make("qwen3-vl")
     next(model.parameters()).data.flatten()[0] += 1
-    assert weights_key(model) != weights_key(make("qwen3-vl"))
+    assert model.weights_key != make("qwen3-vl").weights_key
 
 
 def test_keys_and_batches():

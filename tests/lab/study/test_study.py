@@ -18,7 +18,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.lab.analysis.readouts import intervene
 from randslot.lab.analysis.runs import read_runs
 from randslot.lab.analysis.winners import count_winners
-from randslot.lab.evaluation.report import read_results
+from randslot.lab.evaluation.result import read_results
 from randslot.lab.study.measures import FULL, measure_rows
 from randslot.lab.study.plan import Study, read_study
 from randslot.lab.study.rows import read_rows
@@ -135,7 +135,7 @@ def test_rows_say_what_the_analysis_says(conducted, arm):
     measured = measure_rows(read_rows(study), draws=2)
     folder = study.path("evaluations", f"{arm}-123")
     for result in read_results(folder):
-        assert result["counts"] == {"query": 8, "page": 8}
+        assert result.counts == {"query": 8, "page": 8}
     for run in read_runs([folder]):
         found = measured[arm, run.name.rpartition(", ")[2]]
         winners, readouts = count_winners(run), intervene(run)
@@ -143,8 +143,8 @@ def test_rows_say_what_the_analysis_says(conducted, arm):
         assert found.seeds("U")[1] == pytest.approx(winners.spread)
         assert found.seeds("gain")[1] == pytest.approx(readouts.joint_gain(), abs=0.01)
         assert found.seeds(FULL)[1] == pytest.approx(sum(readouts.full.values()) / len(readouts.full), abs=0.01)
-        results = [one for one in read_results(folder) if one["how"] == run.name.rpartition(", ")[2]]
-        scores = [100 * result["ndcg@5"] for result in results]
+        results = [one for one in read_results(folder) if one.label == run.name.rpartition(", ")[2]]
+        scores = [100 * result.ndcg[5] for result in results]
         assert found.seeds("k8")[1] == pytest.approx(sum(scores) / len(scores), abs=0.01)
 
 

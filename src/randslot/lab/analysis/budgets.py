@@ -10,34 +10,40 @@ from numpy.typing import NDArray
 from ...tables import Cell, Table
 from .compare import ALL, DRAWS, LEVEL, judge_tasks
 from .runs import Run
-from .views import full_view, macro, need_readouts, score_part, score_views
+from .views import View, full_view, macro, need_prefixes, need_readouts, score_part, score_views
 
 MOST = 8
-SIDES = ("both", "query", "page")
+SWEEP = "the budget sweep"
+VARIED = ("both", "query", "page")  # the side that varies
 
 
 def sweep_budgets(runs: Sequence[Run], num_vectors: int = 4) -> Table:
     """Return nDCG@5 with 1, 2, ... vectors: on both sides, and on each side alone with `num_vectors` on the other."""
+    for run in runs:
+        need_readouts(run, num_vectors, SWEEP)
+        need_prefixes(run, SWEEP)
     most = min(MOST, *(run.num_vectors for run in runs)) if runs else MOST
+    budgets = range(1, most + 1)
     rows: list[list[Cell]] = []
     for run in runs:
-        need_readouts(run, num_vectors, "the budget sweep")
-        budgets = range(1, most + 1)
-        views = {
-            "both": [full_view(budget) for budget in budgets],
-            "query": [full_view(budget, num_vectors) for budget in budgets],
-            "page": [full_view(num_vectors, budget) for budget in budgets],
-        }
-        scores = score_views(run, [view for side in views.values() for view in side])
-        rows += [[run.name, side, *(macro(scores[view]) for view in views[side])] for side in SIDES]
+        scores = score_views(run, [_view(side, num, num_vectors) for side in VARIED for num in budgets])
+        for side in VARIED:
+            swept = [macro(scores[_view(side, num, num_vectors)]) for num in budgets]
+            rows.append([run.name, side, *swept])
     title = f"Budgets: nDCG@5 with so many vectors; where one side varies, the other has {num_vectors}"
-    return Table(title, ["run", "side", *map(str, range(1, most + 1))], rows)
+    return Table(title, ["run", "side", *map(str, budgets)], rows)
+
+
+def _view(side: str, num: int, other: int) -> View:
+    """Return the view with `num` vectors of the side that varies, and `other` vectors of the one that does not."""
+    return full_view(num if side != "page" else other, num if side != "query" else other)
 
 
 def judge_budgets(runs: Sequence[Run], num_vectors: int = 4, *, draws: int = DRAWS, seed: int = 42) -> Table:
     """Return what more than `num_vectors` a side gain, with intervals: drawn large, a flat line looks like a gain."""
     rows: list[list[Cell]] = []
     for run in runs:
+        need_prefixes(run, SWEEP)
         budgets = range(num_vectors + 1, min(MOST, run.num_vectors) + 1)
         views = {budget: full_view(budget) for budget in budgets}
         base = full_view(num_vectors)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...tables import Cell, Table
-from ..evaluation.report import read_results
-from .runs import run_key, run_names
+from ..evaluation.result import Result, RunKey, read_results
+from .runs import run_names
 
 DRAWS, BLOCK = 10_000, 500
 LEVEL = 95
 ALL = "all tasks"
+ByTask = dict[str, Result]
 Verdict = tuple[float, float, float, str]  # a difference, its interval, and what to think of it
 
 
@@ -51,29 +51,32 @@ def _choose(base: str | None, names: list[str]) -> str:
     return found[0]
 
 
-def _scores(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+def _scores(results: ByTask) -> dict[str, float]:
     """Return nDCG@5 of a run in percent by task, and over all tasks if there are several."""
-    scores = {task: 100 * float(result["ndcg@5"]) for task, result in results.items()}
-    return scores | ({ALL: float(np.mean(list(scores.values())))} if len(scores) > 1 else {})
+    scores = {task: 100 * result.ndcg[5] for task, result in results.items()}
+    if len(scores) > 1:
+        scores[ALL] = float(np.mean(list(scores.values())))
+    return scores
 
 
-def _read(folders: Sequence[Path]) -> dict[str, dict[str, dict[str, Any]]]:
+def _read(folders: Sequence[Path]) -> dict[str, ByTask]:
     """Return the results by run and task; budgets tell runs apart here."""
-    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    groups: dict[tuple[RunKey, str], ByTask] = {}
     found = read_results(*folders)
-    mixed = len({result["benchmark"] for result in found}) > 1
+    mixed = len({result.benchmark for result in found}) > 1
     for result in found:
-        counts = "/".join(str(num or "all") for num in result["counts"].values())
-        task = f"{result['benchmark']} {result['task']}" if mixed else result["task"]
-        groups.setdefault((*run_key(result), counts), {})[task] = result
-    several = len({key[-1] for key in groups}) > 1
-    names = run_names(list({key[:-1]: None for key in groups}))
-    return {names[key[:-1]] + (f", {key[-1]}" if several else ""): results for key, results in groups.items()}
+        task = f"{result.benchmark} {result.task}" if mixed else result.task
+        groups.setdefault((result.run_key, result.counts_text), {})[task] = result
+    several = len({counts for _, counts in groups}) > 1
+    names = run_names(list(dict.fromkeys(key for key, _ in groups)))
+    runs = {}
+    for (key, counts), results in groups.items():
+        name = f"{names[key]}, {counts}" if several else names[key]
+        runs[name] = results
+    return runs
 
 
-def _compare(
-    base: str, first: dict[str, Any], name: str, results: dict[str, Any], draws: int, seed: int
-) -> list[list[Cell]]:
+def _compare(base: str, first: ByTask, name: str, results: ByTask, draws: int, seed: int) -> list[list[Cell]]:
     if first.keys() != results.keys():
         raise UsageError(f"{base} has {', '.join(first)}, and {name} has {', '.join(results)}: compare the same tasks")
     random = np.random.default_rng(seed)
@@ -99,15 +102,18 @@ def judge_tasks(
     return {task: judge(means[task], samples[task]) for task in means}
 
 
-def _differences(base: str, first: dict[str, Any], name: str, second: dict[str, Any]) -> list[NDArray[np.float64]]:
+def _differences(base: str, first: Result, name: str, second: Result) -> list[NDArray[np.float64]]:
     """Return the differences of each query, in points, by subset."""
-    judged = [{subset: scores["judged"] for subset, scores in result["subsets"].items()} for result in (first, second)]
-    if judged[0] != judged[1]:
+    if _judged(first) != _judged(second):
         raise UsageError(
-            f"{base} and {name} were not judged on the same queries and pages of {first['task']}: evaluate both again"
+            f"{base} and {name} were not judged on the same queries and pages of {first.task}: evaluate both again"
         )
-    pairs = zip(first["subsets"].values(), second["subsets"].values(), strict=True)
-    return [100 * (np.array(after["each"]) - np.array(before["each"])) for before, after in pairs]
+    pairs = zip(first.subsets.values(), second.subsets.values(), strict=True)
+    return [100 * (np.array(after.each) - np.array(before.each)) for before, after in pairs]
+
+
+def _judged(result: Result) -> dict[str, str]:
+    return {name: subset.judged for name, subset in result.subsets.items()}
 
 
 def _bootstrap(differences: NDArray[np.float64], random: np.random.Generator, draws: int) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...library.folder import HOME
+from ...library.folder import LIBRARY_FILE
 from ...library.library import Library
 from ...tables import Cell, Table
 
@@ -22,7 +22,7 @@ KIB, GIB = 1024, 1024**3
 
 @dataclass(frozen=True)
 class Budget:
-    """So many vectors of a query and of a page, of so many numbers of one type."""
+    """How many vectors a query and a page have, of how many numbers, of which type."""
 
     name: str
     query_vectors: int
@@ -56,26 +56,17 @@ PAPER = (Budget("CausalEmbed", 16, 32), Budget("RandSlot", 4, 4), Budget("RandSl
 
 
 def own_budgets(num_vectors: int, dim: int) -> list[Budget]:
-    """Return a budget of so many vectors a side in every type of number."""
+    """Return a budget of `num_vectors` a side in every type of number."""
     return [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in BYTES]
 
 
 def list_costs(budgets: Sequence[Budget], pages: int = PAGES) -> Table:
-    """Return what each budget costs: a page, so many pages, and the comparison of a query with a page."""
-    rows: list[list[Cell]] = [
-        [
-            budget.name,
-            budget.query_vectors,
-            budget.page_vectors,
-            budget.dim,
-            budget.dtype,
-            budget.page_bytes / KIB,
-            pages * budget.page_bytes / GIB,
-            budget.dot_products,
-            budget.multiply_adds,
-        ]
-        for budget in budgets
-    ]
+    """Return what each budget costs: one page, a number of pages, and the comparison of a query with a page."""
+    rows: list[list[Cell]] = []
+    for budget in budgets:
+        what: list[Cell] = [budget.name, budget.query_vectors, budget.page_vectors, budget.dim, budget.dtype]
+        size = [budget.page_bytes / KIB, pages * budget.page_bytes / GIB]
+        rows.append([*what, *size, budget.dot_products, budget.multiply_adds])
     pages_head = f"GiB for {pages:,} pages"
     heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB a page", pages_head, "dot products", "multiply-adds"]
     return Table("Cost of the vectors alone; products are those of one query with one page", heads, rows, digits=2)
@@ -84,37 +75,41 @@ def list_costs(budgets: Sequence[Budget], pages: int = PAGES) -> Table:
 def measure_libraries(folders: Sequence[Path]) -> Table:
     """Return what the pages of some libraries take: their vectors in half precision, and all files on disk.
 
-    Errors: UsageError for a folder that is no library, or an empty one.
+    Errors: UsageError for a folder that is not a library, or an empty one.
     """
     rows: list[list[Cell]] = []
     for folder in folders:
         with Library(folder, create=False) as library:
-            status, binding = library.status(), library.binding
+            status, model = library.status(), library.binding
         if not status.pages:
             raise UsageError(f"library {folder} has no pages: index some first")
-        vectors = Budget(str(folder), 1, binding.page_vectors, binding.dimension).page_bytes
-        rows.append(
-            [folder.name, binding.page_vectors, binding.dimension, status.pages, vectors, status.bytes / status.pages]
-        )
+        num, on_disk = model.num_vectors("page"), status.bytes / status.pages
+        vectors = float(status.vector_bytes_per_page)
+        rows.append([folder.name, num, model.dimension, status.pages, vectors, on_disk])
     heads = ["library", "Kd", "dimensions", "pages", "bytes a page, vectors alone", "bytes a page, on disk"]
     return Table("Libraries: float16 vectors with their codes, payload and the list of files", heads, rows, digits=0)
 
 
 def is_library(folder: Path) -> bool:
     """Whether a folder is a library."""
-    return (folder / HOME).is_file()
+    return (folder / LIBRARY_FILE).is_file()
 
 
 def measure_files(runs: Sequence[Run]) -> Table:
     """Return what the vectors of each run take: by its budget in float32, and the files on disk."""
     rows: list[list[Cell]] = []
     for run in runs:
-        folders = {part.folders["page"] for parts in run.tasks.values() for part in parts}
-        keys = {key for parts in run.tasks.values() for part in parts for key in part.judged.page_keys}
-        files = [file for folder in folders for file in folder.glob("*.safetensors")]
-        first = next(iter(run.tasks.values()))[0]
-        num, dim = first.load()[1].shape[1:]
-        theory = Budget(run.name, run.num_vectors, num, dim, "fp32").page_bytes
-        rows.append([run.name, num, dim, len(keys), theory, sum(file.stat().st_size for file in files) / len(keys)])
+        folders: set[Path] = set()
+        keys: set[str] = set()
+        for parts in run.tasks.values():
+            for part in parts:
+                folders.add(part.folders["page"])
+                keys.update(part.judged.page_keys)
+        size = 0
+        for folder in folders:
+            size += sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        num, dim = run.page_shape()
+        vectors = Budget(run.name, run.num_vectors, num, dim, "fp32").page_bytes
+        rows.append([run.name, num, dim, len(keys), vectors, size / len(keys)])
     heads = ["run", "Kd", "dimensions", "pages", "bytes a page, vectors alone", "bytes a page, files"]
     return Table("Files of vectors that the evaluation left, float32", heads, rows, digits=0)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from statistics import mean
 
 from ...errors import UsageError
+from ...model.reader import SIDES, Side
 from ...tables import Cell, Table
 from .runs import Run
-from .views import Side, full_view, macro, need_readouts, score_views
-
-SIDES: tuple[Side, Side] = ("query", "page")
+from .views import full_view, macro, need_readouts, score_views
 
 
 @dataclass(frozen=True)

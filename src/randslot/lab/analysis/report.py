@@ -15,15 +15,27 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ...model.reader import SIDES
 from ...tables import Cell, Table, write_table
 from ..evaluation.published import published_tables
-from .cost import PAPER, list_costs, measure_files, own_budgets
+from .cost import PAPER, list_costs, measure_files, measure_libraries, own_budgets
 
 if TYPE_CHECKING:
     from .readouts import Readouts
     from .runs import Run
 
+V3 = "ViDoRe(v3)"
 SUFFIXES = {"md": ".md", "csv": ".csv", "latex": ".tex"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a report is about: runs, or for the cost also libraries and a dimension, with a number of vectors a side."""
+
+    runs: Sequence[Run]
+    num_vectors: int = 4
+    libraries: Sequence[Path] = ()
+    dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,10 +48,11 @@ class Section:
     figures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
 
 
-def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
+def make_budgets(subject: Subject) -> Section:
     from ...figures import draw_budgets
     from .budgets import judge_budgets, sweep_budgets
 
+    runs, num_vectors = subject.runs, subject.num_vectors
     table = sweep_budgets(runs, num_vectors)
 
     def lines(side: str) -> dict[str, list[float]]:
@@ -52,7 +65,7 @@ def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
         draw_budgets(panels, [1, 4][: len(panels)], file)
 
     def draw_sides(file: Path) -> None:
-        panels = {f"vectors of a {side}, {num_vectors} of the other": lines(side) for side in ("query", "page")}
+        panels = {f"vectors of a {side}, {num_vectors} of the other": lines(side) for side in SIDES}
         draw_budgets(panels, [1, 1], file)
 
     text = (
@@ -70,11 +83,11 @@ def make_budgets(runs: Sequence[Run], num_vectors: int) -> Section:
     return Section("budgets", text, tables, {"budgets": draw_both, "budgets-sides": draw_sides})
 
 
-def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
+def make_winners(subject: Subject) -> Section:
     from ...figures import draw_winners
     from .winners import count_winners, list_shares, list_winners
 
-    found = [count_winners(run, num_vectors) for run in runs]
+    found = [count_winners(run, subject.num_vectors) for run in subject.runs]
 
     def draw(file: Path) -> None:
         titles = [f"{winners.name}\nH {winners.entropy:.3f}  U {winners.spread:.3f}" for winners in found]
@@ -89,10 +102,10 @@ def make_winners(runs: Sequence[Run], num_vectors: int) -> Section:
     return Section("winners", text, {"winners": list_winners(found), "shares": list_shares(found)}, {"winners": draw})
 
 
-def make_readouts(runs: Sequence[Run], num_vectors: int) -> Section:
+def make_readouts(subject: Subject) -> Section:
     from .readouts import intervene, list_gains, list_readouts
 
-    found = [intervene(run, num_vectors) for run in runs]
+    found = [intervene(run, subject.num_vectors) for run in subject.runs]
     text = (
         "The score when only one readout of a side is kept, or all but one, the other side being whole. A removal that "
         "costs much is a readout that the others cannot replace; a negative one is better left out. Gains of joint "
@@ -109,17 +122,23 @@ def _draw_readouts(found: Sequence[Readouts], file: Path) -> None:
     from .views import macro
 
     full = {readouts.name: macro(readouts.full) for readouts in found}
-    sides = found[0].without
-    without = {side: {one.name: [macro(scores) for scores in one.without[side]] for one in found} for side in sides}
     gains = {one.name: one.task_gains() | {"all, one fixed": one.joint_gain()} for one in found}
-    draw_readouts(full, {str(side): runs for side, runs in without.items()}, gains, file)
+    without: dict[str, dict[str, list[float]]] = {}
+    for side in SIDES:
+        without[side] = {one.name: [macro(scores) for scores in one.without[side]] for one in found}
+    draw_readouts(full, without, gains, file)
 
 
-def make_cost(runs: Sequence[Run], num_vectors: int) -> Section:
-    tables = {"cost": list_costs(PAPER)}
-    if runs:
-        dim = next(iter(runs[0].tasks.values()))[0].load()[1].shape[-1]
-        tables = {"cost": list_costs([*PAPER, *own_budgets(num_vectors, dim)]), "files": measure_files(runs)}
+def make_cost(subject: Subject) -> Section:
+    budgets = [*PAPER]
+    dim = subject.runs[0].page_shape()[1] if subject.runs else subject.dim
+    if dim is not None:
+        budgets += own_budgets(subject.num_vectors, dim)
+    tables = {"cost": list_costs(budgets)}
+    if subject.runs:
+        tables["files"] = measure_files(subject.runs)
+    if subject.libraries:
+        tables["libraries"] = measure_libraries(subject.libraries)
     text = (
         "What the vectors alone take, and the work of comparing one query with one page. It grows with the vectors of "
         "a page and with both budgets; an index adds its own."
@@ -127,7 +146,7 @@ def make_cost(runs: Sequence[Run], num_vectors: int) -> Section:
     return Section("cost", text, tables)
 
 
-PARTS: dict[str, Callable[[Sequence[Run], int], Section]] = {
+PARTS: dict[str, Callable[[Subject], Section]] = {
     "budgets": make_budgets,
     "winners": make_winners,
     "readouts": make_readouts,
@@ -141,12 +160,15 @@ PAPER_TABLES = {
 }
 
 
-def make_sections(parts: Sequence[str], runs: Sequence[Run], num_vectors: int) -> list[Section]:
+def make_sections(parts: Sequence[str], subject: Subject) -> list[Section]:
     """Make some parts of the report; runs on ViDoRe V3 have the paper's numbers beside theirs."""
-    sections = [PARTS[part](runs, num_vectors) for part in parts]
-    if runs and runs[0].benchmark == "ViDoRe(v3)":
-        for section in sections:
-            section.tables.update({f"{name}-paper": _paper_table(key) for name, key in PAPER_TABLES[section.name]})
+    sections = []
+    for part in parts:
+        section = PARTS[part](subject)
+        if subject.runs and subject.runs[0].benchmark == V3:
+            for name, key in PAPER_TABLES[part]:
+                section.tables[f"{name}-paper"] = _paper_table(key)
+        sections.append(section)
     return sections
 
 
@@ -154,7 +176,7 @@ def _paper_table(key: str) -> Table:
     table = published_tables()[key]
     rows: list[list[Cell]] = []
     for row in table.rows:
-        numbers = [row.averages.get("ViDoRe(v3)"), *(row.values.get(column) for column in table.columns)]
+        numbers = [row.averages.get(V3), *(row.values.get(column) for column in table.columns)]
         rows.append([row.method, row.side or "both", row.query_vectors, row.page_vectors, *numbers])
     heads = ["method", "side", "Kq", "Kd", "ViDoRe V3", *table.columns]
     used = [i for i in range(len(heads)) if any(row[i] is not None for row in rows)]
@@ -201,9 +223,10 @@ def _section_html(section: Section) -> str:
 
 def _table_html(table: Table) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in table.heads)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(table.show(cell))}</td>" for cell in row) + "</tr>\n" for row in table.rows
-    )
+    rows = ""
+    for row in table.rows:
+        cells = "".join(f"<td>{escape(table.show(cell))}</td>" for cell in row)
+        rows += f"<tr>{cells}</tr>\n"
     return (
         f"<figure><table>\n<tr>{heads}</tr>\n{rows}</table>\n<figcaption>{escape(table.title)}</figcaption></figure>\n"
     )

@@ -5,28 +5,30 @@ Shapes: Q queries, P pages, K vectors, D dimension.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import RandSlotError, UsageError
+from ...model.reader import SIDES, Side
+from ...model.settings import Settings
+from ...model.slots import STRATEGIES
 from ..evaluation.judged import JUDGED, Judged, read_judged
-from ..evaluation.report import read_results
+from ..evaluation.result import Result, RunKey, read_results
 from ..evaluation.vectors import VectorCache, larger_caches
 
 
 @dataclass(frozen=True)
 class Part:
-    """One subset of a task, such as a language: who was judged, and where the vectors are."""
+    """One subset of a task, such as a language: what was judged, and where the vectors are."""
 
     judged: Judged
-    folders: dict[str, Path]  # of vectors, by side
+    folders: dict[Side, Path]  # of vectors
+    has_prefixes: bool = True
 
     def load(self) -> tuple[Tensor, Tensor]:
         """Return the vectors of all queries (Q, K, D) and all pages (P, K, D).
@@ -41,9 +43,10 @@ class Part:
             )
         return queries, pages
 
-    def _read(self, side: str, keys: list[str]) -> Tensor:
+    def _read(self, side: Side, keys: list[str]) -> Tensor:
         folder = self.folders[side]
-        places = [place for place in (*larger_caches(folder), folder) if place.is_dir()]
+        larger = larger_caches(folder) if self.has_prefixes else []
+        places = [place for place in (*larger, folder) if place.is_dir()]
         if places:
             cache = VectorCache(places[-1], places[:-1])
             if all(key in cache for key in keys):
@@ -57,7 +60,8 @@ class Part:
 class Run:
     """One model in one setting, with the parts of each task that it was evaluated on.
 
-    left_out: results of it that were read and not used, in words.
+    left_out: results of it that were read and not used, in words. has_prefixes: whether the vectors of a smaller budget
+    are the first ones of a larger.
     """
 
     name: str
@@ -65,6 +69,13 @@ class Run:
     num_vectors: int  # of the side that has fewer
     tasks: dict[str, list[Part]]
     left_out: tuple[str, ...] = ()
+    has_prefixes: bool = True
+
+    def page_shape(self) -> tuple[int, int]:
+        """Return how many vectors its pages have, and of which dimension."""
+        first = next(iter(self.tasks.values()))[0]
+        num, dim = first.load()[1].shape[1:]
+        return num, dim
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -72,9 +83,9 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
     Errors: UsageError or RandSlotError, in one line, for what cannot be analysed together.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[RunKey, list[Result]] = defaultdict(list)
     for result in read_results(*folders):
-        groups[run_key(result)].append(result)
+        groups[result.run_key].append(result)
     names = run_names(list(groups))
     runs = [_make_run(names[key], results) for key, results in groups.items()]
     for run in runs[1:]:
@@ -86,21 +97,17 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def run_key(result: dict[str, Any]) -> tuple[str, str, int, str]:
-    """Return what tells runs apart: model, what it appends, seed, weights."""
-    return result["model"], result["how"], result["settings"]["seed"], result["weights"]
-
-
-def run_names(keys: list[tuple[str, str, int, str]]) -> dict[tuple[str, str, int, str], str]:
+def run_names(keys: Sequence[RunKey]) -> dict[RunKey, str]:
     """Return a name for each run: as short as it can be while no two are the same."""
     names = {}
-    for model, how, seed, weights in keys:
-        name = f"{model}, {how}"
-        if sum(other[:2] == (model, how) for other in keys) > 1:
-            name += f", seed {seed}"
-        if sum(other[:3] == (model, how, seed) for other in keys) > 1:
-            name += f", {weights[:8]}"
-        names[model, how, seed, weights] = name
+    for key in keys:
+        name = f"{key.model}, {key.label}"
+        alike = [other for other in keys if (other.model, other.label) == (key.model, key.label)]
+        if len(alike) > 1:
+            name += f", seed {key.seed}"
+        if sum(other.seed == key.seed for other in alike) > 1:
+            name += f", {key.weights[:8]}"
+        names[key] = name
     return names
 
 
@@ -108,26 +115,41 @@ def _list_tasks(run: Run) -> str:
     return f"{run.benchmark} ({', '.join(run.tasks)})"
 
 
-def _make_run(name: str, results: list[dict[str, Any]]) -> Run:
-    benchmarks = list(dict.fromkeys(result["benchmark"] for result in results))
+def _make_run(name: str, results: Sequence[Result]) -> Run:
+    """Make a run from its results: those of the largest budget."""
+    benchmarks = list(dict.fromkeys(result.benchmark for result in results))
     if len(benchmarks) > 1:
         raise UsageError(f"{name} has results of {' and '.join(benchmarks)}: analyse one benchmark, name its folder")
-    if any(num is None for result in results for num in result["counts"].values()):
-        raise UsageError(f"{name} has a vector for every token: there are no slots to analyse")
-    budgets: dict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(dict)
+    budgets: dict[tuple[int, int], dict[str, Result]] = defaultdict(dict)
     for result in results:
-        budgets[result["counts"]["query"], result["counts"]["page"]][result["task"]] = result
+        query, page = result.counts["query"], result.counts["page"]
+        if query is None or page is None:
+            raise UsageError(f"{name} has a vector for every token: there are no slots to analyse")
+        budgets[query, page][result.task] = result
     largest = max(budgets, key=lambda budget: (min(budget), sum(budget)))
-    left_out = tuple(
-        f"{name}, {query}/{page} vectors ({', '.join(tasks)}): {largest[0]}/{largest[1]} are analysed"
-        for (query, page), tasks in budgets.items()
-        if (query, page) != largest
-    )
-    tasks = {task: _parts(result) for task, result in budgets[largest].items()}
-    return Run(name, benchmarks[0], min(largest), tasks, left_out)
+    left_out = []
+    for (query, page), tasks in budgets.items():
+        if (query, page) != largest:
+            analysed = f"{largest[0]}/{largest[1]} are analysed"
+            left_out.append(f"{name}, {query}/{page} vectors ({', '.join(tasks)}): {analysed}")
+    chosen = budgets[largest]
+    has_prefixes = all(_has_prefixes(result) for result in chosen.values())
+    parts = {task: _make_parts(result, has_prefixes) for task, result in chosen.items()}
+    return Run(name, benchmarks[0], min(largest), parts, tuple(left_out), has_prefixes)
 
 
-def _parts(result: dict[str, Any]) -> list[Part]:
-    root = Path(os.path.normpath(Path(result["file"]).parent / result["cache"]))
-    folders = {side: root / folder for side, folder in result["vectors"].items()}
-    return [Part(read_judged(root / JUDGED, subset["judged"]), folders) for subset in result["subsets"].values()]
+def _has_prefixes(result: Result) -> bool:
+    """Whether the vectors of a smaller budget are the first ones of a larger; not for a strategy unknown here."""
+    if result.settings["inference"] not in STRATEGIES:
+        return False
+    settings = Settings(**result.settings)
+    return all(settings.has_prefixes(side) for side in SIDES)
+
+
+def _make_parts(result: Result, has_prefixes: bool) -> list[Part]:
+    root = result.cache_folder
+    folders = {side: root / folder for side, folder in result.vectors.items()}
+    parts = []
+    for subset in result.subsets.values():
+        parts.append(Part(read_judged(root / JUDGED, subset.judged), folders, has_prefixes))
+    return parts

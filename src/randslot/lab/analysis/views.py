@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import UsageError
+from ...model.reader import Side
 from ..evaluation.metrics import ndcg_of_each
 from .runs import Part, Run
 
 BLOCK_BYTES = 2**27
 TOP = 5
-Side = Literal["query", "page"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def macro(scores: dict[str, float]) -> float:
 
 
 def need_readouts(run: Run, num: int, what: str) -> None:
-    """Refuse a run that has fewer readouts than asked for.
+    """Refuse a run that has fewer readouts than asked for, or whose first ones are not those of a smaller budget.
 
     Errors: UsageError in one line.
     """
@@ -90,4 +89,18 @@ def need_readouts(run: Run, num: int, what: str) -> None:
         raise UsageError(
             f"{what} needs {num} vectors a side, and {run.name} was evaluated with {run.num_vectors}: "
             f"evaluate with --query-vectors {num} --page-vectors {num}"
+        )
+    if run.num_vectors > num:
+        need_prefixes(run, what)
+
+
+def need_prefixes(run: Run, what: str) -> None:
+    """Refuse a run whose first vectors are not those of a smaller budget.
+
+    Errors: UsageError in one line.
+    """
+    if not run.has_prefixes:
+        raise UsageError(
+            f"{what} takes the first vectors of {run.name} for those of a smaller budget, and they are not: "
+            f"evaluate with each budget, or analyse it with --vectors {run.num_vectors}"
         )

@@ -5,9 +5,8 @@ Shapes: Q queries, P pages.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,14 +22,16 @@ from torch import Tensor
 from ... import __version__
 from ...errors import RandSlotError, UsageError
 from ...model.model import RandSlotModel
-from ...model.reader import Side
+from ...model.reader import SIDES, Side
+from ...model.remote_model import open_model
 from ...pages import open_page
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
+from .result import CUTS, Result, SubsetResult, name_file
 from .tasks import Pages, Subset, Task
 from .vectors import VectorCache, batches, content_key, open_cache
 
-CUTS = (5, 10)
+Caches = dict[Side, VectorCache]
 
 
 @dataclass(frozen=True)
@@ -47,76 +48,70 @@ class Evaluation:
     batch: int = 8
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
 
-    def run(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def run(self, tasks: Sequence[Task]) -> list[Result]:
         """Evaluate on each task, keep its scores in a file, and return them."""
         if not tasks:
             raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
         settings = self.model.settings
-        if settings.inference != settings.slots and (settings.slots, settings.inference) != ("random", "zero"):
+        if settings.inference not in (settings.slots, settings.usual_inference):
             self.console.print(
                 f"note: {self.name} was trained with {settings.slots} slots, and gets {settings.inference} ones here"
             )
         weights = self.model.weights_key
-        caches: dict[Side, VectorCache] = {
-            side: open_cache(self.cache, weights, settings, side) for side in ("query", "page")
-        }
+        caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
         return [self._run_task(task, weights, caches) for task in tasks]
 
-    def _run_task(self, task: Task, weights: str, caches: dict[Side, VectorCache]) -> dict[str, Any]:
+    def _run_task(self, task: Task, weights: str, caches: Caches) -> Result:
         where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
         self.console.print(f"evaluating on {task.name}: {where}")
         subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
-        means = {f"ndcg@{k}": mean(row[f"ndcg@{k}"] for row in subsets.values()) for k in CUTS}
         settings = self.model.settings
-        result = {
-            "model": self.name,
-            "weights": weights,
-            "settings": asdict(settings),
-            "how": settings.inference + (f" by {settings.reduction}" if settings.reduction != "none" else ""),
-            "counts": {side: settings.num_vectors(side) for side in caches},  # None: every token
-            "benchmark": task.benchmark,
-            "task": task.name,
-            "dataset": task.dataset,
-            "revision": task.revision,
-            **means,
-            "subsets": subsets,
-            "vectors": {side: cache.folder.relative_to(self.cache).as_posix() for side, cache in caches.items()},
-            "randslot": __version__,
-            "date": datetime.now(UTC).date().isoformat(),
-        }
-        self._keep(task, result)
+        file = self._name_file(task, weights)
+        result = Result(
+            file=file,
+            model=self.name,
+            weights=weights,
+            settings=asdict(settings),
+            label=settings.label,
+            counts={side: settings.num_vectors(side) for side in SIDES},
+            benchmark=task.benchmark,
+            task=task.name,
+            dataset=task.dataset,
+            revision=task.revision,
+            ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
+            subsets=subsets,
+            vectors={side: caches[side].folder.relative_to(self.cache).as_posix() for side in SIDES},
+            version=__version__,
+            date=datetime.now(UTC).date().isoformat(),
+            cache=Path(os.path.relpath(self.cache, file.parent)).as_posix(),
+        )
+        result.write()
         return result
 
-    def _keep(self, task: Task, result: dict[str, Any]) -> None:
-        counts = "-".join(f"{side[0]}{num or 'all'}" for side, num in result["counts"].items())
-        setting = f"{result['how']}-{counts}-seed{result['settings']['seed']}-{result['weights'][:8]}"
-        names = (self.name, setting, f"{task.benchmark}-{task.name}.json")
-        file = self.output.joinpath(*(_safe(name) for name in names))
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            result["cache"] = Path(os.path.relpath(self.cache, file.parent)).as_posix()  # both may move together
-            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    def _name_file(self, task: Task, weights: str) -> Path:
+        settings = self.model.settings
+        counts = [f"{side[0]}{settings.num_vectors(side) or 'all'}" for side in SIDES]
+        setting = f"{settings.label}-{'-'.join(counts)}-seed{settings.seed}-{weights[:8]}"
+        return name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
 
-    def _run_subset(self, task: str, subset: Subset, caches: dict[Side, VectorCache]) -> dict[str, Any]:
+    def _run_subset(self, task: str, subset: Subset, caches: Caches) -> SubsetResult:
         if subset.left_out:
             self.console.print(f"{task} {subset.name}: {subset.left_out} queries without a relevant page are left out")
         page_keys = self._encode_pages(f"{task} {subset.name}", subset.pages, caches["page"])
         query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
         scores_QP = self._score(query_keys, page_keys, caches)
         ids, grades = subset.pages.ids, [subset.grades[id] for id in subset.queries]
-        each = {f"ndcg@{k}": ndcg_of_each(scores_QP.numpy(), ids, grades, k) for k in CUTS}
+        each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
         judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return {
-            **{metric: mean(values) for metric, values in each.items()},
-            "queries": len(subset.queries),
-            "pages": len(ids),
-            "judged": judged.write(self.cache / JUDGED),
-            "each": [round(value, 6) for value in each["ndcg@5"]],
-        }
+        return SubsetResult(
+            ndcg={cut: mean(values) for cut, values in each.items()},
+            queries=len(subset.queries),
+            pages=len(ids),
+            judged=judged.write(self.cache / JUDGED),
+            each=[round(value, 6) for value in each[5]],
+        )
 
-    def _score(self, query_keys: list[str], page_keys: list[str], caches: dict[Side, VectorCache]) -> Tensor:
+    def _score(self, query_keys: list[str], page_keys: list[str], caches: Caches) -> Tensor:
         settings = self.model.settings
         queries = caches["query"].read(query_keys, settings.num_vectors("query"))
         scores_QP = torch.empty(len(query_keys), len(page_keys))
@@ -186,6 +181,26 @@ def _ahead(
         yield piece, result.result()
 
 
-def _safe(name: str) -> str:
-    """Return a name that can be part of a path."""
-    return "".join(letter if letter.isalnum() or letter in "._-()" else "-" for letter in name).strip(".") or "model"
+def evaluate_model(
+    model: str,
+    tasks: Sequence[Task],
+    output: Path,
+    *,
+    settings: Mapping[str, Any],
+    name: str | None = None,
+    cache: Path | None = None,
+    batch: int = 8,
+) -> list[Result]:
+    """Open a model by its folder, id or address, and evaluate it.
+
+    settings: other ones than the model's own, where they are not None. name: what it is called in tables. cache: where
+    vectors go; by default beside the results.
+
+    Errors: UsageError if nothing can be written into the folder for results.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
+    opened = open_model(model, **settings)
+    return Evaluation(opened, name or model, output, cache or output / "vectors", batch).run(tasks)

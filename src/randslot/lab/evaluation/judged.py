@@ -6,11 +6,11 @@ An evaluation keeps it on disk beside the vectors, so that an analysis needs nei
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ...errors import RandSlotError
+from ...files import write_whole
 from .vectors import content_key
 
 JUDGED = "judged"  # the folder below that of the vectors
@@ -33,9 +33,7 @@ class Judged:
         file = folder / f"{name}.json"
         if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(".part")
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, file)
+            write_whole(file, text)
         return name
 
 

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ...errors import RandSlotError, UsageError
-from ...tables import STYLES, Cell, Table, write_table
+from ...tables import Cell, Table, check_style, write_table
 from .published import TASKS, rows_for
+from .result import CUTS, Result, read_results
 
-SHOWN = {"ndcg@5": "nDCG@5", "ndcg@10": "nDCG@10"}
-# What draws from the seed when encoding; all else gives the same vectors under any.
-DRAWN = {"random", "tokens by random", "tokens by kmeans"}
-# What a result has, beside its model and task.
-PARTS = {
-    "settings",
-    "weights",
-    "how",
-    "counts",
-    "cache",
-    "vectors",
-    "subsets",
-    *SHOWN,
-}
+PUBLISHED_CUT = 5  # the paper has nDCG@5 only
 
 
 @dataclass(frozen=True)
@@ -53,57 +38,50 @@ def make_report(folder: Path, style: str = "md") -> str:
 
     Errors: UsageError for another style, or if there are no results.
     """
-    if style not in STYLES:
-        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
+    check_style(style)
     results = read_results(folder)
     if style == "csv":
         return write_table(_list_scores(results), style)
     return "\n".join(write_table(table, style) for table in make_tables(results))
 
 
-def read_results(*folders: Path) -> list[dict[str, Any]]:
-    """Read every result below some folders, with the file that it is from; other files are passed over.
-
-    Errors: UsageError if there is none below one of them, RandSlotError for a broken one.
-    """
-    results = [result for folder in folders for result in _read_folder(folder)]
-    seeds: dict[tuple[str, str, str], int] = {}
+def list_means(results: Sequence[Result]) -> list[str]:
+    """Return lines with the scores of each task, and of its subsets, and the mean of each benchmark."""
+    lines = []
     for result in results:
-        if result["how"] not in DRAWN:  # another seed, the same vectors: one run, under the first seed found
-            same = (result["model"], result["how"], result["weights"])
-            result["settings"]["seed"] = seeds.setdefault(same, result["settings"]["seed"])
-    return results
+        if len(result.subsets) > 1:
+            lines += [f"  {name}: {_show_ndcg(subset.ndcg)}" for name, subset in result.subsets.items()]
+        lines.append(f"{result.task}: {_show_ndcg(result.ndcg)}")
+    for benchmark, same in _by_benchmark(results).items():
+        if len(same) > 1:
+            means = {cut: sum(result.ndcg[cut] for result in same) / len(same) for cut in CUTS}
+            lines.append(f"{benchmark}, mean of {len(same)} tasks: {_show_ndcg(means)}")
+    return lines
 
 
-def _read_folder(folder: Path) -> list[dict[str, Any]]:
-    found = []
-    for file in sorted(folder.rglob("*.json")):
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RandSlotError(f"{file} is not valid JSON: {error}") from error
-        if isinstance(result, dict) and {"model", "task", "benchmark"} <= result.keys():
-            if missing := sorted(PARTS - result.keys()):
-                raise RandSlotError(f"{file} lacks {', '.join(missing)}: evaluate again")
-            found.append(result | {"file": str(file)})
-    if not found:
-        raise UsageError(f"no results in {folder}: make some by randslot evaluate ... -o {folder}")
-    return found
+def _show_ndcg(ndcg: dict[int, float]) -> str:
+    return "  ".join(f"nDCG@{cut} {100 * value:.2f}" for cut, value in ndcg.items())
 
 
-def make_tables(results: list[dict[str, Any]]) -> list[Table]:
+def _by_benchmark(results: Iterable[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.benchmark, []).append(result)
+    return groups
+
+
+def make_tables(results: Sequence[Result]) -> list[Table]:
     """Make a table for each benchmark and metric, then the seeds beside each other where there are several."""
     tables = []
-    for benchmark in dict.fromkeys(result["benchmark"] for result in results):
-        mine = [result for result in results if result["benchmark"] == benchmark]
-        for metric in SHOWN:
-            rows = _own_rows(mine, metric)
-            tables.append(_make_table(benchmark, metric, rows))
-            tables += _make_differences(benchmark, metric, rows)
+    for benchmark, same in _by_benchmark(results).items():
+        for cut in CUTS:
+            rows = _own_rows(same, cut)
+            tables.append(_make_table(benchmark, cut, rows))
+            tables += _make_differences(benchmark, cut, rows)
     return tables
 
 
-def _make_differences(benchmark: str, metric: str, rows: list[Row]) -> list[Table]:
+def _make_differences(benchmark: str, cut: int, rows: list[Row]) -> list[Table]:
     """Make the table of differences between settings that have several seeds, as the paper's appendix does."""
     several = [row for row in rows if len(row.average) > 1]
     if len(several) < 2:
@@ -115,28 +93,37 @@ def _make_differences(benchmark: str, metric: str, rows: list[Row]) -> list[Tabl
         means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]
         differences = [*means, statistics.mean(means)]
         lines.append([f"{row.method} ({row.vectors})", *(f"{difference:+.2f}" for difference in differences)])
-    title = f"{benchmark}, {SHOWN[metric]}: mean over seeds, minus {first.method} ({first.vectors})"
+    title = f"{benchmark}, nDCG@{cut}: mean over seeds, minus {first.method} ({first.vectors})"
     return [Table(title, ["method", *tasks, "avg"], lines)]
 
 
-def _own_rows(results: list[dict[str, Any]], metric: str) -> list[Row]:
+def _own_rows(results: Iterable[Result], cut: int) -> list[Row]:
     """Group results into rows: one for each model and setting, with its seeds together."""
-    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        counts = "/".join("all" if num is None else str(num) for num in result["counts"].values())
-        run = (result["settings"]["seed"], result["weights"])
-        groups[f"{result['model']}, {result['how']}", counts][run][result["task"]] = 100 * result[metric]
+        groups[f"{result.model}, {result.label}", result.counts_text].append(result)
     rows = []
-    for (method, counts), runs in groups.items():
-        most = max(len(scores) for scores in runs.values())
-        whole = [scores for scores in runs.values() if len(scores) == most]  # a run that was stopped counts for nothing
-        scores = {task: [by_task[task] for by_task in whole if task in by_task] for task in whole[0]}
-        average = [statistics.mean(by_task.values()) for by_task in whole]
+    for (method, counts), same in groups.items():
+        runs = _complete_runs(same, cut)
+        scores = {task: [run[task] for run in runs if task in run] for task in runs[0]}
+        average = [statistics.mean(run.values()) for run in runs]
         rows.append(Row(method, counts, "yours", scores, average))
     return rows
 
 
-def _published(benchmark: str) -> list[Row]:
+def _complete_runs(results: Iterable[Result], cut: int) -> list[dict[str, float]]:
+    """Return the scores of each run by task, in percent; a run that was stopped counts for nothing."""
+    runs: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
+    for result in results:
+        runs[result.seed, result.weights][result.task] = 100 * result.ndcg[cut]
+    most = max(len(scores) for scores in runs.values())
+    return [scores for scores in runs.values() if len(scores) == most]
+
+
+def _published(benchmark: str, cut: int) -> list[Row]:
+    """Return the rows of the paper, which has nDCG@5 of complete benchmarks."""
+    if benchmark not in TASKS or cut != PUBLISHED_CUT:
+        return []
     rows = []
     for row in rows_for(benchmark):
         counts = [str(count) if count is not None else "-" for count in (row.query_vectors, row.page_vectors)]
@@ -148,35 +135,44 @@ def _published(benchmark: str) -> list[Row]:
     return rows
 
 
-def _make_table(benchmark: str, metric: str, own: list[Row]) -> Table:
-    """Make one table, best average first, with the gap to the best; published rows have nDCG@5 of whole benchmarks."""
+def _make_table(benchmark: str, cut: int, own: list[Row]) -> Table:
+    """Make one table, best average first, with the gap to the best; rows of some tasks only have no rank."""
     tasks = _list_tasks(benchmark, own)
-    whole = [row for row in own if row.has(tasks)]
-    parts = [row for row in own if not row.has(tasks)]
-    ranked = whole + (_published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else [])
+    ranked = [*(row for row in own if row.has(tasks)), *_published(benchmark, cut)]
     ranked.sort(key=lambda row: -row.mean())
-    best = ranked[0].mean() if ranked else 0.0
-    lines = [
-        [str(place), *_line(row, tasks), _show(row.average), f"{row.mean() - best:+.1f}"]
-        for place, row in enumerate(ranked, start=1)
-    ]
-    lines += [["-", *_line(row, tasks), "-", "-"] for row in parts]  # some tasks only: no rank, no average
+    lines = []
+    for place, row in enumerate(ranked, start=1):
+        gap = row.mean() - ranked[0].mean()
+        lines.append([str(place), *_line(row, tasks), _show(row.average), f"{gap:+.1f}"])
+    for row in own:
+        if not row.has(tasks):
+            lines.append(["-", *_line(row, tasks), "-", "-"])
     heads = ["rank", "method", "vectors", "source", *tasks, "avg", "gap"]
-    used = [place for place in range(len(heads)) if any(line[place] != "-" for line in lines)]
-    rows = [[line[place] for place in used] for line in lines]
-    return Table(f"{benchmark}, {SHOWN[metric]}", [heads[place] for place in used], rows)
+    return _drop_empty(Table(f"{benchmark}, nDCG@{cut}", heads, lines))
 
 
-def _list_tasks(benchmark: str, rows: list[Row]) -> list[str]:
+def _drop_empty(table: Table) -> Table:
+    """Return a table without the columns in which no row has anything."""
+    used = [place for place in range(len(table.heads)) if any(row[place] != "-" for row in table.rows)]
+    rows = [[row[place] for place in used] for row in table.rows]
+    return Table(table.title, [table.heads[place] for place in used], rows)
+
+
+def _list_tasks(benchmark: str, rows: Iterable[Row]) -> list[str]:
     """Return the tasks of a benchmark; sets of one's own are all that some row has."""
-    return list(TASKS.get(benchmark, dict.fromkeys(task for row in rows for task in row.scores)))
+    if benchmark in TASKS:
+        return list(TASKS[benchmark])
+    tasks: dict[str, None] = {}
+    for row in rows:
+        tasks |= dict.fromkeys(row.scores)
+    return list(tasks)
 
 
-def _line(row: Row, tasks: list[str]) -> list[str]:
+def _line(row: Row, tasks: Iterable[str]) -> list[str]:
     return [row.method, row.vectors, row.source, *(_show(row.scores.get(task, [])) for task in tasks)]
 
 
-def _show(values: list[float]) -> str:
+def _show(values: Sequence[float]) -> str:
     """Show a score, or the mean and sample standard deviation of several."""
     if not values:
         return "-"
@@ -185,19 +181,18 @@ def _show(values: list[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def _list_scores(results: list[dict[str, Any]]) -> Table:
+def _list_scores(results: Iterable[Result]) -> Table:
     """Make one row for each score: for other programs."""
     rows: list[list[Cell]] = []
-    for benchmark in dict.fromkeys(result["benchmark"] for result in results):
-        mine = [result for result in results if result["benchmark"] == benchmark]
-        for metric in SHOWN:
-            published = _published(benchmark) if benchmark in TASKS and metric == "ndcg@5" else []
-            own = _own_rows(mine, metric)
-            for row in [*own, *published]:
-                average = {"avg": row.average} if row.has(_list_tasks(benchmark, own)) else {}
-                for task, values in {**row.scores, **average}.items():
+    for benchmark, same in _by_benchmark(results).items():
+        for cut in CUTS:
+            own = _own_rows(same, cut)
+            tasks = _list_tasks(benchmark, own)
+            for row in [*own, *_published(benchmark, cut)]:
+                scores = {**row.scores, "avg": row.average} if row.has(tasks) else row.scores
+                for task, values in scores.items():
                     deviation = statistics.stdev(values) if len(values) > 1 else None
-                    who = [benchmark, SHOWN[metric], row.method, row.vectors, row.source]
+                    who = [benchmark, f"nDCG@{cut}", row.method, row.vectors, row.source]
                     rows.append([*who, task, statistics.mean(values), deviation, len(values)])
     heads = ["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"]
     return Table("scores", heads, rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,10 +99,23 @@ class Task:
             raise RandSlotError(f"{self.name}: {self.dataset} has no subset to evaluate")
 
 
+def choose_tasks(
+    benchmarks: Sequence[str], names: Sequence[str], data: Path | None, data_root: Path | None = None
+) -> list[Task]:
+    """Return tasks of ViDoRe, or a set of one's own.
+
+    Errors: UsageError if both are named or none is, or for an unknown one.
+    """
+    vidore = bool(benchmarks or names)
+    if vidore == (data is not None) or (data and data_root):
+        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
+    return [own_task(data)] if data else find_tasks(benchmarks, names, data_root)
+
+
 # -- ViDoRe
 
 
-def find_tasks(benchmarks: list[str], names: list[str], data_root: Path | None = None) -> list[Task]:
+def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path | None = None) -> list[Task]:
     """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en.
 
     Errors: UsageError for an unknown benchmark or task.

@@ -34,6 +34,7 @@ from ..analysis.runs import Part, Run, read_runs
 from ..analysis.views import full_view, macro, score_part
 from ..analysis.winners import count_winners, find_winners, positive_pairs
 from ..evaluation.evaluate import Evaluation
+from ..evaluation.result import Result
 from ..evaluation.tasks import Task
 from .plan import BUDGET, MOST, Job, Study, read_study
 from .rows import COLUMNS, write_row
@@ -59,12 +60,10 @@ def _validate(study: Study, job: Job, reports: int) -> float:
     """Return nDCG@5 in percent on the validation pages, each task counted alike."""
     tasks = study.tasks("validation", reports)
     results = _evaluate(study, job, study.inferences(job.arm)[0], tasks, BUDGET, f"validation-{job.name}-{job.steps}")
-    return 100 * mean(float(result["ndcg@5"]) for result in results)
+    return 100 * mean(result.ndcg[5] for result in results)
 
 
-def _evaluate(
-    study: Study, job: Job, inference: str, tasks: list[Task], vectors: int, name: str
-) -> list[dict[str, Any]]:
+def _evaluate(study: Study, job: Job, inference: str, tasks: list[Task], vectors: int, name: str) -> list[Result]:
     folder = study.path("evaluations", name)
     options: dict[str, Any] = {"inference": inference, "query_vectors": vectors, "page_vectors": vectors}
     model = load(study.make_recipe(job).output, **options)
@@ -78,7 +77,7 @@ def _keep_rows(study: Study, job: Job) -> None:
     for inference in study.inferences(job.arm):
         results = _evaluate(study, job, inference, study.tasks("test", job.reports), MOST, job.name)
     runs = {run.name.rpartition(", ")[2]: run for run in read_runs([study.path("evaluations", job.name)])}
-    subsets = {result["task"]: next(iter(result["subsets"].values())) for result in results}
+    subsets = {result.task: next(iter(result.subsets.values())) for result in results}
     output = Path(study.make_recipe(job).output)
     trained = json.loads((output / RUN).read_text(encoding="utf-8"))
     record = {
@@ -88,7 +87,8 @@ def _keep_rows(study: Study, job: Job) -> None:
         "steps": job.steps,
         "settings": study.settings(job),
         "tasks": {
-            task: {key: subset[key] for key in ("queries", "pages", "judged")} for task, subset in subsets.items()
+            task: {"queries": subset.queries, "pages": subset.pages, "judged": subset.judged}
+            for task, subset in subsets.items()
         },
         "loss": mean(float(row["loss"]) for row in read_losses(output / LOSSES)[-LAST:]),
         "training_seconds": trained["seconds_of_this_process"],
