@@ -9,7 +9,7 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
@@ -104,7 +104,8 @@ def serve(answer: Any, root: Path | str, port: int = 0, wanted: str = "") -> Ite
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a client that gave up waiting
+                self.wfile.write(data)
 
         def log_message(self, *args: Any) -> None:
             pass
