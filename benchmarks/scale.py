@@ -1,6 +1,6 @@
 """What it takes to hand pages to a server: to one that takes them and does nothing, so that what is timed is ours.
 
-Also `make_plan`: what to choose for so many pages, from the rows of results/search.json and arithmetic.
+Also `make_plan`: what to choose for a number of pages, from the rows of results/search.json and arithmetic.
 
 python benchmarks/scale.py
 """
@@ -21,8 +21,10 @@ from record import keep, print_table
 
 from randslot.lab.analysis.cost import Budget
 from randslot.library.address import Address
-from randslot.library.stores.server import connect, make_point, num_edges, split_pages
+from randslot.library.stores.connection import connect
+from randslot.library.stores.server import make_point, split_pages
 from randslot.library.stores.store import StoredPage
+from randslot.library.stores.tuning import Tuning
 
 SIZES = ((4, 2048), (4, 128))
 PLANNED = Budget("RandSlot", 4, 4, 2048)
@@ -31,7 +33,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Choice:
-    """So many pages, on so many machines of so many cores."""
+    """A number of pages, on machines with some cores each."""
 
     pages: int
     where: str
@@ -48,7 +50,7 @@ CHOICES = (
 
 
 def make_plan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what so many pages take, from rows of the search benchmark: as measured, and beyond that by arithmetic.
+    """Return what numbers of pages take: as rows of the search benchmark say, and beyond that by arithmetic.
 
     Disk and the time of a search grow with the pages; all cores share the time. A code is a bit a number. A graph has
     two times its edges at its lowest level, of four bytes each.
@@ -68,7 +70,7 @@ def make_plan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _row(choice: Choice, disk: float, milliseconds: float, known: str) -> dict[str, Any]:
     copies = choice.pages * choice.replicas
-    edges = num_edges(choice.pages // choice.shards)
+    edges = Tuning().num_edges(choice.pages // choice.shards)
     return {
         "pages": f"{choice.pages:,}",
         "where": choice.where,

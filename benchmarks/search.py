@@ -56,11 +56,12 @@ class Ours:
         self.exact, self.bits = exact, 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from randslot.library.stores.edge import CODES_FROM, EdgeStore
+        from randslot.library.stores.edge import EdgeStore
         from randslot.library.stores.store import StoredPage
+        from randslot.library.stores.tuning import Tuning
 
         first = next(blocks)
-        if not self.exact and first.shape[-1] >= CODES_FROM:
+        if not self.exact and Tuning().has_codes(first.shape[-1]):
             self.bits = 1.0
         self.store = EdgeStore(folder / "pages", first.shape[-1])
         start = 0
@@ -86,11 +87,12 @@ class InMemory:
     bits = 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from randslot.library.stores.memory import MemoryStore
+        from exact_store import ExactStore
+
         from randslot.library.stores.store import StoredPage
 
         pages = np.concatenate([block.astype(np.float16) for block in blocks])
-        self.store = MemoryStore(pages.shape[-1])
+        self.store = ExactStore(pages.shape[-1])
         self.store.add([StoredPage(FILE, i, "", page) for i, page in enumerate(pages)])
 
     def search(self, queries: Array) -> list[list[int]]:
@@ -365,8 +367,9 @@ def _memory(name: str) -> float:
 def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, Any]:
     """Compare the default search with the exact one on vectors of the embedded model, without codes and with."""
     import randslot
-    from randslot.library.stores import edge as qdrant
+    from randslot.library.stores.edge import EdgeStore
     from randslot.library.stores.store import Where, page_id
+    from randslot.library.stores.tuning import Tuning
     from randslot.samples.drawing import draw_report
     from randslot.samples.reports import make_reports
     from randslot.samples.sets import ask_all
@@ -381,9 +384,9 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
         right, found = (library.search_all(queries, HITS, exact=exact) for exact in (True, False))
         ids = [page_id(file, number + 1) for file, num in library.store.counts().items() for number in range(num)]
         pages = list(library.store.read(ids).values())
-        vectors = [np.asarray(query.float().cpu()) for query in library.model.encode_query(queries)]
-    qdrant.CODES_FROM = 0  # as if these vectors were large
-    coded = qdrant.EdgeStore(folder / "coded", pages[0].vectors.shape[-1])
+        vectors = library.model.embed_queries(queries)
+    as_if_large = Tuning(codes_from=0)
+    coded = EdgeStore(folder / "coded", pages[0].vectors.shape[-1], as_if_large)
     coded.add(pages)
     coded.optimize()
     by_codes = coded.search(vectors, HITS, Where(), False)

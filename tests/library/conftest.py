@@ -11,7 +11,7 @@ from sentence_transformers import MultiVectorEncoder
 import randslot
 from randslot.library.address import read_address
 from randslot.library.library import Library
-from randslot.library.stores.server import connect
+from randslot.library.stores.connection import connect
 from support.libraries import REAL, write_tiff
 from support.models import make, noise
 from support.qdrant_server import serving

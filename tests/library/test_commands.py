@@ -169,7 +169,7 @@ def test_verify_fails_and_repairs(run, indexed, papers, model):
         (["index", "nowhere", "-l", "lib"], 2, "no such file or folder: nowhere"),
         (["index", "--ray", "nowhere", "-l", "lib"], 2, "nowhere; an address after --ray is as in host:6379"),
         (["index", "papers", "-l", "lib", "--ray=foo"], 2, "--ray takes the address of a cluster"),
-        (["index", "papers", "-l", "papers"], 2, "papers is no library and not empty"),
+        (["index", "papers", "-l", "papers"], 2, "papers is not a library and not empty"),
         (["index", "papers", "-l", "lib", "--model", "gone"], 2, "no model found at 'gone'"),
         (["index", "papers", "-l", "lib", "--model", "embedded"], 2, "belongs to"),
         (["index", "papers", "-l", "lib", "--page-vectors", "6"], 2, "belongs to"),

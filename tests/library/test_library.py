@@ -645,7 +645,7 @@ def test_another_format_or_a_torn_file_is_refused(tmp_path, model):
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path, papers):
-    with pytest.raises(UsageError, match="is no library and not empty"):
+    with pytest.raises(UsageError, match="is not a library and not empty"):
         Library(papers)
     with pytest.raises(UsageError, match="no library at"):
         Library(tmp_path / "new", create=False)

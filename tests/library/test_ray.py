@@ -16,7 +16,7 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
 from randslot.library.reading import ray as cluster
-from randslot.library.reading import ray_tasks as rendering
+from randslot.library.reading import ray_tasks
 from support.libraries import same, write_tiff
 from support.qdrant_server import serving
 
@@ -83,18 +83,19 @@ def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
 
 
 def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):
-    row = {"job": 0, "source": os.fsencode(papers / "a.tif"), "numbers": [1, 2, 9], "known": [], "size": 10_000}
-    first, second, wrong = rendering.render(row)
+    row = {"file": "id", "source": os.fsencode(papers / "a.tif"), "numbers": [1, 2, 9], "known": []}
+    row |= {"reads": "image", "size": 10_000}
+    first, second, wrong = ray_tasks.open_pages(row)
     assert "page" in wrong["error"]
-    assert (first["error"], first["image"] == second["image"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
-    known, *_ = rendering.render(row | {"known": [first["image"]]})
-    assert (known["image"], known["pixels"]) == (first["image"], b"")
+    assert (first["error"], first["hash"] == second["hash"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
+    known, *_ = ray_tasks.open_pages(row | {"known": [first["hash"]]})
+    assert (known["hash"], known["pixels"]) == (first["hash"], b"")
     encode = cluster.Encode(randslot.load(saved).identity, "lib")
     pages = [known, second, wrong]
     batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
     assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
-    rendering._renderers().close()
-    rendering._renderers.cache_clear()
+    ray_tasks._renderers().close()
+    ray_tasks._renderers.cache_clear()
 
 
 def test_actors_take_gpus_where_there_are():

@@ -20,12 +20,14 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import BusyError, RandSlotError, UsageError
-from randslot.library import records
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
-from randslot.library.stores import server
-from randslot.library.stores.server import Connection, ServerStore, connect, num_edges, split_pages
+from randslot.library.stores import connection as connecting
+from randslot.library.stores.connection import WAITS, Connection, connect
+from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, ServerStore, split_pages
+from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
 from randslot.library.stores.store import StoredPage, Where
+from randslot.library.stores.tuning import Tuning
 from support.libraries import visible, write_tiff
 from support.models import noise
 from support.qdrant_server import LIMIT, serving
@@ -40,7 +42,7 @@ def own_folder(tmp_path, monkeypatch):
 def quick(monkeypatch):
     """No long waits before a request is sent again."""
     for name in ("WAITS", "SHORT_WAITS"):
-        monkeypatch.setattr(server, name, (0.001,) * 4)
+        monkeypatch.setattr(connecting, name, (0.001,) * 4)
 
 
 @pytest.fixture
@@ -69,15 +71,15 @@ def test_addresses_are_read():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("http://host/papers", "is no address of a library"),
-        ("qdrant://host:x/papers", "is no address of a library"),
-        ("qdrant://host", "names no server and collection"),
-        ("qdrant:///papers", "names no server and collection"),
-        ("qdrant://host/a/b", "names no server and collection"),
-        ("qdrant://me:secret@host/papers", "holds no key"),
+        ("http://host/papers", "is not the address of a library"),
+        ("qdrant://host:x/papers", "is not the address of a library"),
+        ("qdrant://host", "does not name a server and a collection"),
+        ("qdrant:///papers", "does not name a server and a collection"),
+        ("qdrant://host/a/b", "does not name a server and a collection"),
+        ("qdrant://me:secret@host/papers", "a key must not be in an address"),
         ("qdrant://host/papers-files", "list of files of another"),
         ("qdrant://host/papers?shard=2", "'shard' in .* is not one of shards, replicas, consistency"),
-        ("qdrant:/host/papers", "names no server and collection"),
+        ("qdrant:/host/papers", "does not name a server and a collection"),
         ("qdrant://host/papers#new", "nothing may follow the collection"),
         ("qdrant://host/papers?shards=0", "must be a number from 1"),
         ("qdrant://host/papers?shards=99999999999999999999", "must be a number from 1 to 10,000"),
@@ -125,7 +127,7 @@ def test_requests_stay_below_the_limit(standin):
     store.add(pages)
     assert sum(page.vectors.nbytes for page in pages) > LIMIT / 2
     assert standin.asked.count("Upsert") == len(list(split_pages(pages))) == 3
-    assert server.REQUEST_BYTES / 2 < standin.largest < LIMIT / 3
+    assert DEFAULT_LIMITS.bytes / 2 < standin.largest < LIMIT / 3
     assert store.num_pages() == 700
     connection.close()
 
@@ -135,10 +137,9 @@ def test_a_page_that_is_a_request_of_its_own():
     assert [len(some) for some in split_pages(large)] == [1, 1, 1]
 
 
-def test_many_files_in_a_filter_are_several_requests(standin, monkeypatch):
-    monkeypatch.setattr(server, "FILTERED_FILES", 2)
+def test_many_files_in_a_filter_are_several_requests(standin):
     connection = connect(read_address(standin.url))
-    store = ServerStore(connection, 16)
+    store = ServerStore(connection, 16, limits=RequestLimits(files=2))
     random = np.random.default_rng(0)
     files = [str(uuid.UUID(int=i)) for i in range(1, 8)]
     store.add([StoredPage(file, 1, "", random.standard_normal((2, 16)).astype(np.float32)) for file in files])
@@ -152,7 +153,7 @@ def test_many_files_in_a_filter_are_several_requests(standin, monkeypatch):
 
 
 @pytest.mark.parametrize("field", ["files", "hidden"])
-def test_many_queries_with_many_files_are_several_requests(standin, monkeypatch, field):
+def test_many_queries_with_many_files_are_several_requests(standin, field):
     connection = connect(read_address(standin.url))
     store = ServerStore(connection, 16)
     random = np.random.default_rng(0)
@@ -161,7 +162,7 @@ def test_many_queries_with_many_files_are_several_requests(standin, monkeypatch,
     queries = list(random.standard_normal((5, 2, 16)).astype(np.float32))
     where = Where(**{field: frozenset(files[:20])})
     wanted = store.search(queries, 3, where, exact=True)
-    monkeypatch.setattr(server, "REQUEST_BYTES", 3000)  # two queries of twenty ids
+    store = ServerStore(connection, 16, limits=RequestLimits(bytes=3000))  # two queries of twenty ids
     standin.asked.clear()
     standin.largest = 0
     assert store.search(queries, 3, where, exact=True) == wanted
@@ -172,12 +173,11 @@ def test_many_queries_with_many_files_are_several_requests(standin, monkeypatch,
     connection.close()
 
 
-def test_a_graph_is_asked_for_once_shards_are_large(standin, monkeypatch):
-    assert num_edges(999_999) == 0
-    assert num_edges(1_000_000) > 0
-    monkeypatch.setattr(server, "GRAPH_FROM", 10)
+def test_a_graph_is_asked_for_once_shards_are_large(standin):
+    assert Tuning().num_edges(999_999) == 0
+    assert Tuning().num_edges(1_000_000) > 0
     connection = connect(read_address(f"{standin.url}?shards=2"))
-    store = ServerStore(connection, 8)
+    store = ServerStore(connection, 8, Tuning(graph_from=10))
     for num, edges, changes in ((19, 0, 0), (20, 16, 1), (21, 16, 1)):
         store.add(random_pages(num, dim=8))
         store.optimize()
@@ -269,15 +269,15 @@ def test_a_request_that_is_too_large_is_not_sent_again():
     assert (client.asked, isinstance(caught.value, BusyError)) == (1, False)
 
 
-def test_waits_grow_are_told_of_once_and_end(monkeypatch, caplog):
+def test_waits_grow_are_noted_once_and_end(monkeypatch, caplog):
     waited: list[float] = []
     client = Away()
     connection = Connection(client, Address("host", "papers"))
     monkeypatch.setattr(connection.away, "wait", waited.append)
     with pytest.raises(BusyError, match="no server answers there"):
         connection.ask("count")
-    assert len(waited) == len(server.WAITS)
-    assert all(base <= real <= 1.5 * base for base, real in zip(server.WAITS, waited, strict=True))
+    assert len(waited) == len(WAITS)
+    assert all(base <= real <= 1.5 * base for base, real in zip(WAITS, waited, strict=True))
     assert client.asked == len(waited) + 1
     assert caplog.messages == ["note: no answer from qdrant://host:6334/papers, trying again for half a minute"]
     with pytest.raises(BusyError):  # as on the way out: once, and no waiting
@@ -288,7 +288,7 @@ def test_waits_grow_are_told_of_once_and_end(monkeypatch, caplog):
     client.count = Away().count
     with pytest.raises(BusyError):
         connection.ask("count")
-    assert len(waited) == 2 * len(server.WAITS)
+    assert len(waited) == 2 * len(WAITS)
 
 
 def test_one_thread_that_gives_up_ends_the_waiting_of_others():
@@ -341,7 +341,7 @@ CONNECT = """
 import sys
 from randslot.errors import RandSlotError
 from randslot.library.address import read_address
-from randslot.library.stores.server import connect
+from randslot.library.stores.connection import connect
 try:
     print(connect(read_address(sys.argv[1])).ask("info").title)
 except RandSlotError as error:
@@ -389,7 +389,7 @@ def test_two_machines_see_one_library(url, model, papers, tmp_path):
         (papers / "b.tif").rename(papers / "d.tif")
         assert one.add(papers).moved == [str(papers / "d.tif")]
         two.remove("c.png")
-        assert one.manifest.get([server.HOME, "no id"]) == {}
+        assert one.manifest.get([ABOUT_ID, "no id"]) == {}
         assert (one.status().files, one.status().pages, one.verify()) == (2, 6, [])
         assert np.allclose(
             one.compare("x", one.search("x", 1)[0].id).max(1).sum(), one.search("x", 1)[0].score, atol=1e-3
@@ -433,13 +433,13 @@ def test_no_library_another_model_and_another_collection_are_refused(standin, mo
     standin.client.create_collection("mine", vectors_config={})
     standin.settings["mine"] = standin.settings["papers-files"]
     standin.client.upsert("mine", [models.PointStruct(id=1, vector={})])
-    with pytest.raises(UsageError, match="is no library and not empty"):
+    with pytest.raises(UsageError, match="is not a library and not empty"):
         Library(standin.url.replace("papers", "mine"), model)
 
 
 def test_a_library_that_was_half_made_is_made_whole(standin, model, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(server.ServerRecords, "put", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(ServerRecords, "put", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             Library(standin.url, model)
     assert standin.client.collection_exists("papers")
@@ -468,48 +468,9 @@ def test_a_second_writer_is_refused_while_readers_go_on(standin, model, papers, 
         assert two.add(papers).unchanged == 3
 
 
-def test_the_turn_of_a_dead_process_is_taken_at_once_and_that_of_another_machine_later(standin, model, monkeypatch):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    with Library(standin.url, model) as library:
-        turn = library.home._turn
-        left = {**turn.owner, "kind": "turn", "token": "x", "pid": dead.pid, "until": time.time() + 50}
-        standin.client.upsert("papers-files", [models.PointStruct(id=server.TURN, vector={}, payload=left)])
-        with library.write():
-            pass
-        left["machine"] = "another"
-        standin.client.upsert("papers-files", [models.PointStruct(id=server.TURN, vector={}, payload=left)])
-        with pytest.raises(RandSlotError, match=f"process {dead.pid} of"), library.write():
-            pass
-        monkeypatch.setattr(records.time, "time", lambda: left["until"] + 1)
-        with library.write():
-            pass
-
-
-def test_of_two_that_see_a_free_turn_one_gets_it(standin, model):
-    with Library(standin.url, model) as one, Library(standin.url, model) as two:
-        first, second = one.home._turn, two.home._turn
-        before = first.records.get([server.TURN])[server.TURN]["token"]
-        assert first._change(before, "first", 60)
-        assert not second._change(before, "second", 60)
-
-
-def test_one_that_was_held_up_does_not_write_any_more(standin, model, papers, monkeypatch):
-    with Library(standin.url, model) as library:
-        with pytest.raises(RandSlotError, match="another may write now"):
-            library.store.delete("x")  # no turn at all
-        with library.write():
-            late = time.monotonic() + records.TURN_SECONDS
-            monkeypatch.setattr(records.time, "monotonic", lambda: late)
-            with pytest.raises(RandSlotError, match="another may write now"):
-                library.store.delete("x")
-
-
-def test_a_turn_is_renewed_while_it_is_used(standin, model, monkeypatch):
-    monkeypatch.setattr(records, "TURN_SECONDS", 2.0)
-    with Library(standin.url, model) as library, library.write():
-        time.sleep(3)
-        library.store.delete(str(uuid.uuid4()))
+def test_without_the_lease_nothing_is_written(standin, model):
+    with Library(standin.url, model) as library, pytest.raises(RandSlotError, match="the write lease has expired"):
+        library.store.delete("x")
 
 
 # -- commands
@@ -576,7 +537,7 @@ def test_an_upload_waits_while_another_writes(standin, model, monkeypatch):
 def test_lost_pages_are_told_and_repaired(url, model, papers):
     with Library(url, model) as library:
         library.add(papers / "a.tif")
-        library.home.connection.client.delete_collection(library.home.connection.address.collection)
+        library.location.connection.client.delete_collection(library.location.connection.address.collection)
     with pytest.raises(
         RandSlotError, match=r"the pages of library qdrant://\S+ are lost: randslot library verify --repair"
     ):

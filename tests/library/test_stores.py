@@ -1,7 +1,8 @@
-"""Every store answers as three loops do: the same suite in memory, on the engine, and on servers.
+"""Every store answers as three loops do: the same suite on the reference, on the engine, and on servers.
 
-local: the server's store on the client's local mode. wire: the same over gRPC, to a stand-in. server: a real one, where
-RANDSLOT_QDRANT_URL says that there is one, as in qdrant://localhost:6334.
+reference: exact scores in memory, of the benchmarks. local: the server's store on the client's local mode. wire: the
+same over gRPC, to a stand-in. server: a real one, where RANDSLOT_QDRANT_URL says that there is one, as in
+qdrant://localhost:6334.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exact_store import ExactStore
 from qdrant_client import QdrantClient
 
 from randslot.library.address import Address, read_address
+from randslot.library.stores.connection import Connection, connect
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.memory import MemoryStore
-from randslot.library.stores.server import Connection, ServerStore, connect
+from randslot.library.stores.server import ServerStore
 from randslot.library.stores.store import Store, StoredPage, Where, page_id
+from randslot.library.stores.tuning import Tuning
 from support.libraries import REAL
 from support.qdrant_server import serving
 
@@ -31,7 +34,7 @@ DIM = 32
 FILES = [str(uuid.UUID(int=i)) for i in range(1, 6)]
 
 
-@pytest.fixture(params=["memory", "edge", "local", "wire", *(["server"] if REAL else [])])
+@pytest.fixture(params=["reference", "edge", "local", "wire", *(["server"] if REAL else [])])
 def store(request, tmp_path):
     with make_store(request.param, tmp_path) as made:
         yield made
@@ -40,8 +43,8 @@ def store(request, tmp_path):
 
 @contextmanager
 def make_store(kind: str, folder: Path) -> Iterator[Store]:
-    if kind == "memory":
-        yield MemoryStore(DIM)
+    if kind == "reference":
+        yield ExactStore(DIM)
     elif kind == "edge":
         yield EdgeStore(folder / "pages", DIM)
     elif kind == "local":
@@ -203,12 +206,11 @@ def test_the_engine_keeps_what_it_has(tmp_path):
 
 
 @pytest.mark.parametrize(("dim", "num", "shared"), [(128, 1500, 3.0), (1024, 600, 0.0)])
-def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim, num, shared):
+def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared):
     """On clustered vectors, enough of them for the engine to compress; the small ones have much in common.
 
     So have those of a model that has not learned much, and then their signs say little.
     """
-    monkeypatch.setattr("randslot.library.stores.edge.CANDIDATES", 200)
     random = np.random.default_rng(0)
     centres = shared * random.standard_normal(dim) + random.standard_normal((40, dim))
 
@@ -219,7 +221,7 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim,
     pages = [
         StoredPage(FILES[0], number, "", blur(centres[random.integers(0, 40, 4)], 0.7)) for number in range(1, num + 1)
     ]
-    store, exact = EdgeStore(tmp_path / "pages", dim), MemoryStore(dim)
+    store, exact = EdgeStore(tmp_path / "pages", dim, Tuning(candidates=200)), ExactStore(dim)
     for one in (store, exact):
         one.add(pages)
         one.optimize()
@@ -235,13 +237,13 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, monkeypatch, dim,
 
 @pytest.mark.parametrize(("codes_from", "by_default"), [(DIM, []), (DIM + 1, ["vectors"])])
 def test_opening_reads_codes_and_only_a_search_without_them_reads_all(tmp_path, monkeypatch, codes_from, by_default):
-    monkeypatch.setattr("randslot.library.stores.edge.CODES_FROM", codes_from)
-    store = EdgeStore(tmp_path / "pages", DIM)
+    tuning = Tuning(codes_from=codes_from)
+    store = EdgeStore(tmp_path / "pages", DIM, tuning)
     store.add(make_pages())
     store.close()
     read: list[str] = []
     monkeypatch.setattr("randslot.library.stores.edge._read_through", lambda _, name: read.append(name))
-    store = EdgeStore(tmp_path / "pages", DIM)
+    store = EdgeStore(tmp_path / "pages", DIM, tuning)
     query = unit(np.random.default_rng(1), 4)
     store.search([query], 5, Where(), exact=False)
     assert read == ["quantized*", *by_default]
@@ -255,6 +257,7 @@ BUILD = """
 import sys, uuid
 from pathlib import Path
 import numpy as np
+from randslot.library.stores.connection import Connection, connect
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.store import StoredPage
 

@@ -60,14 +60,14 @@ def read_address(text: str) -> Address:
         parts = urlsplit(text)
         port = parts.port or PORT
     except ValueError as error:
-        raise UsageError(f"{text!r} is no address of a library: {error}: write {FORM}") from error
+        raise UsageError(f"{text!r} is not the address of a library: {error}: write {FORM}") from error
     if parts.scheme not in SCHEMES:
-        raise UsageError(f"{text!r} is no address of a library: write {FORM}")
+        raise UsageError(f"{text!r} is not the address of a library: write {FORM}")
     if "@" in parts.netloc:
-        raise UsageError("an address holds no key: put it into the environment as QDRANT_API_KEY")
+        raise UsageError("a key must not be in an address: put it into the environment as QDRANT_API_KEY")
     collection = parts.path.strip("/")
     if not parts.hostname or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
-        raise UsageError(f"{text!r} names no server and collection: write {FORM}")
+        raise UsageError(f"{text!r} does not name a server and a collection: write {FORM}")
     if parts.fragment:
         raise UsageError(f"nothing may follow the collection in {text!r} but ?{'=&'.join(SETTINGS)}=")
     if collection.endswith(FILES):

@@ -50,7 +50,7 @@ def copy_library(source: Library, target: Library, tell: Callable[[Progress], No
     check_model(source.binding, target.binding, source.name, "name another place")
     files = source.manifest.find(state="done")
     with target.write():
-        if source.home.is_same(target.home):
+        if source.location.is_same(target.location):
             raise UsageError(SAME)
         copied = _Copy(source, target, tell).run([_settle(file, source, target) for file in files])
         target.store.optimize()

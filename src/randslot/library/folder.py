@@ -6,7 +6,6 @@ was added without a file), `uploads/` (what was added in a browser), and `lock`.
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,19 +15,21 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
-from ..files import read_json
-from .location import Home, clear, lost_pages
+from ..files import read_json, write_json
+from .location import Location, clear, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
 from .stores.edge import EdgeStore
 from .stores.store import Store
 
-HOME, IMAGES, UPLOADS = "library.json", "images", "uploads"
-BEGUN = ("lock", "owner", f"{HOME}.part")  # all that a library has before it is one
+LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
+HOME = LIBRARY_FILE  # its name in earlier versions
+BLOCK_BYTES = 512  # of a block, as the system counts them
+BEGUN = ("lock", "owner", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
 
 
-class Folder:
-    """The home of a library on disk."""
+class FolderLocation:
+    """A library in a folder."""
 
     def __init__(self, folder: Path, *, create: bool) -> None:
         """Take a folder for this process.
@@ -36,7 +37,7 @@ class Folder:
         Errors: RandSlotError in one line if it holds something else, or is open in another process.
         """
         self.folder, self.name = folder, str(folder)
-        if not (folder / HOME).is_file():
+        if not (folder / LIBRARY_FILE).is_file():
             self._check_new(create)
         self._lock()
 
@@ -49,7 +50,7 @@ class Folder:
         except OSError as error:
             raise UsageError(f"cannot make a library at {self.folder}: {error.strerror or error}") from error
         if others:
-            raise UsageError(f"{self.folder} is no library and not empty: name another folder")
+            raise UsageError(f"{self.folder} is not a library and not empty: name another folder")
 
     def _lock(self) -> None:
         self.lock = FileLock(self.folder / "lock")
@@ -66,13 +67,11 @@ class Folder:
             raise UsageError(f"cannot write into {self.folder}: {error.strerror or error}") from error
 
     def read(self) -> dict[str, Any] | None:
-        return read_json(self.folder / HOME) if (self.folder / HOME).is_file() else None
+        return read_json(self.folder / LIBRARY_FILE) if (self.folder / LIBRARY_FILE).is_file() else None
 
     def write(self, about: dict[str, Any]) -> None:
-        home = {"format": about["format"], "folder": str(self.folder.absolute()), "model": about["model"]}
-        part = self.folder / f"{HOME}.part"
-        part.write_text(json.dumps(home, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, self.folder / HOME)
+        content = {"format": about["format"], "folder": str(self.folder.absolute()), "model": about["model"]}
+        write_json(self.folder / LIBRARY_FILE, content)
 
     def open(self, dim: int, *, repair: bool) -> None:
         self.manifest: Manifest = FileManifest(self.folder / "files.sqlite")
@@ -86,21 +85,25 @@ class Folder:
     def _follow_images(self) -> None:
         """Know the images that are kept in here by their new paths, if the library was moved."""
         now = str(self.folder.absolute())
-        about = read_json(self.folder / HOME)
+        about = read_json(self.folder / LIBRARY_FILE)
         before = str(about.get("folder", now))
-        if before != now:
-            kept = [file for file in self.manifest.find() if is_kept(file, before)]
-            self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
-            self.write(about)
+        if before == now:
+            return
+        moved = []
+        for file in self.manifest.find():
+            if is_kept(file, before):
+                moved.append(replace(file, source=now + file.source.removeprefix(before)))
+        self.manifest.put(*moved)
+        self.write(about)
 
-    def turn(self) -> AbstractContextManager[None]:
+    def hold_lease(self) -> AbstractContextManager[None]:
         return nullcontext()  # this process has the lock
 
-    def is_same(self, other: Home) -> bool:
+    def is_same(self, other: Location) -> bool:
         return False  # the lock lets no folder be opened twice
 
     def size(self) -> int:
-        return sum(path.stat().st_blocks * 512 for path in self.folder.rglob("*") if path.is_file())
+        return sum(path.stat().st_blocks * BLOCK_BYTES for path in self.folder.rglob("*") if path.is_file())
 
     def close(self) -> None:
         self.store.close()
@@ -109,7 +112,7 @@ class Folder:
 
     def abandon(self) -> None:
         self.lock.release()
-        if not (self.folder / HOME).is_file():
+        if not (self.folder / LIBRARY_FILE).is_file():
             for name in BEGUN:
                 (self.folder / name).unlink(missing_ok=True)
             self.folder.rmdir()

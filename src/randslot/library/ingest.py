@@ -1,7 +1,7 @@
-"""From files to stored pages: find out what changed, have it read, store it, and make whole files visible.
+"""From files to stored pages: find out what changed, have it read, store it, and make complete files visible.
 
-A run may be stopped or killed at any moment: pages that are stored stay, files become visible when they are whole, and
-the next run goes on.
+A run may be stopped or killed at any moment: pages that are stored stay, files become visible when they are complete,
+and the next run goes on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,30 @@ from typing import Any
 from ..errors import RandSlotError
 from .location import clear
 from .manifest import File, Manifest
-from .reading.local import Job, Read, Reader
+from .reading.reader import FileReader, ReadPage, WantedPages
 from .reading.workers import Inspected, Renderers
 from .results import Progress, Summary
 from .sources import is_gone
-from .stores.store import Store, StoredPage, page_id
+from .stores.store import BYTES_PER_NUMBER, Store, StoredPage, Vectors, page_id
 
-SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and whole files become visible
+SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and complete files become visible
+
+
+@dataclass
+class FileJob:
+    """A file on its way into the library: what it replaces, and which of its pages are missing.
+
+    reuse: ids of pages of the old version, by the hash of what was read of them.
+    """
+
+    file: File
+    old: File | None
+    missing: set[int]
+    reuse: dict[str, str]
+
+    def wanted(self) -> WantedPages:
+        """Return what is to be read of the file."""
+        return WantedPages(self.file.id, self.file.source, tuple(sorted(self.missing)), frozenset(self.reuse))
 
 
 @dataclass
@@ -32,44 +49,53 @@ class Ingest:
     manifest: Manifest
     store: Store
     renderers: Renderers
-    reader: Reader
+    reader: FileReader
     metadata: Mapping[str, Any] | None
-    tell: Callable[[Progress], None]
+    report: Callable[[Progress], None]
     summary: Summary = field(default_factory=Summary)
+
+    def __post_init__(self) -> None:
+        self.jobs: dict[str, FileJob] = {}  # files in progress, by id; those that failed are taken out
+        self.complete: list[FileJob] = []  # files that are not visible yet
+        self.begun: set[str] = set()  # ids of files that the manifest knows as pending
+        self.num_files = self.num_pages = 0
+        self.files_done = self.pages_done = self.bytes = 0
+        self.safe_at = time.monotonic()
 
     def run(self, sources: list[str]) -> None:
         """Bring the library up to date with some files, and fill in the summary."""
-        jobs = self._look(sources)
+        jobs = self._inspect_all(sources)
+        self.jobs = {job.file.id: job for job in jobs}
         self.num_files, self.num_pages = len(jobs), sum(len(job.missing) for job in jobs)
-        self.files_done = self.pages_done = self.bytes = 0
-        self.begun: set[str] = set()
-        self.whole: list[Job] = [job for job in jobs if not job.missing]
+        self.complete = [job for job in jobs if not job.missing]
         self.safe_at = time.monotonic()
         try:
-            self._read(jobs)
+            self._read([job.wanted() for job in jobs if job.missing])
         finally:
-            self._show_whole()  # also when it is stopped
+            self._show_complete()  # also when it is stopped
         if jobs:
             self.store.optimize()
 
     # -- what changed
 
-    def _look(self, sources: list[str]) -> list[Job]:
+    def _inspect_all(self, sources: list[str]) -> list[FileJob]:
         """Return the files to read: those that are neither known as they are nor only moved."""
-        jobs: list[Job] = []
+        jobs: list[FileJob] = []
         depth = 4 * len(self.renderers.workers)
-        looked = self.renderers.ahead(self._inspect, sources, depth)
-        for num, (source, future) in enumerate(looked, start=1):
+        inspected = self.renderers.ahead(self._inspect, sources, depth)
+        for num, (source, future) in enumerate(inspected, start=1):
             try:
-                if job := self._judge(source, *future.result()):
-                    jobs.append(job)
+                job = self._judge(source, *future.result())
             except RandSlotError as error:
                 self.summary.failed[source] = str(error)
-            self.tell(Progress(num, len(sources), 0, 0))
+            else:
+                if job is not None:
+                    jobs.append(job)
+            self.report(Progress(num, len(sources), 0, 0))
         return jobs
 
     def _inspect(self, source: str) -> tuple[File | None, os.stat_result, Inspected]:
-        """Look into a file, unless its size and time say that it is as it was; return what was known of it too."""
+        """Inspect a file, unless its size and time say that it is as it was; return what was known of it too."""
         try:
             stat = os.stat(source)
         except OSError as error:
@@ -81,10 +107,12 @@ class Ingest:
             return old, stat, Inspected(old.hash, old.num_pages)
         return old, stat, self.renderers.inspect(source)
 
-    def _judge(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> Job | None:
+    def _judge(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> FileJob | None:
         """Return a file as a job, if it has to be read; otherwise keep what is known of it."""
-        known = old if old and old.hash == found.hash else self._moved(found.hash)
-        metadata = self.metadata if self.metadata is not None else known.metadata if known else {}
+        known = old if old and old.hash == found.hash else self._find_moved(found.hash)
+        metadata = self.metadata
+        if metadata is None:
+            metadata = known.metadata if known else {}
         if known is None:
             new = File(source, found.hash, stat.st_size, stat.st_mtime_ns, found.num_pages, metadata)
             return self._make_job(new, old)
@@ -97,12 +125,14 @@ class Ingest:
             self.summary.moved.append(source)
         return None
 
-    def _moved(self, hash: str) -> File | None:
+    def _find_moved(self, hash: str) -> File | None:
         """Return a file with this content that is no longer where it was."""
-        same = self.manifest.find(hash=hash, state="done")
-        return next((file for file in same if is_gone(file.source)), None)
+        for file in self.manifest.find(hash=hash, state="done"):
+            if is_gone(file.source):
+                return file
+        return None
 
-    def _make_job(self, new: File, old: File | None) -> Job:
+    def _make_job(self, new: File, old: File | None) -> FileJob:
         """Begin with a file, or go on with it where an earlier run was stopped."""
         missing = set(range(1, new.num_pages + 1))
         for pending in self.manifest.find(source=new.source, state="pending"):
@@ -111,83 +141,95 @@ class Ingest:
                 missing -= self.store.images(new.id).keys()
             else:
                 self._clear([pending])
-        reuse = {image: page_id(old.id, number) for number, image in self.store.images(old.id).items()} if old else {}
-        return Job(new, old, missing, reuse)
+        reuse: dict[str, str] = {}
+        if old is not None:
+            for number, hash in self.store.images(old.id).items():
+                reuse[hash] = page_id(old.id, number)
+        return FileJob(new, old, missing, reuse)
 
     # -- from files to pages
 
-    def _read(self, jobs: list[Job]) -> None:
-        jobs = [job for job in jobs if job.missing]
-        if jobs:
-            self._tell()  # the first pages wait for the model
-        for pages in self.reader.read(jobs) if jobs else ():  # a model is not loaded before it is needed
+    def _read(self, wanted: list[WantedPages]) -> None:
+        if not wanted:
+            return  # a model is not loaded before it is needed
+        self._report()  # the first pages wait for the model
+        for pages in self.reader.read(wanted):
             for page in pages:
-                if page.error and not page.job.failed:
+                if page.error and page.file in self.jobs:
                     self._fail(page)
-            self._store([page for page in pages if not page.job.failed])
+            self._store([page for page in pages if page.file in self.jobs])
 
-    def _fail(self, page: Read) -> None:
-        """A page that cannot be opened fails its file."""
-        job = page.job
-        job.failed = f"page {page.number}: {page.error}" if job.file.num_pages > 1 else page.error
-        self.summary.failed[job.file.source] = job.failed
+    def _fail(self, page: ReadPage) -> None:
+        """Give a file up because one of its pages cannot be opened; what still comes of it is left out."""
+        file = self.jobs.pop(page.file).file
+        reason = f"page {page.number}: {page.error}" if file.num_pages > 1 else page.error
+        self.summary.failed[file.source] = reason
         self.files_done += 1
-        self._clear([job.file])
+        self._clear([file])
 
-    def _store(self, pages: list[Read]) -> None:
-        """Store pages, and make the files visible that are whole now."""
+    def _store(self, pages: list[ReadPage]) -> None:
+        """Store pages, and make the files visible that are complete now."""
         if not pages:
             return
-        self._begin({page.job.file.id: page.job for page in pages})
-        stored = self.store.read([page.job.reuse[page.image] for page in pages if page.vectors is None])
-        complete = [
-            page.vectors if page.vectors is not None else stored[page.job.reuse[page.image]].vectors for page in pages
-        ]
-        self.store.add(
-            [
-                StoredPage(page.job.file.id, page.number, page.image, vectors)
-                for page, vectors in zip(pages, complete, strict=True)
-            ]
-        )
-        self.pages_done += len(pages)
-        self.bytes += 2 * sum(vectors.size for vectors in complete)
+        self._begin(pages)
+        reused = self._read_reused(pages)
+        stored = []
+        for page in pages:
+            vectors = reused[page.file, page.number] if page.vectors is None else page.vectors
+            stored.append(StoredPage(page.file, page.number, page.hash, vectors))
+        self.store.add(stored)
+        self.bytes += BYTES_PER_NUMBER * sum(page.vectors.size for page in stored)
         self.summary.encoded += sum(page.vectors is not None for page in pages)
+        self.pages_done += len(pages)
         self.summary.vector_bytes_per_page = self.bytes // self.pages_done
         for page in pages:
-            page.job.missing.discard(page.number)
-            if not page.job.missing:
-                self.whole.append(page.job)
+            job = self.jobs[page.file]
+            job.missing.discard(page.number)
+            if not job.missing:
+                self.complete.append(job)
         if time.monotonic() - self.safe_at >= SAFE_SECONDS:
-            self._show_whole()
+            self._show_complete()
         else:
-            self._tell()
+            self._report()
 
-    def _begin(self, jobs: Mapping[str, Job]) -> None:
-        """Hide files before their first page is stored: searches are told of those that are under way, and no more."""
-        new = [job.file for id, job in jobs.items() if id not in self.begun]
+    def _begin(self, pages: list[ReadPage]) -> None:
+        """Hide files before their first page is stored: a search leaves out those that the manifest has as pending."""
+        new: dict[str, File] = {}
+        for page in pages:
+            if page.file not in self.begun:
+                new[page.file] = self.jobs[page.file].file
         if new:
-            self.manifest.put(*new)
-            self.begun.update(file.id for file in new)
+            self.manifest.put(*new.values())
+            self.begun.update(new)
+
+    def _read_reused(self, pages: list[ReadPage]) -> dict[tuple[str, int], Vectors]:
+        """Return the vectors of pages that the old version of their file has too, by file and number."""
+        ids: dict[tuple[str, int], str] = {}
+        for page in pages:
+            if page.vectors is None:
+                ids[page.file, page.number] = self.jobs[page.file].reuse[page.hash]
+        stored = self.store.read(list(ids.values()))
+        return {place: stored[id].vectors for place, id in ids.items()}
 
     # -- from pages to visible files
 
-    def _show_whole(self) -> None:
-        """Bring all to the disk, then make whole files visible and delete what they replace.
+    def _show_complete(self) -> None:
+        """Bring all to the disk, then make complete files visible and delete what they replace.
 
-        Also without whole files: after a crash the engine does again what was not on the disk, and that takes time.
+        Also without complete files: after a crash the engine repeats what was not on the disk, and that takes time.
         """
         self.store.flush()
-        for job in self.whole:
+        for job in self.complete:
             self._clear(self.manifest.show(job.file))
             (self.summary.changed if job.old else self.summary.added).append(job.file.source)
             self.summary.pages += job.file.num_pages
-        self.files_done += len(self.whole)
-        finished = tuple(job.file.source for job in self.whole)
-        self.whole, self.safe_at = [], time.monotonic()
-        self._tell(finished)
+        self.files_done += len(self.complete)
+        finished = tuple(job.file.source for job in self.complete)
+        self.complete, self.safe_at = [], time.monotonic()
+        self._report(finished)
 
     def _clear(self, files: Iterable[File]) -> None:
         clear(self.manifest, self.store, files)
 
-    def _tell(self, finished: tuple[str, ...] = ()) -> None:
-        self.tell(Progress(self.files_done, self.num_files, self.pages_done, self.num_pages, finished))
+    def _report(self, finished: tuple[str, ...] = ()) -> None:
+        self.report(Progress(self.files_done, self.num_files, self.pages_done, self.num_pages, finished))

@@ -6,11 +6,11 @@ import logging
 import os
 import shutil
 import time
-from collections import Counter
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -20,23 +20,29 @@ import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
+from ..files import write_whole
 from ..model.hub import EMBEDDED
 from ..model.reader import Identity, PageReader
 from ..pages import open_page, short
 from .address import is_address, read_address
 from .binding import check_model, load_bound, read_binding
-from .folder import HOME, IMAGES, Folder, is_kept
+from .filters import check_metadata, make_where
+from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
-from .location import FORMAT, Home, clear
+from .location import FORMAT, Location, clear
 from .manifest import File
-from .reading.local import Here, Reader
+from .reading.local import LocalReader
+from .reading.reader import FileReader
 from .reading.workers import Renderers
 from .results import Hit, Match, Progress, Status, Summary
 from .sources import is_below, is_gone, is_match, list_files
-from .stores.store import DamagedError, Found, Vectors, Where, page_id
+from .stores.store import BYTES_PER_NUMBER, StoredPage, StoreHit, Vectors
+from .verify import find_problems
+
+__all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
 
 NOTES = logging.getLogger("randslot")
-VERIFIED = 256  # pages that are read at once to be verified
+Name = str | os.PathLike[str]
 
 
 class Library:
@@ -44,8 +50,8 @@ class Library:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
-        model: str | os.PathLike[str] | PageReader | Identity | None = None,
+        folder: Name,
+        model: Name | PageReader | Identity | None = None,
         *,
         create: bool = True,
         repair: bool = False,
@@ -61,29 +67,30 @@ class Library:
         """
         self._model: PageReader | None = None
         self._encoding, self._writing = Lock(), Lock()
-        self.home = open_home(folder, create=create)
-        self.name, self.folder = self.home.name, self.home.folder
+        self.location = open_location(folder, create=create)
+        self.name, self.folder = self.location.name, self.location.folder
         try:
-            about = self.home.read()
+            about = self.location.read()
             self.binding = self._create(model) if about is None else self._open(about, model)
-            self.home.open(self.binding.dimension, repair=repair)
-            self.manifest, self.store = self.home.manifest, self.home.store
+            self.location.open(self.binding.dimension, repair=repair)
+            self.manifest, self.store = self.location.manifest, self.location.store
         except BaseException:
-            self.home.abandon()
+            self.location.abandon()
             raise
 
-    def _create(self, model: str | os.PathLike[str] | PageReader | Identity | None) -> Identity:
+    def _create(self, model: Name | PageReader | Identity | None) -> Identity:
         if model is None:
             NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.name)
+            model = EMBEDDED
         if isinstance(model, Identity):
             binding = model
         else:
-            self._model = _load(model or EMBEDDED) if isinstance(model, str | os.PathLike | None) else model
+            self._model = _load(model) if isinstance(model, str | os.PathLike) else model
             binding = self._model.identity
-        self.home.write({"format": FORMAT, "model": binding.as_dict()})
+        self.location.write({"format": FORMAT, "model": binding.as_dict()})
         return binding
 
-    def _open(self, about: dict[str, Any], model: str | os.PathLike[str] | PageReader | Identity | None) -> Identity:
+    def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity:
         if about.get("format") != FORMAT:
             raise RandSlotError(
                 f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {FORMAT}"
@@ -106,9 +113,15 @@ class Library:
                 self._model = load_bound(self.binding, None, self.name)
             return self._model
 
+    @property
+    def home(self) -> Location:
+        """The name of `location` in earlier versions."""
+        warnings.warn("Library.home is now Library.location", DeprecationWarning, stacklevel=2)
+        return self.location
+
     def close(self) -> None:
         """Let go of the library; another process can open it then."""
-        self.home.close()
+        self.location.close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +137,7 @@ class Library:
 
     def add(
         self,
-        inputs: Iterable[str | os.PathLike[str] | Image.Image] | str | os.PathLike[str],
+        inputs: Iterable[Name | Image.Image] | Name,
         *,
         metadata: Mapping[str, Any] | None = None,
         prune: bool = False,
@@ -144,14 +157,13 @@ class Library:
         start = time.monotonic()
         if batch < 1 or workers < 0:
             raise UsageError(f"batch must be at least 1 and workers at least 0, not {batch} and {workers}")
-        _check_metadata(metadata)
-        inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-        images = [self._keep_image(one) for one in inputs if isinstance(one, Image.Image)]
-        listing = list_files([one for one in inputs if not isinstance(one, Image.Image)], self.folder)
+        check_metadata(metadata)
+        paths, images = self._sort_inputs(inputs)
+        listing = list_files(paths, self.folder)
         summary = Summary(others=listing.others, failed=listing.failed)
         try:
             with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
-                reader = Here(renderers, lambda: self.model, batch) if ray is None else self._on_ray(ray, batch)
+                reader = self._make_reader(renderers, batch, ray)
                 ingest = Ingest(self.manifest, self.store, renderers, reader, metadata, progress, summary)
                 ingest.run([*listing.files, *images])
             if prune:
@@ -160,15 +172,30 @@ class Library:
             summary.seconds = round(time.monotonic() - start, 3)
         return summary
 
-    def _on_ray(self, address: str, batch: int) -> Reader:
-        from .reading.ray import OnRay
+    def _sort_inputs(self, inputs: Iterable[Name | Image.Image] | Name) -> tuple[list[Name], list[str]]:
+        """Return the paths that were given, and the paths of images that were given without a file."""
+        if isinstance(inputs, (str, os.PathLike)):
+            return [inputs], []
+        paths: list[Name] = []
+        images: list[str] = []
+        for one in inputs:
+            if isinstance(one, Image.Image):
+                images.append(self._keep_image(one))
+            else:
+                paths.append(one)
+        return paths, images
 
-        return OnRay(address, self.binding, self.name, lambda: self.model, batch)
+    def _make_reader(self, renderers: Renderers, batch: int, ray: str | None) -> FileReader:
+        if ray is None:
+            return LocalReader(renderers, lambda: self.model, batch)
+        from .reading.ray import RayReader  # an extra, and slow to import
+
+        return RayReader(ray, self.binding, self.name, lambda: self.model, batch)
 
     @contextmanager
     def write(self) -> Iterator[None]:
         """A block in which nobody else writes; what an earlier process left to delete is deleted first."""
-        with self._writing, self.home.turn():
+        with self._writing, self.location.hold_lease():
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
             yield
 
@@ -178,17 +205,18 @@ class Library:
         name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
         file = self.folder.absolute() / IMAGES / f"{name}.png"
         if not file.is_file():
+            content = BytesIO()
+            image.save(content, "PNG")
             file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(".part")
-            image.save(part, "PNG")
-            os.replace(part, file)
+            write_whole(file, content.getvalue())
         return str(file)
 
     def _prune(self, folders: list[str]) -> list[str]:
-        files = self.manifest.find(state="done") + self.manifest.find(state="pending")
-        return self._drop(
-            file for file in files if any(is_below(file.source, folder) for folder in folders) and is_gone(file.source)
-        )
+        gone = []
+        for file in self.manifest.find(state="done") + self.manifest.find(state="pending"):
+            if any(is_below(file.source, folder) for folder in folders) and is_gone(file.source):
+                gone.append(file)
+        return self._drop(gone)
 
     def remove(self, *patterns: str) -> list[str]:
         """Forget files by path, name, folder or wildcards, and return what they were; the files themselves stay.
@@ -199,10 +227,9 @@ class Library:
         for pattern in patterns:
             if not any(is_match(pattern, file.source) for file in files):
                 raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
-        return self._drop(file for file in files if any(is_match(pattern, file.source) for pattern in patterns))
+        return self._drop([file for file in files if any(is_match(pattern, file.source) for pattern in patterns)])
 
-    def _drop(self, files: Iterable[File]) -> list[str]:
-        files = list(files)
+    def _drop(self, files: list[File]) -> list[str]:
         with self.write():
             clear(self.manifest, self.store, files)
         for file in files:
@@ -243,24 +270,19 @@ class Library:
         """Search for several queries at once; options as `search`."""
         if k < 1:
             raise UsageError(f"k must be at least 1, not {k}")
-        where = self._where(filters or {})
+        where = make_where(filters or {}, self.manifest, self.name)
         vectors = self._encode(list(queries), query_vectors)
         if where is None or not vectors:
             return [[] for _ in queries]
         found = self.store.search(vectors, k, where, exact)
-        pages = self.store.read(list({one.id for hits in found for one in hits}))
-        files = self.manifest.get({one.file for hits in found for one in hits})
-        # Another thread may have begun with a file, or removed one, since `where` was made.
-        seen = {id for id, file in files.items() if file.state == "done"}
-        made = (
-            [
-                _hit(one, files[one.file], query, pages[one.id].vectors)
-                for one in hits
-                if one.file in seen and one.id in pages
-            ]
-            for query, hits in zip(vectors, found, strict=True)
-        )
-        return [sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page)) for hits in made]  # copies in order
+        ids: set[str] = set()
+        file_ids: set[str] = set()
+        for hits in found:
+            ids.update(hit.id for hit in hits)
+            file_ids.update(hit.file for hit in hits)
+        pages = self.store.read(list(ids))
+        files = self.manifest.get(file_ids)
+        return [_make_hits(hits, query, pages, files) for query, hits in zip(vectors, found, strict=True)]
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page, which is given by its id.
@@ -272,7 +294,8 @@ class Library:
         found = self.store.read([page])
         if page not in found:
             raise RandSlotError(f"no page {short(page)} in library {self.name}")
-        similarities: Vectors = self._encode([query], None)[0] @ found[page].vectors.astype(np.float32).T
+        (vectors,) = self._encode([query], None)
+        similarities: Vectors = vectors @ found[page].vectors.astype(np.float32).T
         return similarities
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
@@ -280,37 +303,17 @@ class Library:
         with self._encoding:
             return model.embed_queries(queries, num_vectors=num)
 
-    def _where(self, filters: Mapping[str, Any]) -> Where | None:
-        """Return which pages to look at, or None if there are none."""
-        hidden = self.manifest.hidden()
-        first, last = _page_range(filters.get("page"))
-        rest = {key: value for key, value in filters.items() if key != "page"}
-        if not rest:
-            return Where(None, hidden, first, last)
-        source = rest.pop("source", None)
-        done = self.manifest.find(state="done")
-        for key in rest:
-            if not any(key in file.metadata for file in done):
-                known = sorted({"source", "page", *(name for file in done for name in file.metadata)})
-                raise UsageError(f"no page in library {self.name} has {key!r} to filter by, only {', '.join(known)}")
-        files = frozenset(
-            file.id
-            for file in done
-            if (source is None or is_match(str(source), file.source))
-            and all(key in file.metadata and _text(file.metadata[key]) == _text(value) for key, value in rest.items())
-        )
-        return Where(files, frozenset(), first, last) if files else None
-
     # -- what is in it
 
     def files(self) -> list[File]:
-        """Return the files of the library, also those that are not whole yet, by their paths."""
+        """Return the files of the library, also those that are not complete yet, by their paths."""
         return self.manifest.find()
 
     def status(self) -> Status:
         """Return what the library holds; the model is not loaded for it."""
         files, pages = self.manifest.totals()
-        size = self.home.size()
+        size = self.location.size()
+        numbers = (self.binding.num_vectors("page") or 0) * self.binding.dimension
         return Status(
             folder=self.name,
             files=files,
@@ -319,7 +322,7 @@ class Library:
             missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
             bytes=size,
             bytes_per_page=size // max(pages, 1),
-            vector_bytes_per_page=2 * (self.binding.num_vectors("page") or 0) * self.binding.dimension,
+            vector_bytes_per_page=BYTES_PER_NUMBER * numbers,
             model=self.binding.as_dict(),
             format=FORMAT,
         )
@@ -329,94 +332,54 @@ class Library:
 
         repair: hide files that lack pages until they are indexed again, and delete damaged pages and those of no file.
         """
-        counts = self.store.counts()
-        files = {file.id: file for file in self.manifest.find()}
-        torn = [file for file in files.values() if file.state == "done" and counts.get(file.id, 0) != file.num_pages]
-        stray = sorted(counts.keys() - files.keys())
-        damaged = self._find_damaged([file for id, file in files.items() if id in counts], progress)
-        if repair and (torn or stray or damaged):
+        problems = find_problems(self.manifest, self.store, progress)
+        lines = problems.lines()
+        if repair and lines:
             with self.write():
-                self.manifest.put(
-                    *(replace(files[id], state="pending") for id in {*damaged, *(one.id for one in torn)})
-                )
-                for id in [*stray, *damaged]:
-                    self.store.delete(id)
-        problems = [f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored" for file in torn]
-        problems += [
-            f"{files[id].source}: {num} of {files[id].num_pages} pages are damaged" for id, num in damaged.items()
-        ]
-        return problems + [f"{counts[id]} pages belong to no file ({id})" for id in stray]
-
-    def _find_damaged(self, files: list[File], progress: Callable[[Progress], None]) -> Counter[str]:
-        """Read the vectors of all pages, and return how many of each file are not what was stored."""
-        ids = {page_id(file.id, number): file.id for file in files for number in range(1, file.num_pages + 1)}
-        pages = list(ids)
-        damaged: Counter[str] = Counter()
-        for start in range(0, len(pages), VERIFIED):
-            some = pages[start : start + VERIFIED]
-            damaged.update(ids[page] for page in self._read_damaged(some))
-            progress(Progress(0, 0, start + len(some), len(pages)))
-        return damaged
-
-    def _read_damaged(self, pages: list[str]) -> list[str]:
-        """Return those of some pages that are there, and whose vectors cannot be read or have lost their length."""
-        try:
-            found = self.store.read(pages)
-        except DamagedError:
-            return pages if len(pages) == 1 else [bad for page in pages for bad in self._read_damaged([page])]
-        return [id for id, page in found.items() if not _are_units(page.vectors)]
+                problems.repair(self.manifest, self.store)
+        return lines
 
 
-def open_home(place: str | os.PathLike[str], *, create: bool) -> Home:
-    """Return the home of a library, by its folder or its address."""
+def open_location(place: Name, *, create: bool) -> Location:
+    """Return the location of a library, by its folder or its address."""
     if is_address(os.fspath(place)):
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it prints by itself is said by our errors
-        from .stores.server import Server  # the client is an extra
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
+        from .stores.server_location import ServerLocation  # the client is an extra
 
-        return Server(read_address(os.fspath(place)), create=create)
-    return Folder(Path(place).expanduser(), create=create)
+        return ServerLocation(read_address(os.fspath(place)), create=create)
+    return FolderLocation(Path(place).expanduser(), create=create)
 
 
-def _load(model: str | os.PathLike[str]) -> PageReader:
-    from ..model.remote_model import open_model
+def _load(model: Name) -> PageReader:
+    from ..model.remote_model import open_model  # takes seconds
 
     return open_model(os.fspath(model))
 
 
-def _hit(found: Found, file: File, query: Vectors, page: Vectors) -> Hit:
+def _make_hits(
+    found: list[StoreHit], query: Vectors, pages: Mapping[str, StoredPage], files: Mapping[str, File]
+) -> list[Hit]:
+    """Return what a store found as hits, best first, and equal ones by name.
+
+    Files that another thread has removed since are left out.
+    """
+    hits = []
+    for one in found:
+        file = files.get(one.file)
+        if file is not None and file.state == "done" and one.id in pages:
+            hits.append(_make_hit(one, file, query, pages[one.id].vectors))
+    return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
+
+
+def _make_hit(found: StoreHit, file: File, query: Vectors, page: Vectors) -> Hit:
     similarities = query @ page.T
-    best = similarities.argmax(1)
-    matches = tuple(Match(i + 1, int(j) + 1, float(similarities[i, j])) for i, j in enumerate(best))
-    return Hit(found.id, file.source, found.number, found.score, matches, file.metadata, file.id)
-
-
-def _are_units(vectors: Vectors) -> bool:
-    return bool(len(vectors) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.05))  # half precision
-
-
-def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    for key, value in (metadata or {}).items():
-        if key in ("source", "page") or not isinstance(key, str):
-            raise UsageError(f"metadata cannot be called {key!r}: searches filter by source and page already")
-        if not isinstance(value, (str, int, float, bool)):
-            raise UsageError(f"metadata {key!r} must be text, a number, or true or false, not {type(value).__name__}")
-
-
-def _text(value: Any) -> str:
-    """Return a value of metadata as text: 2023 and "2023" are the same to a filter."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _page_range(page: Any) -> tuple[int, int | None]:
-    if page is None:
-        return 1, None
-    match page if isinstance(page, (tuple, list)) else (page, page):
-        case (int(first), int(last)) if 1 <= first <= last:
-            return first, last
-    raise UsageError(f"page must be a number from 1, or the first and the last of a range, not {page!r}")
+    matches = []
+    for i, best in enumerate(similarities.argmax(1)):
+        matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
+    return Hit(found.id, file.source, found.number, found.score, tuple(matches), file.metadata, file.id)
 
 
 def delete_library(folder: Path) -> None:
     """Delete a library, if there is one in this folder."""
-    if (folder / HOME).is_file():
+    if (folder / LIBRARY_FILE).is_file():
         shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from .stores.store import Store
 FORMAT = 1
 
 
-class Home(Protocol):
+class Location(Protocol):
     """A place with one library, or none yet.
 
     name: what messages call it. folder: on this machine, for images and uploads that have no other file.
@@ -44,27 +44,27 @@ class Home(Protocol):
         repair: make the store also where there was one. Errors: RandSlotError if it is lost, and not to be repaired.
         """
 
-    def turn(self) -> AbstractContextManager[None]:
+    def hold_lease(self) -> AbstractContextManager[None]:
         """Return a block in which this process may write, and no other one does.
 
-        Errors: BusyError if another one is at it.
+        Errors: BusyError if another process is writing.
         """
 
-    def is_same(self, other: Home) -> bool:
-        """Whether another home, in which this process has the turn to write, is this one by another name."""
+    def is_same(self, other: Location) -> bool:
+        """Whether another location, whose write lease this process holds, is this one by another name."""
 
     def size(self) -> int:
-        """Return the bytes that it takes on disk, or of vectors where that cannot be known."""
+        """Return the bytes that it takes on disk, or those of the vectors where that cannot be known."""
 
     def close(self) -> None:
         """Let go of it."""
 
     def abandon(self) -> None:
-        """Let go of it, and of what was begun of a library that could not be made."""
+        """Let go of it, and remove what was begun of a library that could not be made."""
 
 
 def lost_pages(name: str) -> RandSlotError:
-    """Return what to say when a library has files and no store: an empty one would look as if nothing was found."""
+    """Return the error for a library with files and no store: an empty store would look as if nothing was found."""
     return RandSlotError(
         f"the pages of library {name} are lost: randslot library verify --repair -l {name}, then index its files"
     )

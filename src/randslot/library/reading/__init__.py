@@ -1,1 +1,1 @@
-"""From files to vectors: processes that open pages, and readers that have them encoded here or on a Ray cluster."""
+"""From files to vectors: processes that open pages, and readers that encode them here or on a Ray cluster."""

@@ -1,99 +1,82 @@
-"""From wanted pages to their vectors, in this process: worker processes open pages while the model encodes others."""
+"""Pages read in this process: worker processes open pages while the model encodes others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
-
-from PIL import Image
 
 from ...errors import RandSlotError
 from ...model.reader import PageReader
-from ..manifest import File
-from ..stores.store import Vectors
-from .workers import Renderers, hash_image
+from .content import Content, read_content
+from .reader import ReadPage, WantedPages
+from .workers import Renderers
+
+Place = tuple[WantedPages, int]  # a page: its file and its number
 
 
-@dataclass
-class Job:
-    """A file on its way into the library: what it replaces, which pages are missing, and why it failed if it did."""
-
-    file: File
-    old: File | None
-    missing: set[int]
-    reuse: dict[str, str]  # pages of the old version, by the hash of their image
-    failed: str = ""
-
-
-@dataclass(frozen=True)
-class Read:
-    """A page that was read: the hash of its image, and its vectors, or none if its old version has that image too.
-
-    error: why it could not be opened.
-    """
-
-    job: Job
-    number: int
-    image: str = ""
-    vectors: Vectors | None = None
-    error: str = ""
-
-
-class Reader(Protocol):
-    """What opens and encodes pages."""
-
-    def read(self, jobs: Sequence[Job]) -> Iterator[list[Read]]:
-        """Yield the missing pages of files, some at a time; those of a file that failed may be left out."""
-
-
-class Here:
+class LocalReader:
     """Reads in this process and its workers; takes memory for a few batches, however many pages there are."""
 
     def __init__(self, renderers: Renderers, load_model: Callable[[], PageReader], batch: int) -> None:
+        """load_model: called when the first page is wanted. batch: pages that are encoded at once."""
         self.renderers, self.load_model, self.batch = renderers, load_model, batch
 
-    def read(self, jobs: Sequence[Job]) -> Iterator[list[Read]]:
+    def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model = self.load_model()
-        pixels = model.page_pixels
-
-        def render(wanted: tuple[Job, int]) -> Image.Image:
-            job, number = wanted
-            if job.failed:
-                raise RandSlotError(job.failed)
-            return self.renderers.render(job.file.source, number, pixels)
-
-        pages = ((job, number) for job in jobs for number in sorted(job.missing) if not job.failed)
-        waiting: list[tuple[Job, int, Image.Image]] = []
-        depth = 2 * self.batch + len(self.renderers.workers)
-        for (job, number), future in self.renderers.ahead(render, pages, depth):
-            if job.failed:
+        failed: set[str] = set()  # files with a page that cannot be opened
+        waiting: list[tuple[Place, Content]] = []
+        for (pages, number), future in self._open_ahead(wanted, model, failed):
+            if pages.file in failed:
                 continue
-            if error := _error(future):
-                yield [Read(job, number, error=error)]
+            error = _error(future)
+            if error:
+                failed.add(pages.file)
+                waiting = [item for item in waiting if item[0][0].file not in failed]
+                yield [ReadPage(pages.file, number, error=error)]
                 continue
-            waiting.append((job, number, future.result()))
+            waiting.append(((pages, number), future.result()))
             if len(waiting) == self.batch:
-                yield self._encode(model, waiting)
+                yield _encode(model, waiting)
                 waiting = []
         if waiting:
-            yield self._encode(model, waiting)
+            yield _encode(model, waiting)
 
-    def _encode(self, model: PageReader, pages: list[tuple[Job, int, Image.Image]]) -> list[Read]:
-        pages = [page for page in pages if not page[0].failed]
-        hashes = [hash_image(image) for _, _, image in pages]
-        new = [hash not in job.reuse for (job, _, _), hash in zip(pages, hashes, strict=True)]
-        fresh = iter(model.embed_pages([image for (_, _, image), wanted in zip(pages, new, strict=True) if wanted]))
-        return [
-            Read(job, number, hash, next(fresh) if wanted else None)
-            for (job, number, _), hash, wanted in zip(pages, hashes, new, strict=True)
-        ]
+    def _open_ahead(
+        self, wanted: Sequence[WantedPages], model: PageReader, failed: set[str]
+    ) -> Iterator[tuple[Place, Future[Content]]]:
+        """Open pages in order, some ahead of the one that is used; those of failed files are passed over."""
+        reads, pixels = model.reads, model.page_pixels
+
+        def open_page(place: Place) -> Content:
+            pages, number = place
+            if pages.file in failed:
+                raise RandSlotError("another page of the file cannot be opened")
+            return read_content(self.renderers, reads, pixels, pages.source, number)
+
+        def places() -> Iterator[Place]:
+            for pages in wanted:
+                for number in pages.numbers:
+                    if pages.file not in failed:
+                        yield pages, number
+
+        depth = 2 * self.batch + len(self.renderers.workers)
+        return self.renderers.ahead(open_page, places(), depth)
 
 
-def _error(future: Future[Image.Image]) -> str:
-    """Return why a page could not be opened; what is no fault of the page is raised."""
+def _error(future: Future[Content]) -> str:
+    """Return why a page could not be opened; an error that is not the page's fault is raised."""
     error = future.exception()
     if error is not None and not isinstance(error, RandSlotError):
         raise error
     return str(error) if error else ""
+
+
+def _encode(model: PageReader, opened: list[tuple[Place, Content]]) -> list[ReadPage]:
+    """Encode the pages whose hash is not known, all in one batch."""
+    new = [content.page for (pages, _), content in opened if content.hash not in pages.known]
+    vectors = iter(model.embed_pages(new) if new else [])
+    read = []
+    for (pages, number), content in opened:
+        own = None if content.hash in pages.known else next(vectors)
+        read.append(ReadPage(pages.file, number, content.hash, own))
+    return read

@@ -1,7 +1,7 @@
 """Pages read on a Ray cluster: tasks open them, actors that hold the model encode them, on GPUs where there are.
 
-Vectors come back to this process, which stores them and alone decides what is visible. So a library is written as it
-always is, and what Ray does twice after a worker died is stored once. The only file that imports ray.
+Vectors come back to this process, which stores them and alone decides what is visible. So a library is written as
+always, and what Ray does twice after a worker died is stored once. The only file that imports ray.
 """
 
 from __future__ import annotations
@@ -22,39 +22,40 @@ from PIL import Image
 from ...errors import RandSlotError, first_line
 from ...model.reader import Identity, PageReader
 from ..binding import load_bound
-from .local import Job, Read
-from .ray_tasks import render
+from .ray_tasks import open_pages
+from .reader import ReadPage, WantedPages
 
 PAGES_A_ROW = 8  # of one file that a task opens one after the other
-REACH_SECONDS = 10.0  # that a cluster has to answer
+REACH_SECONDS = 10.0  # that a cluster has to answer in
 MOST_BLOCKS = 10_000  # pieces that the work is cut into
 Batch = dict[str, NDArray[Any]]
 
 
-class OnRay:
+class RayReader:
     """Reads on a cluster; files and the model must have the same path on all its machines."""
 
     def __init__(
-        self, address: str, binding: Identity, library: str, load_model: Callable[[], PageReader], batch: int
+        self, address: str, identity: Identity, library: str, load_model: Callable[[], PageReader], batch: int
     ) -> None:
         """address: as ray.init takes it; "" for RAY_ADDRESS, or the cluster of this machine, or a new one here.
 
         Errors: RandSlotError if the model is one that other processes cannot load.
         """
-        if binding.name is None:
+        if identity.name is None:
             raise RandSlotError(
                 "a model in memory cannot go to a cluster: save it, and make the library with its folder"
             )
-        name = os.path.abspath(binding.name) if os.path.isdir(binding.name) else binding.name
-        self.address, self.binding, self.library = address, replace(binding, name=name), library
+        name = os.path.abspath(identity.name) if os.path.isdir(identity.name) else identity.name
+        self.address, self.identity, self.library = address, replace(identity, name=name), library
         self.load_model, self.batch = load_model, batch
 
-    def read(self, jobs: Sequence[Job]) -> Iterator[list[Read]]:
-        pixels = self.load_model().page_pixels
+    def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
+        rows = _make_rows(wanted, self.load_model())
         started = self._start()
         try:
-            for batch in self._plan(jobs, pixels).iter_batches(batch_size=self.batch, batch_format="numpy"):
-                yield [self._read(jobs, *values) for values in zip(*(batch[name] for name in ENCODED), strict=True)]
+            for batch in self._plan(rows).iter_batches(batch_size=self.batch, batch_format="numpy"):
+                columns = [batch[name] for name in ENCODED]
+                yield [self._read(*values) for values in zip(*columns, strict=True)]
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             raise RandSlotError(f"reading on Ray failed: {_cause(error)}") from error
         finally:
@@ -72,41 +73,45 @@ class OnRay:
             raise RandSlotError(f"no Ray cluster at {self.address or 'this machine'}: {first_line(error)}") from error
         return True
 
-    def _plan(self, jobs: Sequence[Job], pixels: int) -> ray.data.Dataset:
+    def _plan(self, rows: list[dict[str, Any]]) -> ray.data.Dataset:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        rows = [
-            {
-                "job": i,
-                "source": os.fsencode(job.file.source),
-                "numbers": some,
-                "known": list(job.reuse),
-                "size": pixels,
-            }
-            for i, job in enumerate(jobs)
-            for some in _split(sorted(job.missing))
-        ]
         blocks = min(max(len(rows) // 4, 1), MOST_BLOCKS)
-        return (
-            ray.data.from_items(rows, override_num_blocks=blocks)
-            .flat_map(render)
-            .map_batches(
-                Encode,
-                fn_constructor_args=(self.binding, self.library),
-                batch_size=self.batch,
-                batch_format="numpy",
-                **_places(ray.cluster_resources()),
-            )
+        pages = ray.data.from_items(rows, override_num_blocks=blocks).flat_map(open_pages)
+        return pages.map_batches(
+            Encode,
+            fn_constructor_args=(self.identity, self.library),
+            batch_size=self.batch,
+            batch_format="numpy",
+            **_places(ray.cluster_resources()),
         )
 
-    def _read(self, jobs: Sequence[Job], job: int, number: int, image: str, error: str, vectors: bytes) -> Read:
-        """Return a page as it came back; without vectors or an error it is one that the old version has."""
-        found = np.frombuffer(vectors, np.float16).astype(np.float32).reshape(-1, self.binding.dimension)
-        return Read(jobs[int(job)], int(number), str(image), found if len(found) else None, str(error))
+    def _read(self, file: str, number: int, hash: str, error: str, vectors: bytes) -> ReadPage:
+        """Return a page as it came back; without vectors or an error it is one whose hash is known."""
+        found = np.frombuffer(vectors, np.float16).astype(np.float32).reshape(-1, self.identity.dimension)
+        return ReadPage(str(file), int(number), str(hash), found if len(found) else None, str(error))
 
 
-ENCODED = ("job", "number", "image", "error", "vectors")
+ENCODED = ("file", "number", "hash", "error", "vectors")
+
+
+def _make_rows(wanted: Sequence[WantedPages], model: PageReader) -> list[dict[str, Any]]:
+    """Return the work of each task: some pages of one file, and how the model reads them."""
+    rows = []
+    for pages in wanted:
+        for start in range(0, len(pages.numbers), PAGES_A_ROW):
+            rows.append(
+                {
+                    "file": pages.file,
+                    "source": os.fsencode(pages.source),
+                    "numbers": list(pages.numbers[start : start + PAGES_A_ROW]),
+                    "known": sorted(pages.known),
+                    "reads": model.reads,
+                    "size": model.page_pixels,
+                }
+            )
+    return rows
 
 
 def _reach(address: str) -> None:
@@ -132,24 +137,29 @@ def _places(resources: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _split(numbers: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(numbers), PAGES_A_ROW):
-        yield numbers[start : start + PAGES_A_ROW]
-
-
 class Encode:
     """An actor: loads the model of the library once, then encodes pages."""
 
-    def __init__(self, binding: Identity, library: str) -> None:
-        self.model = load_bound(binding, None, library)
+    def __init__(self, identity: Identity, library: str) -> None:
+        self.model = load_bound(identity, None, library)
 
     def __call__(self, batch: Batch) -> Batch:
-        shapes = zip(batch["width"], batch["height"], batch["pixels"], strict=True)
-        images = [Image.frombytes("RGB", (int(w), int(h)), pixels) if pixels else None for w, h, pixels in shapes]
-        fresh = iter(self.model.embed_pages([image for image in images if image is not None]))
-        vectors = [b"" if image is None else next(fresh).astype(np.float16).tobytes() for image in images]
+        pages = [_unpack(batch, i) for i in range(len(batch["file"]))]
+        new = [page for page in pages if page is not None]
+        encoded = iter(self.model.embed_pages(new) if new else [])
+        vectors = []
+        for page in pages:
+            vectors.append(b"" if page is None else next(encoded).astype(np.float16).tobytes())
         kept = {name: batch[name] for name in ENCODED if name != "vectors"}
         return {**kept, "vectors": np.array(vectors, dtype=object)}
+
+
+def _unpack(batch: Batch, i: int) -> Image.Image | str | None:
+    """Return the image or the text of a page; None if its hash is known, or it could not be opened."""
+    if batch["pixels"][i]:
+        size = (int(batch["width"][i]), int(batch["height"][i]))
+        return Image.frombytes("RGB", size, batch["pixels"][i])
+    return str(batch["text"][i]) or None
 
 
 def _cause(error: BaseException) -> str:

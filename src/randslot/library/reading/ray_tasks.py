@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 from ...errors import RandSlotError
-from .workers import Renderers, hash_image
+from .content import read_content
+from .workers import Renderers
 
 
 @cache
@@ -15,18 +16,21 @@ def _renderers() -> Renderers:
     return Renderers(1)  # a process with limits, which a broken file may end without harm to Ray's
 
 
-def render(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Open some pages of a file; the pixels of those that its old version has too are left out."""
-    return [_render_page(row, int(number)) for number in row["numbers"]]
+def open_pages(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Open some pages of a file; the content of those whose hash is known is left out."""
+    return [_open_page(row, int(number)) for number in row["numbers"]]
 
 
-def _render_page(row: dict[str, Any], number: int) -> dict[str, Any]:
-    page = {"job": row["job"], "number": number, "image": "", "error": "", "width": 0, "height": 0, "pixels": b""}
+def _open_page(row: dict[str, Any], number: int) -> dict[str, Any]:
+    page = {"file": row["file"], "number": number, "hash": "", "error": ""}
+    page |= {"width": 0, "height": 0, "pixels": b"", "text": ""}
     try:
-        image = _renderers().render(os.fsdecode(row["source"]), number, row["size"])
+        content = read_content(_renderers(), row["reads"], row["size"], os.fsdecode(row["source"]), number)
     except RandSlotError as error:
         return page | {"error": str(error)}
-    page["image"] = hash_image(image)
-    if page["image"] in row["known"]:
+    page["hash"] = content.hash
+    if content.hash in row["known"]:
         return page
-    return page | {"width": image.width, "height": image.height, "pixels": image.tobytes()}
+    if isinstance(content.page, str):
+        return page | {"text": content.page}
+    return page | {"width": content.page.width, "height": content.page.height, "pixels": content.page.tobytes()}

@@ -19,27 +19,25 @@ import numpy as np
 import qdrant_edge as edge
 
 from ...errors import RandSlotError, first_line
-from .store import DamagedError, Found, StoredPage, Vectors, Where
+from .store import DamagedError, StoredPage, StoreHit, Vectors, Where
+from .tuning import DEFAULT_TUNING, VECTOR_NAME, Tuning
 
-NAME = "page"  # of the vectors of a point
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
-CANDIDATES, OVERSAMPLING = 1000, 20  # pages that are scored in full: at least so many, and so many for each hit
-COMPRESS_FROM = 1000  # KB of vectors from which a segment is worth its codes
-CODES_FROM = 1024  # dimensions from which codes save time, and one bit of each number says enough: see docs/log.md
+SCROLLED = 1000  # points in one answer, without vectors
 
 
 class EdgeStore:
     """Pages in a folder, as points with a multivector and the payload file, number and image."""
 
-    def __init__(self, folder: Path, dim: int) -> None:
+    def __init__(self, folder: Path, dim: int, tuning: Tuning = DEFAULT_TUNING) -> None:
         """Open a store, or make one if there is none.
 
         Errors: RandSlotError if it is damaged, or open in another process.
         """
         if not folder.exists():
-            _create(folder, dim)
-        self.folder = folder
-        self.coded = dim >= CODES_FROM
+            _create(folder, dim, tuning)
+        self.folder, self.tuning = folder, tuning
+        self.coded = tuning.has_codes(dim)
         self.warm = False
         _read_through(folder, "quantized*")
         try:
@@ -62,18 +60,16 @@ class EdgeStore:
         except Exception as error:  # a full disk, for example; the engine has no errors of its own
             raise RandSlotError(f"cannot write vectors into {self.folder}: {first_line(error)}") from error
 
-    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
+    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         exact = exact or not self.coded
         if exact and not self.warm:
             _read_through(self.folder, "vectors")
             self.warm = True
-        codes = edge.QuantizationSearchParams(
-            ignore=exact, rescore=True, oversampling=max(OVERSAMPLING, CANDIDATES / max(k, 1))
-        )
+        codes = edge.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k))
         requests = [
             edge.QueryRequest(
                 limit=k,
-                query=edge.Query.Nearest(query.tolist(), NAME),
+                query=edge.Query.Nearest(query.tolist(), VECTOR_NAME),
                 filter=_filter(where),
                 with_payload=["file", "number"],
                 params=edge.SearchParams(exact=exact, quantization=codes),
@@ -82,7 +78,7 @@ class EdgeStore:
         ]
         with _reading():
             found = self.shard.query_batch(edge.QueryBatchRequest(requests))
-        return [[_found(point) for point in points] for points in found]
+        return [[_hit(point) for point in points] for points in found]
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
@@ -93,7 +89,7 @@ class EdgeStore:
         found: dict[int, str] = {}
         offset = None
         while True:
-            request = edge.ScrollRequest(offset=offset, limit=1000, filter=_of_file(file), with_payload=True)
+            request = edge.ScrollRequest(offset=offset, limit=SCROLLED, filter=_of_file(file), with_payload=True)
             records, offset = self.shard.scroll(request)
             for record in records:
                 payload = record.payload or {}
@@ -128,22 +124,23 @@ def _reading() -> Iterator[None]:
         ) from error
 
 
-def _create(folder: Path, dim: int) -> None:
+def _create(folder: Path, dim: int, tuning: Tuning) -> None:
     """Make an empty store: it appears whole, or not at all."""
     part = folder.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
+    codes = edge.BinaryQuantizationConfig(memory=edge.Memory.Cached)
     vectors = edge.EdgeVectorParams(
         size=dim,
         distance=edge.Distance.Dot,
         multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        quantization_config=edge.BinaryQuantizationConfig(memory=edge.Memory.Cached) if dim >= CODES_FROM else None,
+        quantization_config=codes if tuning.has_codes(dim) else None,
         hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
     )
     config = edge.EdgeConfig(
-        vectors={NAME: vectors}, optimizers=edge.EdgeOptimizersConfig(indexing_threshold=COMPRESS_FROM)
+        vectors={VECTOR_NAME: vectors}, optimizers=edge.EdgeOptimizersConfig(indexing_threshold=tuning.compress_from)
     )
     shard = edge.EdgeShard.create(str(part), config)
     shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
@@ -159,8 +156,9 @@ def _read_through(folder: Path, name: str) -> None:
     The engine maps them for access at random: from a cold disk it would fetch them four kilobytes at a time.
     """
     buffer = bytearray(2**20)
-    for place in folder.glob(f"segments/*/vector_storage-{NAME}/{name}"):
-        for file in [place] if place.is_file() else place.iterdir():
+    for place in folder.glob(f"segments/*/vector_storage-{VECTOR_NAME}/{name}"):
+        files = [place] if place.is_file() else list(place.iterdir())
+        for file in files:
             with file.open("rb", buffering=0) as content:
                 while content.readinto(buffer):
                     pass
@@ -168,16 +166,16 @@ def _read_through(folder: Path, name: str) -> None:
 
 def _point(page: StoredPage) -> edge.Point:
     payload = {"file": page.file, "number": page.number, "image": page.image}
-    return edge.Point(page.id, {NAME: page.vectors.tolist()}, payload)
+    return edge.Point(page.id, {VECTOR_NAME: page.vectors.tolist()}, payload)
 
 
 def _page(record: Any) -> StoredPage:
-    payload, vectors = record.payload, np.array(record.vector[NAME], np.float32)
+    payload, vectors = record.payload, np.array(record.vector[VECTOR_NAME], np.float32)
     return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), vectors)
 
 
-def _found(point: Any) -> Found:
-    return Found(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
+def _hit(point: Any) -> StoreHit:
+    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
 
 
 def _of_file(file: str) -> edge.Filter:

@@ -1,7 +1,7 @@
-"""Where page vectors are kept and searched: one small interface, with an engine or plain memory behind it.
+"""Where page vectors are kept and searched: one small interface, with an engine behind it.
 
 A store knows pages by the id of their file (one version of it) and their number. What a file is, and whether its pages
-may be seen, is the manifest's business: a search is told which files count and which are hidden.
+may be found, is the manifest's business: a search is given the files that count and those that are hidden.
 
 Shapes: K vectors of one page or query, D dimension.
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...errors import RandSlotError
 
 Vectors = NDArray[np.float32]
+BYTES_PER_NUMBER = 2  # of a vector: stores keep half precision
 
 
 class DamagedError(RandSlotError):
@@ -55,7 +56,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreHit:
     """A page that was found, and its MaxSim score."""
 
     id: str
@@ -73,7 +74,7 @@ class Store(Protocol):
     def delete(self, file: str) -> None:
         """Forget the pages of a file."""
 
-    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
+    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         """Return the k best pages of each query (K, D), best first.
 
         exact: score every page in full; otherwise a store may look at compressed vectors first.

@@ -1,7 +1,7 @@
-"""The store in memory: exact scores in half precision. The reference that engines are tested against.
+"""A store in memory with exact scores in half precision: the reference for the engines, in tests and benchmarks.
 
-The only file that imports numkong, whose product of a tall half-precision matrix with a few query vectors runs at
-about the speed at which memory can be read.
+The product of numkong of a tall half-precision matrix with a few query vectors runs at about the speed at which memory
+can be read.
 
 Shapes: P pages, N vectors of all pages, K vectors of one page or query, D dimension.
 """
@@ -16,14 +16,14 @@ import numkong
 import numpy as np
 from numpy.typing import NDArray
 
-from .store import Found, StoredPage, Vectors, Where
+from randslot.library.stores.store import StoredPage, StoreHit, Vectors, Where
 
 BLOCK_BYTES = 2**26  # of scores at a time
 FEW = 32  # query vectors up to which reading is what takes time; with more of them, multiplying
 ROWS = 1024  # vectors that are made float32 at once: they stay in the cache
 
 
-class MemoryStore:
+class ExactStore:
     """All pages in one half-precision matrix (N, D); every search is exact."""
 
     def __init__(self, dim: int) -> None:
@@ -58,7 +58,7 @@ class MemoryStore:
         self.pages = pages
         self.places = {page.id: i for i, page in enumerate(pages)}
 
-    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[Found]]:
+    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         allowed = self._allowed(where)
         results = []
         for scores_P in self.score(queries):
@@ -67,7 +67,7 @@ class MemoryStore:
             num = min(k, len(scores_P) if allowed is None else int(allowed.sum()))
             best = np.argpartition(-scores_P, num - 1)[:num] if num else np.empty(0, np.int64)
             best = best[np.argsort(-scores_P[best], kind="stable")]
-            results.append([self._found(int(i), float(scores_P[i])) for i in best])
+            results.append([self._hit(int(i), float(scores_P[i])) for i in best])
         return results
 
     def score(self, queries: Sequence[Vectors]) -> list[NDArray[np.float32]]:
@@ -101,19 +101,15 @@ class MemoryStore:
         if where == Where():
             return None
         last = where.last or np.inf
-        return np.array(
-            [
-                (where.files is None or page.file in where.files)
-                and page.file not in where.hidden
-                and where.first <= page.number <= last
-                for page in self.pages
-            ],
-            dtype=bool,
-        )
+        allowed = np.zeros(len(self.pages), dtype=bool)
+        for i, page in enumerate(self.pages):
+            wanted = where.files is None or page.file in where.files
+            allowed[i] = wanted and page.file not in where.hidden and where.first <= page.number <= last
+        return allowed
 
-    def _found(self, place: int, score: float) -> Found:
+    def _hit(self, place: int, score: float) -> StoreHit:
         page = self.pages[place]
-        return Found(page.id, page.file, page.number, score)
+        return StoreHit(page.id, page.file, page.number, score)
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         return {id: self._page(self.places[id]) for id in ids if id in self.places}
@@ -139,7 +135,7 @@ class MemoryStore:
 
 
 def _multiplier(vectors: Vectors) -> Callable[[NDArray[np.float16]], NDArray[np.float32]]:
-    """Return what multiplies page vectors (N, D) with these query vectors, in the way that is fastest for so many."""
+    """Return what multiplies page vectors (N, D) with these query vectors, in the way that is fastest for this many."""
     if len(vectors) <= FEW:
         packed = numkong.dots_pack(vectors.astype(np.float16), dtype="float16")
         return lambda pages: np.asarray(numkong.dots_packed(pages, packed))

@@ -1,0 +1,40 @@
+"""How the engines keep and search vectors: in one place, so that a folder and a server search alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VECTOR_NAME = "page"  # of the vectors of a point
+GRAPH_EDGES = 16  # of a page, where there is a graph
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """When vectors get codes or a graph, and how many pages are scored in full.
+
+    candidates, oversampling: a search by codes scores at least `candidates` pages in full, and at least `oversampling`
+    for each hit. compress_from: KB of vectors from which a segment is worth its codes. codes_from: dimensions from
+    which codes save time, and one bit of each number says enough (see docs/log.md). graph_from: pages of a shard from
+    which an index of neighbours is worth its memory (see docs/scale.md); only servers make one.
+    """
+
+    candidates: int = 1000
+    oversampling: int = 20
+    compress_from: int = 1000
+    codes_from: int = 1024
+    graph_from: int = 1_000_000
+
+    def has_codes(self, dim: int) -> bool:
+        """Whether vectors of this dimension have codes beside them."""
+        return dim >= self.codes_from
+
+    def oversampling_for(self, k: int) -> float:
+        """Return how many pages are scored in full for each of k hits."""
+        return max(self.oversampling, self.candidates / max(k, 1))
+
+    def num_edges(self, pages: int) -> int:
+        """Return how many edges a page has in the graph of a shard with this many pages; 0 for no graph."""
+        return GRAPH_EDGES if pages >= self.graph_from else 0
+
+
+DEFAULT_TUNING = Tuning()
