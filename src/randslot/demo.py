@@ -60,8 +60,9 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     delete_library(folder / "library")  # it may be that of another version of the model
     with Library(folder / "library", EMBEDDED) as library:
         _index(library, folder / "reports", len(pages), console)
-        num, dim = library.binding.num_vectors("page") or 0, library.binding.dimension
-        console.print(f"each page is {num} vectors of {dim} dimensions: {num * dim * 2:,} bytes in half precision\n")
+        num, dim = library.binding.num_vectors("page"), library.binding.dimension
+        size = library.status().vector_bytes_per_page
+        console.print(f"each page is {num} vectors of {dim} dimensions: {size:,} bytes in half precision\n")
         searches = [_search(library, query, folder, known.get(query)) for query in queries or known]
     for search in searches:
         _print(search, console)
@@ -83,15 +84,20 @@ def _write_pdfs(reports: list[Report], folder: Path) -> list[str]:
             (folder / "reports" / f"{report.name}.pdf").write_bytes(draw_report(report))
     except OSError as error:
         raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
-    return [f"reports/{id}" for report in reports for id in page_ids(report)]
+    pages = []
+    for report in reports:
+        pages += [f"reports/{id}" for id in page_ids(report)]
+    return pages
 
 
 def _choose(asked: list[Asked]) -> list[Asked]:
     """Choose one question of each kind, about different reports."""
-    kinds = list(dict.fromkeys(one.question.kind for one in asked))
-    by_kind = [[one for one in asked if one.question.kind == kind] for kind in kinds]
-    step = len(by_kind[0]) // len(kinds)
-    return [group[i * step] for i, group in enumerate(by_kind)]
+    by_kind: dict[str, list[Asked]] = {}
+    for one in asked:
+        by_kind.setdefault(one.question.kind, []).append(one)
+    groups = list(by_kind.values())
+    step = len(groups[0]) // len(groups)
+    return [group[i * step] for i, group in enumerate(groups)]
 
 
 def _index(library: Library, folder: Path, num_pages: int, console: Console) -> None:

@@ -153,12 +153,12 @@ def test_verify_fails_and_repairs(run, indexed, papers, model):
     code, _, err = run("library", "verify", "-l", "lib")
     assert (code, "a.tif: 0 of 3 pages are stored" in err) == (1, True)
     code, out, _ = run("library", "verify", "-l", "lib", "--repair")
-    assert (code, out.splitlines()[-1]) == (0, "1 file not whole yet: index again to go on")
+    assert (code, out.splitlines()[-1]) == (0, "1 file not complete yet: index again to go on")
     assert run("library", "verify", "-l", "lib")[1].splitlines() == [
         "4 pages, all as they should be",
         out.splitlines()[-1],
     ]
-    assert "not whole yet" in run("library", "list", "-l", "lib")[1]
+    assert "not complete yet" in run("library", "list", "-l", "lib")[1]
     assert run("index", "papers", "-l", "lib", "-q")[0] == 0
     assert run("library", "verify", "-l", "lib")[0] == 0
 

@@ -118,7 +118,7 @@ def test_a_command_that_is_stopped_says_how_far_it_got(url, model, papers, tmp_p
     monkeypatch.setattr(copy, "SAFE_SECONDS", 1e9)
     with Library(tmp_path / "lib", model) as library:
         library.add(papers)
-    move, calls = copy._Copy._move, []
+    move, calls = copy._Copy._copy_pages, []
 
     def stop(self, *some):
         calls.append(some)
@@ -126,10 +126,10 @@ def test_a_command_that_is_stopped_says_how_far_it_got(url, model, papers, tmp_p
             raise KeyboardInterrupt
         move(self, *some)
 
-    monkeypatch.setattr(copy._Copy, "_move", stop)
+    monkeypatch.setattr(copy._Copy, "_copy_pages", stop)
     answer = CliRunner().invoke(app, ["library", "copy", f"{tmp_path}/lib", url])
     assert answer.exit_code == 130
-    assert "stopped: 4 pages stored, 0 files whole; the same command goes on from here" in answer.stderr
+    assert "stopped: 4 pages stored, 0 files complete; the same command goes on from here" in answer.stderr
 
 
 def test_the_command_copies_and_refuses_another_model(url, saved, other, papers, tmp_path):

@@ -1,4 +1,4 @@
-"""A library is what its files are: added once, changed page by page, moved by name, forgotten when told."""
+"""A library is what its files are: added once, changed page by page, moved by name, forgotten on demand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from PIL import Image
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.library.reading.workers import Renderers
 from randslot.library.stores.store import page_id
 from randslot.pages import open_page
-from support.libraries import write_tiff
+from support.libraries import ToyReader, write_tiff
 from support.models import make, noise
 from support.pdf import write_pdf
 
@@ -42,7 +41,7 @@ def test_pages_are_ranked_as_the_model_ranks_them(library, model, tmp_path):
     summary = library.add([tmp_path / "report.pdf", image])
     assert (len(summary.added), summary.pages, summary.encoded, summary.failed) == (2, 6, 6, {})
     assert summary.vector_bytes_per_page == 4 * 64 * 2
-    pages = [open_page(f"{tmp_path}/report.pdf#page={number}", model[0].most_pixels) for number in range(1, 6)]
+    pages = [open_page(f"{tmp_path}/report.pdf#page={number}", model.page_pixels) for number in range(1, 6)]
     pages.append(image)
     scores = model.similarity(model.encode_query(["deferred tax"]), model.encode_document(pages))[0].numpy()
     for exact in (True, False):
@@ -95,7 +94,7 @@ def test_a_query_may_have_a_budget_of_its_own(library, model, papers):
         hit = library.search("tax", 1, query_vectors=num)[0]
         assert len(hit.matches) == num
         assert hit.score <= num + 1e-3
-    assert len(library.search("tax", 1)[0].matches) == model[0].settings.query_vectors == 4
+    assert len(library.search("tax", 1)[0].matches) == model.num_vectors("query") == 4
     with pytest.raises(UsageError, match="query_vectors must be"):
         library.search("tax", query_vectors=0)
 
@@ -103,11 +102,18 @@ def test_a_query_may_have_a_budget_of_its_own(library, model, papers):
 # -- only what changed
 
 
-def test_the_second_time_nothing_is_opened(library, papers, monkeypatch):
+def spoil(file: Path) -> None:
+    """Make a file unreadable without a change of its size and time: whoever opens it fails."""
+    stat = file.stat()
+    file.write_bytes(bytes(stat.st_size))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_the_second_time_nothing_is_opened(library, papers):
     library.add(papers)
     before = library.files()
-    monkeypatch.setattr(Renderers, "render", lambda *_: pytest.fail("rendered"))
-    monkeypatch.setattr(Renderers, "inspect", lambda *_: pytest.fail("opened"))
+    for file in before:
+        spoil(Path(file.source))
     summary = library.add(papers)
     assert (summary.unchanged, summary.added, summary.encoded, summary.failed) == (3, [], 0, {})
     assert library.files() == before
@@ -144,12 +150,12 @@ def test_a_folder_that_does_not_open_is_told_and_not_pruned(library, papers, mon
     assert summary.removed == []
 
 
-def test_a_touched_file_is_not_rendered_again(library, papers, monkeypatch):
+def test_a_touched_file_is_not_rendered_again(library, papers):
     library.add(papers)
     os.utime(papers / "a.tif", (1, 1))
-    monkeypatch.setattr(Renderers, "render", lambda *_: pytest.fail("rendered"))
-    assert library.add(papers).unchanged == 3
-    monkeypatch.setattr(Renderers, "inspect", lambda *_: pytest.fail("opened"))
+    summary = library.add(papers)
+    assert (summary.unchanged, summary.pages) == (3, 0)
+    spoil(papers / "a.tif")
     assert library.add(papers).unchanged == 3
 
 
@@ -166,14 +172,13 @@ def test_a_changed_file_is_replaced_page_by_page(library, papers):
     assert library.verify() == []
 
 
-def test_a_moved_file_is_only_renamed(library, papers, monkeypatch):
+def test_a_moved_file_is_only_renamed(library, papers):
     library.add(papers, metadata={"year": 2023})
     ids = {hit.id for hit in library.search("tax", 9)}
     (papers / "a.tif").rename(papers / "below" / "x.tif")
     (papers / "b.tif").rename(papers / "below" / "c.png.tif")
-    monkeypatch.setattr(Renderers, "render", lambda *_: pytest.fail("rendered"))
     summary = library.add(papers)
-    assert len(summary.moved) == 2
+    assert (len(summary.moved), summary.pages) == (2, 0)
     assert {hit.id for hit in library.search("tax", 9)} == ids
     assert shown(library) == {"c.png": [1], "c.png.tif": [1, 2, 3], "x.tif": [1, 2, 3]}
     assert len(library.search("tax", 9, filters={"source": "x.tif", "year": 2023})) == 3
@@ -390,46 +395,35 @@ def test_patterns_links_and_the_librarys_own_folder(library, papers, tmp_path):
 # -- stopped in the middle
 
 
-def stop_after(model, num: int, monkeypatch) -> None:
-    """Let the model be interrupted once it has encoded some batches."""
-    calls, encode = [], model.encode_document
-
-    def counted(images, **options):
-        if len(calls) == num:
-            raise KeyboardInterrupt
-        calls.append(len(images))
-        return encode(images, **options)
-
-    monkeypatch.setattr(model, "encode_document", counted)
-
-
-def test_a_stopped_run_shows_only_whole_files_and_goes_on(library, model, papers, monkeypatch):
-    with monkeypatch.context() as patched:
-        stop_after(model, 2, patched)
+def test_a_stopped_run_shows_only_complete_files_and_goes_on(tmp_path, papers):
+    with Library(tmp_path / "lib", ToyReader(stop_after=2)) as library:
         with pytest.raises(KeyboardInterrupt):
             library.add(papers, batch=2)
-    assert shown(library) == {"a.tif": [1, 2, 3]}
-    assert sum(library.store.counts().values()) == 4
-    assert library.status().pending == 1  # of the third nothing is there yet
-    summary = library.add(papers)
-    assert (len(summary.added), summary.encoded, summary.unchanged) == (2, 3, 1)
-    assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
+        assert shown(library) == {"a.tif": [1, 2, 3]}
+        assert sum(library.store.counts().values()) == 4
+        assert library.status().pending == 1  # of the third nothing is there yet
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        summary = library.add(papers)
+        assert (len(summary.added), summary.encoded, summary.unchanged) == (2, 3, 1)
+        assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
 
 
-def test_until_a_changed_file_is_whole_its_old_pages_are_shown(library, model, papers, monkeypatch):
-    library.add(papers)
-    before = library.search("tax", 1, filters={"source": "a.tif"}, exact=True)
-    write_tiff(papers / "a.tif", [31, 32, 33, 34])
-    with monkeypatch.context() as patched:
-        stop_after(model, 3, patched)
+def test_until_a_changed_file_is_complete_its_old_pages_are_shown(tmp_path, papers):
+    reader = ToyReader()
+    with Library(tmp_path / "lib", reader) as library:
+        library.add(papers)
+        before = library.search("tax", 1, filters={"source": "a.tif"}, exact=True)
+        write_tiff(papers / "a.tif", [31, 32, 33, 34])
+        reader.stop_after = len(reader.batches) + 3
         with pytest.raises(KeyboardInterrupt):
             library.add(papers, batch=1)
-    assert shown(library)["a.tif"] == [1, 2, 3]
-    assert library.search("tax", 1, filters={"source": "a.tif"}, exact=True) == before
-    write_tiff(papers / "a.tif", [41, 42])
-    assert library.add(papers).encoded == 2
-    assert shown(library)["a.tif"] == [1, 2]
-    assert library.verify() == []
+        reader.stop_after = None
+        assert shown(library)["a.tif"] == [1, 2, 3]
+        assert library.search("tax", 1, filters={"source": "a.tif"}, exact=True) == before
+        write_tiff(papers / "a.tif", [41, 42])
+        assert library.add(papers).encoded == 2
+        assert shown(library)["a.tif"] == [1, 2]
+        assert library.verify() == []
 
 
 def test_a_disk_that_cannot_be_written_is_one_line(library, papers, monkeypatch):

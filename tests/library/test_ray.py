@@ -18,6 +18,7 @@ from randslot.library.library import Library
 from randslot.library.reading import ray as cluster
 from randslot.library.reading import ray_tasks
 from support.libraries import same, write_tiff
+from support.pdf import write_pdf
 from support.qdrant_server import serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's own
@@ -94,6 +95,18 @@ def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(
     pages = [known, second, wrong]
     batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
     assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
+    ray_tasks._renderers().close()
+    ray_tasks._renderers.cache_clear()
+
+
+def test_a_model_that_reads_text_gets_text(tmp_path):
+    write_pdf(tmp_path / "a.pdf", 2, [])
+    row = {"file": "id", "source": os.fsencode(tmp_path / "a.pdf"), "numbers": [1, 2], "known": []}
+    row |= {"reads": "text", "size": 10_000}
+    pages = ray_tasks.open_pages(row)
+    batch = {name: np.array([page[name] for page in pages], dtype=object) for name in pages[0]}
+    assert [cluster._unpack(batch, i).strip() for i in range(2)] == ["Page 1", "Page 2"]
+    assert len({page["hash"] for page in pages}) == 2
     ray_tasks._renderers().close()
     ray_tasks._renderers.cache_clear()
 

@@ -520,7 +520,7 @@ def test_an_upload_waits_while_another_writes(standin, model, monkeypatch):
         file = service.uploads.folder / "late.png"
         noise(64, 96, 1).save(file)
         with other.write():
-            job = service.uploads._line_up(file)
+            job = service.uploads._queue(file)
             tries = len(standin.asked)
             while len(standin.asked) < tries + 8:
                 time.sleep(0.01)

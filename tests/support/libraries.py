@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from randslot.errors import UsageError
 from randslot.library.library import Library
+from randslot.model.reader import Identity, Reads, Side, Vectors
 from support.models import noise
 
 REAL = os.environ.get("RANDSLOT_QDRANT_URL")
+
+
+@dataclass
+class ToyReader:
+    """A model that is a `PageReader` and nothing more: the vectors of a page are noise of a seed, its content.
+
+    stop_after: batches after which it is interrupted. batches: the pages that it has encoded.
+    """
+
+    reads: Reads = "image"
+    query_vectors: int = 3
+    page_vectors: int = 2
+    stop_after: int | None = None
+    dimension: int = 16
+    page_pixels: int = 64 * 96
+    batches: list[Sequence[Image.Image | str]] = field(default_factory=list)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(None, None, "toy", "float32", self.dimension, {"tone": "plain", "reads": self.reads})
+
+    def num_vectors(self, side: Side) -> int | None:
+        return self.query_vectors if side == "query" else self.page_vectors
+
+    def use(self, **settings: Any) -> None:
+        if settings != self.identity.settings:
+            raise UsageError("a toy has one setting")
+
+    def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
+        return [self.vectors(query.encode(), num_vectors or self.query_vectors) for query in queries]
+
+    def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
+        if len(self.batches) == self.stop_after:
+            raise KeyboardInterrupt
+        self.batches.append(pages)
+        contents = [page.encode() if isinstance(page, str) else page.tobytes() for page in pages]
+        return [self.vectors(content) for content in contents]
+
+    def vectors(self, content: bytes, num: int | None = None) -> Vectors:
+        """Return the vectors of something: by default as many as a page has."""
+        seed = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+        values = (
+            np.random.default_rng(seed).standard_normal((num or self.page_vectors, self.dimension)).astype(np.float32)
+        )
+        return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
 def write_tiff(file: Path, seeds: Sequence[int]) -> None:

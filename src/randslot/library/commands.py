@@ -29,7 +29,7 @@ library_app = typer.Typer(help="Look into a library, remove files from it, copy 
 
 
 class IndexCommand(TyperCommand):
-    """`--ray` alone is the cluster of this machine: an address may follow, and a path that does not look like one not.
+    """`--ray` alone is the cluster of this machine; what follows is its address only if it looks like one.
 
     Typer has no options whose value may be left out.
     """
@@ -82,7 +82,9 @@ def index(
         for path in paths:
             expand(path)  # a wrong one leaves no library behind
     except UsageError as error:
-        raise UsageError(f"{error}" + "; an address after --ray is as in host:6379" * (ray == "")) from error
+        if ray == "":
+            raise UsageError(f"{error}; an address after --ray is as in host:6379") from error
+        raise
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     with show_waiting("loading the model", quiet or as_json):
@@ -130,17 +132,21 @@ def search(
     from .library import Library
     from .show import print_hits, show_waiting
 
-    many = query == ["-"] or len(query) > 1
-    queries = [line for line in sys.stdin.read().splitlines() if line.strip()] if query == ["-"] else query
+    from_stdin = query == ["-"]
+    queries = query
+    if from_stdin:
+        queries = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not queries or any(not one.strip() for one in queries):
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
     with show_waiting("loading the model and searching"), Library(library, model, create=False) as opened:
         results = opened.search_all(queries, k, filters=chosen, exact=exact, query_vectors=query_vectors)
     if as_json:
-        shown: list[Any] = [[hit.as_dict() for hit in hits] for hits in results]
-        answers = [{"query": one, "hits": hits} for one, hits in zip(queries, shown, strict=True)]
-        print(json.dumps(answers if many else shown[0], indent=2))
+        answers = []
+        for one, hits in zip(queries, results, strict=True):
+            answers.append({"query": one, "hits": [hit.as_dict() for hit in hits]})
+        many = from_stdin or len(queries) > 1
+        print(json.dumps(answers if many else answers[0]["hits"], indent=2))
         return
     for one, hits in zip(queries, results, strict=True):
         if len(queries) > 1:
@@ -182,7 +188,9 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
         print(json.dumps([asdict(file) for file in files], indent=2))
         return
     for file in files:
-        notes = [plural(file.num_pages, "page")] + ["not whole yet"] * (file.state != "done")
+        notes = [plural(file.num_pages, "page")]
+        if file.state != "done":
+            notes.append("not complete yet")
         notes += [f"{key}={value}" for key, value in file.metadata.items()]
         print(f"{shorten(file.source)}  ({', '.join(notes)})")
 
@@ -247,7 +255,7 @@ def copy(
 @library_app.command()
 def verify(
     library: Place,
-    repair: Annotated[bool, typer.Option("--repair", help="Hide torn files until they are indexed again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Hide damaged files until they are indexed again.")] = False,
 ) -> None:
     """Check that every page of every file is stored, and that its vectors can be read.
 
@@ -266,7 +274,7 @@ def verify(
     elif repair:
         print("repaired: index the files again to have them back")
     if pending:
-        print(f"{plural(pending, 'file')} not whole yet: index again to go on")
+        print(f"{plural(pending, 'file')} not complete yet: index again to go on")
     if problems and not repair:
         raise typer.Exit(1)
 
@@ -280,7 +288,7 @@ def _say_stopped(progress: Progressing) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         progress.bar.stop()
-        done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} whole"
+        done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} complete"
         print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
         raise typer.Exit(130) from None
 

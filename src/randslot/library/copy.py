@@ -19,7 +19,7 @@ from .library import Library
 from .location import clear
 from .manifest import File
 from .results import Progress
-from .stores.store import Where, page_id
+from .stores.store import StoreHit, Where, page_id
 
 PAGES = 256  # that are read and written at once
 SEARCHES, HITS = 20, 5  # that are compared at the end
@@ -39,20 +39,20 @@ class Copied:
     problems: list[str] = field(default_factory=list)
 
 
-def copy_library(source: Library, target: Library, tell: Callable[[Progress], None] = lambda _: None) -> Copied:
+def copy_library(source: Library, target: Library, report: Callable[[Progress], None] = lambda _: None) -> Copied:
     """Copy what can be seen in a library into another one of the same model; what the target has beside it stays.
 
     It may be stopped or killed and run again: pages that are there are not copied twice, and files become visible when
-    they are whole.
+    they are complete.
 
-    Errors: UsageError if both are one; RandSlotError if a file of the source changes meanwhile.
+    Errors: UsageError if both are the same library; RandSlotError if a file of the source changes meanwhile.
     """
     check_model(source.binding, target.binding, source.name, "name another place")
     files = source.manifest.find(state="done")
     with target.write():
         if source.location.is_same(target.location):
             raise UsageError(SAME)
-        copied = _Copy(source, target, tell).run([_settle(file, source, target) for file in files])
+        copied = _Copy(source, target, report).run([_settle(file, source, target) for file in files])
         target.store.optimize()
     _compare(source, target, files, copied)
     return copied
@@ -72,44 +72,55 @@ def _settle(file: File, source: Library, target: Library) -> File:
 class _Copy:
     """One run: the pages of many files go in the same requests."""
 
-    def __init__(self, source: Library, target: Library, tell: Callable[[Progress], None]) -> None:
-        self.source, self.target, self.tell = source, target, tell
+    def __init__(self, source: Library, target: Library, report: Callable[[Progress], None]) -> None:
+        self.source, self.target, self.report = source, target, report
         self.copied = Copied()
 
     def run(self, files: list[File]) -> Copied:
         known = {file.id: file for file in self.target.manifest.find()}
-        new = []
-        for file in files:
-            if file.id in known and known[file.id].state == "done":
-                self.copied.known += 1
-                if known[file.id] != file:  # renamed, or with other metadata
-                    self._show([file])
-            else:
-                new.append(file)
+        new = self._leave_known(files, known)
         begun = {file.id for file in new if file.id in known}
         self.num_files, self.num_pages = len(new), sum(file.num_pages for file in new)
-        self.pages_done, left, whole = 0, {file.id: file.num_pages for file in new}, []
+        self.pages_done = 0
+        left = {file.id: file.num_pages for file in new}  # pages that are still to come
+        complete: list[File] = []
         safe_at = time.monotonic()
         for some in _split(new):
-            self._move(some, begun)
+            self._copy_pages(some, begun)
             for file, _ in some:
                 left[file.id] -= 1
                 if not left[file.id]:
-                    whole.append(file)
+                    complete.append(file)
             self.pages_done += len(some)
             if time.monotonic() - safe_at >= SAFE_SECONDS:
-                self._finish(whole)
-                whole, safe_at = [], time.monotonic()
-            self._tell()
-        self._finish(whole)
+                self._finish(complete)
+                complete, safe_at = [], time.monotonic()
+            self._report()
+        self._finish(complete)
         return self.copied
 
-    def _move(self, pages: Sequence[tuple[File, int]], begun: set[str]) -> None:
+    def _leave_known(self, files: list[File], known: dict[str, File]) -> list[File]:
+        """Return the files that the target does not have, and bring the names and metadata of the others up to date."""
+        new = []
+        for file in files:
+            now = known.get(file.id)
+            if now is None or now.state != "done":
+                new.append(file)
+                continue
+            self.copied.known += 1
+            if now != file:
+                self._show([file])
+        return new
+
+    def _copy_pages(self, pages: Sequence[tuple[File, int]], begun: set[str]) -> None:
         """Copy some pages, those that an earlier run did not."""
         files = {file.id: file for file, _ in pages}
         there = {id: self.target.store.images(id) if id in begun else {} for id in files}
         self.target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden, before all
-        wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
+        wanted: dict[str, File] = {}
+        for file, number in pages:
+            if number not in there[file.id]:
+                wanted[page_id(file.id, number)] = file
         found = self.source.store.read(list(wanted))
         for id, file in wanted.items():
             if id not in found:
@@ -121,14 +132,14 @@ class _Copy:
         self.target.store.flush()
         self._show(files)
         self.copied.files += len(files)
-        self._tell(tuple(file.source for file in files))
+        self._report(tuple(file.source for file in files))
 
     def _show(self, files: list[File]) -> None:
         for file in files:
             clear(self.target.manifest, self.target.store, self.target.manifest.show(file))
 
-    def _tell(self, finished: tuple[str, ...] = ()) -> None:
-        self.tell(Progress(self.copied.files, self.num_files, self.pages_done, self.num_pages, finished))
+    def _report(self, finished: tuple[str, ...] = ()) -> None:
+        self.report(Progress(self.copied.files, self.num_files, self.pages_done, self.num_pages, finished))
 
 
 def _split(files: list[File]) -> Iterator[list[tuple[File, int]]]:
@@ -152,28 +163,37 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
     queries = [page.vectors for page in source.store.read(_sample(files)).values()]
     ids = frozenset(file.id for file in files)
-    among = ids if visible - ids else None  # naming all files is dear, and needed only if there are others
+    among = ids if visible - ids else None  # naming all files is slow, and needed only if there are others
     wanted = source.store.search(queries, HITS, Where(hidden=source.manifest.hidden()), exact=True)
     found = target.store.search(queries, HITS, Where(among, target.manifest.hidden()), exact=True)
     copied.searches = len(queries)
-    for number, (a, b) in enumerate(zip(wanted, found, strict=True), start=1):
-        scores = [(one.id, one.score) for one in a], [(one.id, one.score) for one in b]
-        if not _agree(*scores):
-            copied.problems.append(f"search {number} finds {scores[1]} and not {scores[0]}")
+    for number, (expected, actual) in enumerate(zip(wanted, found, strict=True), start=1):
+        if not _agree(expected, actual):
+            copied.problems.append(f"search {number} finds {_show_scores(actual)} and not {_show_scores(expected)}")
+
+
+def _show_scores(hits: list[StoreHit]) -> list[tuple[str, float]]:
+    return [(hit.id, hit.score) for hit in hits]
 
 
 def _sample(files: list[File]) -> list[str]:
     """Return the ids of some pages, all different."""
     ends = list(accumulate((file.num_pages for file in files), initial=0))
     places = random.Random(0).sample(range(ends[-1]), min(SEARCHES, ends[-1]))
-    found = [(bisect_right(ends, place), place) for place in sorted(places)]
-    return [page_id(files[i - 1].id, ends[i] - place) for i, place in found]
+    ids = []
+    for place in sorted(places):
+        i = bisect_right(ends, place)  # of the file after the one that the place is in
+        ids.append(page_id(files[i - 1].id, ends[i] - place))
+    return ids
 
 
-def _agree(wanted: list[tuple[str, float]], found: list[tuple[str, float]]) -> bool:
-    """Whether two lists of hits are the same, but for pages whose scores are as good as equal."""
+def _agree(wanted: list[StoreHit], found: list[StoreHit]) -> bool:
+    """Whether two lists of hits are the same, except for pages whose scores are as good as equal."""
     if len(wanted) != len(found):
         return False
-    return all(abs(a - b) <= NEAR for (_, a), (_, b) in zip(wanted, found, strict=True)) and all(
-        id in dict(found) or abs(score - wanted[-1][1]) <= NEAR for id, score in wanted
-    )
+    for expected, actual in zip(wanted, found, strict=True):
+        if abs(expected.score - actual.score) > NEAR:
+            return False
+    ids = {hit.id for hit in found}
+    missing = [hit for hit in wanted if hit.id not in ids]
+    return all(abs(hit.score - wanted[-1].score) <= NEAR for hit in missing)  # as good as the last one

@@ -1,8 +1,8 @@
-"""Which files a library holds: what is known of each, and whether its pages may be seen.
+"""Which files a library holds: what is known of each, and whether its pages may be found.
 
 A file is "pending" while its pages come in, "done" once they are all stored, "gone" when its pages are to be deleted.
 Only pages of files that are done are ever shown, and going from one state to the next is one step: whenever a process
-is killed, a search sees the whole old version of a file or the whole new one.
+is killed, a search sees the complete old version of a file or the complete new one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Manifest(Protocol):
         """Return files by their ids."""
 
     def hidden(self) -> frozenset[str]:
-        """Return the ids of files whose pages must not be seen."""
+        """Return the ids of files whose pages must not be found."""
 
     def put(self, *files: File) -> None:
         """Keep files as they are given, all at once."""
@@ -70,7 +70,7 @@ class Manifest(Protocol):
         """Remove a file whose pages are deleted."""
 
     def totals(self) -> tuple[int, int]:
-        """Return how many files and pages can be seen."""
+        """Return how many files and pages can be found."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -100,8 +100,11 @@ class FileManifest:
         return self._read(f"select * from files where {terms} order by source", list(given.values()))
 
     def get(self, ids: Iterable[str]) -> dict[str, File]:
-        found = (self._read("select * from files where id = ?", [id]) for id in set(ids))
-        return {file.id: file for files in found for file in files}
+        found: dict[str, File] = {}
+        for id in set(ids):
+            for file in self._read("select * from files where id = ?", [id]):
+                found[id] = file
+        return found
 
     def hidden(self) -> frozenset[str]:
         with self.lock:

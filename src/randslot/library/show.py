@@ -76,7 +76,8 @@ def print_summary(summary: Summary, total: int, size: str) -> None:
         "unchanged": summary.unchanged,
     }
     what = ", ".join(f"{num} {name}" for name, num in counts.items() if num) or "none"
-    print(f"files: {what}" + f", {len(summary.failed)} failed" * bool(summary.failed))
+    failed = f", {len(summary.failed)} failed" if summary.failed else ""
+    print(f"files: {what}{failed}")
     if summary.pages:
         speed = summary.encoded / max(summary.seconds, 1e-9)
         print(
@@ -87,7 +88,7 @@ def print_summary(summary: Summary, total: int, size: str) -> None:
 
 
 def print_problems(summary: Summary) -> None:
-    """Print on stderr which files could not be indexed, and which were no documents."""
+    """Print on stderr which files could not be indexed, and which are not documents."""
     for name in summary.others[:NAMES]:
         print(f"left out, not a PDF or an image: {shorten(name)}", file=sys.stderr)
     if len(summary.others) > NAMES:
@@ -118,15 +119,15 @@ def print_status(status: Status) -> None:
     identity = read_identity(model)
     page, query = identity.num_vectors("page"), identity.num_vectors("query")
     how = f"{page or 'several'} vectors a page, {query or 'several'} a query, {identity.dimension} dimensions"
-    settings = {name: value for name, value in identity.settings.items() if name in SHOWN}
+    shown = [f"{name} {identity.settings[name]}" for name in SHOWN if name in identity.settings]
     rows = {
         "library": status.folder,
         "files": f"{status.files:,}",
         "pages": f"{status.pages:,}",
-        "not whole yet": f"{plural(status.pending, 'file')}: index again to go on" if status.pending else "",
+        "not complete yet": f"{plural(status.pending, 'file')}: index again to go on" if status.pending else "",
         "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
         "model": where,
-        "vectors": "; ".join(filter(None, [how, ", ".join(f"{name} {value}" for name, value in settings.items())])),
+        "vectors": "; ".join(filter(None, [how, ", ".join(shown)])),
         "size": show_size(status),
         "format": str(status.format),
     }
@@ -148,7 +149,7 @@ def show_size(status: Status) -> str:
 
 def plural(num: int, word: str) -> str:
     """Return a number of things: 1 page, 2 pages."""
-    return f"{num:,} {word}" + "s" * (num != 1)
+    return f"{num:,} {word}" if num == 1 else f"{num:,} {word}s"
 
 
 def shorten(source: str) -> str:
@@ -159,4 +160,4 @@ def shorten(source: str) -> str:
 
 def readable(name: str) -> str:
     """Return a name as text that any terminal can print: no control characters, no broken ones."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in name)

@@ -10,9 +10,7 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from ..errors import UsageError
-from ..pages import IMAGE_SUFFIXES, short
-
-DOCUMENT_SUFFIXES = (".pdf", *IMAGE_SUFFIXES)
+from ..pages import DOCUMENT_SUFFIXES, short
 
 
 @dataclass
@@ -36,14 +34,20 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listin
     for path in paths:
         for found in expand(path):
             if os.path.isdir(found):
-                listing.folders.append(found)
-                for file in _walk(found, library, listing.failed):
-                    known = file.lower().endswith(DOCUMENT_SUFFIXES)
-                    (listing.files if known else listing.others).append(file)
+                _list_folder(found, library, listing)
             else:
                 listing.files.append(found)
     listing.files = list(dict.fromkeys(listing.files))
     return listing
+
+
+def _list_folder(folder: str, library: Path, listing: Listing) -> None:
+    listing.folders.append(folder)
+    for file in _walk(folder, library, listing.failed):
+        if file.lower().endswith(DOCUMENT_SUFFIXES):
+            listing.files.append(file)
+        else:
+            listing.others.append(file)
 
 
 def expand(path: str | os.PathLike[str]) -> list[str]:
@@ -69,8 +73,11 @@ def _walk(folder: str, library: Path, failed: dict[str, str]) -> Iterator[str]:
 
     own = os.path.abspath(library)
     for place, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and os.path.join(place, name) != own)
-        yield from (os.path.join(place, name) for name in sorted(files) if not name.startswith("."))
+        visible = [name for name in sorted(folders) if not name.startswith(".")]
+        folders[:] = [name for name in visible if os.path.join(place, name) != own]
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield os.path.join(place, name)
 
 
 def is_match(pattern: str, source: str) -> bool:

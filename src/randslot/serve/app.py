@@ -24,10 +24,10 @@ from ..errors import RandSlotError
 from ..library.manifest import File
 from ..library.results import Hit
 from .guard import COOKIE, Access, Guard
-from .limits import HITS, QUERY_LETTERS, SOURCE_LETTERS, UPLOAD_BYTES, Refused
+from .limits import HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, UPLOAD_BYTES, Refused
 from .searches import Options
 from .service import Service, show_folder, show_name
-from .uploads import Job, Uploads
+from .uploads import UploadJob, Uploads
 
 PAGES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -46,7 +46,7 @@ WORDS = {  # what is wrong with a value, by pydantic's name for it
     "string_unicode": "has characters that are not valid text",
     "string_too_short": "must not be empty",
     "string_pattern_mismatch": "must not be empty",
-    "string_too_long": "must have at most {max_length} letters",
+    "string_too_long": "must have at most {max_length} characters",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_parsing_size": "must be a smaller number",
@@ -66,14 +66,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-QueryText = Annotated[str, Field(min_length=1, max_length=QUERY_LETTERS, pattern=r"\S", examples=["revenue by region"])]
+QueryText = Annotated[
+    str, Field(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", examples=["revenue by region"])
+]
 
 
 class SearchBody(Body):
     query: QueryText
     k: int = Field(10, ge=1, le=HITS, description="how many pages")
     source: str | None = Field(
-        None, min_length=1, max_length=SOURCE_LETTERS, description="a name, folder/name, or wildcards as in *.pdf"
+        None, min_length=1, max_length=SOURCE_CHARACTERS, description="a name, folder/name, or wildcards as in *.pdf"
     )
     exact: bool = Field(False, description="score every page in full")
 
@@ -306,7 +308,7 @@ def _document(file: File) -> Document:
 def _add_documents(app: FastAPI, service: Service) -> None:
     @app.get("/api/documents", tags=["documents"])
     def documents(
-        name: Annotated[str, Query(max_length=SOURCE_LETTERS, description="a part of the name")] = "",
+        name: Annotated[str, Query(max_length=SOURCE_CHARACTERS, description="a part of the name")] = "",
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Documents:
@@ -359,7 +361,9 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         tags=["uploads"],
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}},
     )
-    async def upload(request: Request, name: Annotated[str, Query(min_length=1, max_length=SOURCE_LETTERS)]) -> Upload:
+    async def upload(
+        request: Request, name: Annotated[str, Query(min_length=1, max_length=SOURCE_CHARACTERS)]
+    ) -> Upload:
         """Add a document: the file's bytes are the body. It is indexed in the background."""
         taken = uploads()
         length = request.headers.get("content-length", "")
@@ -372,7 +376,7 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/uploads", tags=["uploads"])
     def list_uploads() -> UploadList:
-        """The uploads of late and how far they are, the latest first."""
+        """The recent uploads and how far they are, the latest first."""
         return UploadList(uploads=[_upload(job) for job in uploads().list_jobs()])
 
     @app.get("/api/uploads/{id}", tags=["uploads"])
@@ -381,7 +385,7 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         return _upload(uploads().find_job(str(id)))
 
 
-def _upload(job: Job) -> Upload:
+def _upload(job: UploadJob) -> Upload:
     return Upload(
         id=job.id,
         name=job.name,

@@ -1,6 +1,6 @@
-"""Who may come in: checks that every request passes before it reaches the app, and headers on every answer.
+"""Access: checks that every request passes before it reaches the app, and headers on every answer.
 
-- Without a token the service answers only to the names of this machine, whatever page a browser was led here by.
+- Without a token the service answers only to the names of this machine, whatever page led a browser here.
 - With a token everything that has data in it needs the token, as a bearer or as the cookie that it was exchanged for.
 - A page from elsewhere may not change anything; browsers say where a request comes from.
 - A body has a limit, except for uploads, which have a limit of their own.

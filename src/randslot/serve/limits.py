@@ -1,14 +1,14 @@
-"""How much a visitor may ask for, and the answer to one who asks for more."""
+"""How much a visitor may ask for, and the answer to a request for more."""
 
 from __future__ import annotations
 
 from ..errors import RandSlotError
 
-QUERY_LETTERS = 1_000
-SOURCE_LETTERS = 300
-TOKEN_LETTERS = 16  # at least
+QUERY_CHARACTERS = 1_000
+SOURCE_CHARACTERS = 300
+TOKEN_CHARACTERS = 16  # at least
 HITS = 100  # of one search
-BODY_BYTES = 64 * 1024  # of a request that is no upload
+BODY_BYTES = 64 * 1024  # of a request that is not an upload
 WAITING_SEARCHES = 1_000
 BATCH = 32  # queries that are encoded together
 UPLOAD_BYTES = 100 * 2**20

@@ -1,4 +1,4 @@
-"""Serve a library until the process is told to stop; then finish what was acknowledged. Knows uvicorn."""
+"""Serve a library until the process is asked to stop; then finish what was acknowledged. Knows uvicorn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..library.library import Library
 from ..library.show import plural
 from .app import make_app
 from .guard import LOCAL, Access
-from .limits import TOKEN_LETTERS
+from .limits import TOKEN_CHARACTERS
 from .service import Service
 
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -39,8 +39,10 @@ class Visitors:
         """
         if self.token is None and not is_local(self.host):
             raise UsageError(f"to listen on {self.host} name a --token, which visitors must know")
-        if self.token is not None and (len(self.token) < TOKEN_LETTERS or not self.token.isascii()):
-            raise UsageError(f"--token takes at least {TOKEN_LETTERS} plain letters: openssl rand -hex 16 makes one")
+        if self.token is not None and (len(self.token) < TOKEN_CHARACTERS or not self.token.isascii()):
+            raise UsageError(
+                f"--token takes at least {TOKEN_CHARACTERS} ASCII characters: openssl rand -hex 16 makes one"
+            )
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
@@ -73,12 +75,12 @@ def serve(
         try:
             service.close()
         except KeyboardInterrupt:
-            os._exit(130)  # as if killed: the library is made for that, and threads in it need not end in order
+            os._exit(130)  # as if killed: the library survives that, and its threads need not end in order
     print("stopped", file=sys.stderr)
 
 
 def show_address(host: str, port: int) -> str:
-    """Return the address to open; who listens everywhere is reached here as localhost, and by the machine's names."""
+    """Return the address to open; a service on all addresses is reached as localhost, and by the machine's names."""
     if host in EVERYWHERE:
         return f"http://localhost:{port}, and from elsewhere by this machine's name or address"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -101,7 +103,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _run(config: uvicorn.Config, listener: socket.socket) -> None:
-    """Run until a signal; uvicorn raises it again when it is done, which here is the end of the run and no more."""
+    """Run until a signal; uvicorn raises it again when it is done, which here only ends the run."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         uvicorn.Server(config).run(sockets=[listener])

@@ -23,7 +23,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Asked:
-    """A query on its way, and where its hits are to be put."""
+    """A query that waits, and the future of its hits."""
 
     query: str
     options: Options
@@ -40,7 +40,7 @@ class Searches:
         self.thread.start()
 
     def ask(self, query: str, options: Options) -> Future[list[Hit]]:
-        """Put a query into the line.
+        """Queue a query.
 
         Errors: Refused if too many are waiting.
         """
@@ -59,9 +59,12 @@ class Searches:
     def _run(self) -> None:
         while True:
             batch = self._take()
-            wanted = [asked for asked in batch if asked is not None and asked.hits.set_running_or_notify_cancel()]
-            for options in dict.fromkeys(asked.options for asked in wanted):
-                self._answer([asked for asked in wanted if asked.options == options], options)
+            groups: dict[Options, list[Asked]] = {}
+            for asked in batch:
+                if asked is not None and asked.hits.set_running_or_notify_cancel():
+                    groups.setdefault(asked.options, []).append(asked)
+            for options, group in groups.items():
+                self._answer(group, options)
             if None in batch:
                 return
 
@@ -81,7 +84,7 @@ class Searches:
             found = self.library.search_all(
                 [asked.query for asked in group], options.k, filters=filters, exact=options.exact
             )
-        except Exception as error:  # is raised again where the answer is awaited; the thread must go on
+        except Exception as error:  # raised again where the answer is awaited; the thread must go on
             for asked in group:
                 asked.hits.set_exception(error)
             return

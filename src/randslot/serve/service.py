@@ -17,6 +17,7 @@ from ..library.manifest import File
 from ..library.reading.workers import Renderers
 from ..library.results import Hit
 from ..library.stores.store import Vectors, page_id
+from ..pages import KINDS
 from .limits import RENDER_SECONDS, Refused
 from .searches import Options, Searches
 from .uploads import Uploads
@@ -24,17 +25,6 @@ from .uploads import Uploads
 PIXELS = {"small": 360 * 480, "large": 1200 * 1600}  # of page images
 RENDERERS = 2
 CACHED = 300  # page images
-KINDS = {
-    ".pdf": "application/pdf",
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".tif": "image/tiff",
-    ".tiff": "image/tiff",
-    ".bmp": "image/bmp",
-    ".gif": "image/gif",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,10 @@ class Service:
     def documents(self, part: str, offset: int, limit: int) -> tuple[int, list[File]]:
         """Return how many documents have a text in their name, and some of them, by name."""
         part = part.lower()
-        found = [file for file in self.library.files() if file.state == "done" and part in show_name(file).lower()]
+        found = []
+        for file in self.library.files():
+            if file.state == "done" and part in show_name(file).lower():
+                found.append(file)
         found.sort(key=lambda file: (show_name(file).lower(), file.source))
         return len(found), found[offset : offset + limit]
 
@@ -111,7 +104,8 @@ class Service:
         path = Path(self.document(id).source)
         if not path.is_file():
             raise Refused(404, "the file is not where it was when it was indexed")
-        return path, KINDS.get(path.suffix.lower(), "application/octet-stream")
+        kind = KINDS.get(path.suffix.lower())
+        return path, kind.media_type if kind else "application/octet-stream"
 
     def image(self, id: str, number: int, size: str) -> bytes:
         """Return a page as a JPEG, drawn in a process with limits of time and memory.
@@ -159,7 +153,7 @@ class Service:
         winners = [int(one) + 1 for one in similarities.argmax(1)]
         return Explanation(similarities.tolist(), winners, float(similarities.max(1).sum()))
 
-    # -- how it stands
+    # -- state
 
     def status(self) -> dict[str, Any]:
         """Return what the library holds and what the service allows."""
@@ -181,12 +175,12 @@ class Service:
 
 
 def show_name(file: File) -> str:
-    """Return the name of a document as text that can be shown: what is no text in it is replaced."""
+    """Return the name of a document as text that can be shown: bytes that are not text are replaced."""
     return _readable(os.path.basename(file.source))
 
 
 def show_folder(file: File) -> str:
-    """Return the name of the folder that a document is in; the path to it is nobody's business."""
+    """Return the name of the folder that a document is in, and not the path to it."""
     return _readable(os.path.basename(os.path.dirname(file.source)))
 
 

@@ -1,7 +1,7 @@
 """Uploads: what may come in, where it is kept, and the thread that indexes it while searches go on.
 
 An upload is acknowledged once its file is on the disk, in the library's folder `uploads/`. From then on it is indexed,
-at the latest when the library is next served. One that cannot be indexed is deleted, and its job tells why.
+at the latest when the library is next served. One that cannot be indexed is deleted, and its job says why.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import filecmp
 import logging
 import os
-import re
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
@@ -25,29 +24,18 @@ from ..library.folder import UPLOADS
 from ..library.library import Library
 from ..library.reading.workers import Renderers
 from ..library.results import Progress
+from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
 
-MARKS = {  # how the files of each kind begin
-    ".pdf": (rb"(?s).{0,1019}%PDF-",),
-    ".png": (rb"\x89PNG\r\n\x1a\n",),
-    ".jpg": (rb"\xff\xd8\xff",),
-    ".jpeg": (rb"\xff\xd8\xff",),
-    ".webp": (rb"(?s)RIFF....WEBP",),
-    ".tif": (rb"II[*+]\0", rb"MM\0[*+]"),
-    ".tiff": (rb"II[*+]\0", rb"MM\0[*+]"),
-    ".bmp": (rb"BM",),
-    ".gif": (rb"GIF8[79]a",),
-}
-HEAD = 1024  # bytes by which a file's kind is told
-BAD_LETTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not take
+BAD_CHARACTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not allow
 REMEMBERED = 100  # jobs that are over
-BUSY_SECONDS = 5.0  # before an upload that others kept from the library is tried again
+BUSY_SECONDS = 5.0  # before an upload is retried that could not be indexed because another process writes
 PART = ".part"
 LOG = logging.getLogger("randslot")
 
 
 @dataclass(frozen=True)
-class Job:
+class UploadJob:
     """What becomes of an upload: "waiting", "reading", "done" or "failed"; `error` says why."""
 
     id: str
@@ -64,12 +52,12 @@ class Job:
 
 def check_name(name: str) -> None:
     """Refuse a name that is not that of a document, or has more in it than a name."""
-    if not name.isprintable() or any(letter in BAD_LETTERS for letter in name) or name.startswith("."):
-        raise Refused(400, f"a file name may not begin with a dot or have any of {BAD_LETTERS} or line breaks in it")
+    if not name.isprintable() or any(character in BAD_CHARACTERS for character in name) or name.startswith("."):
+        raise Refused(400, f"a file name may not begin with a dot or have any of {BAD_CHARACTERS} or line breaks in it")
     if len(name.encode()) > NAME_BYTES:
         raise Refused(400, f"the file name is longer than {NAME_BYTES} bytes")
-    if Path(name).suffix.lower() not in MARKS:
-        raise Refused(415, f"only PDFs and images can be added: {', '.join(MARKS)}")
+    if Path(name).suffix.lower() not in KINDS:
+        raise Refused(415, f"only PDFs and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
 
 
 def check_head(name: str, head: bytes) -> None:
@@ -77,7 +65,7 @@ def check_head(name: str, head: bytes) -> None:
     suffix = Path(name).suffix.lower()
     if not head:
         raise Refused(400, "the file is empty")
-    if not any(re.match(mark, head) for mark in MARKS[suffix]):
+    if not KINDS[suffix].matches(head):
         raise Refused(415, f"the content is not that of a {suffix} file")
 
 
@@ -87,42 +75,43 @@ class Uploads:
     def __init__(self, library: Library, renderers: Renderers) -> None:
         self.library, self.renderers = library, renderers
         self.folder = library.folder.absolute() / UPLOADS
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, UploadJob] = {}
         self.coming = 0  # uploads that are being received
         self.lock = Lock()
         self.closing = Event()
         self.waiting: Queue[tuple[str, Path] | None] = Queue()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._go_on()
+        self._resume()
         self.thread = Thread(target=self._run, name="uploads", daemon=True)
         self.thread.start()
 
-    def _go_on(self) -> None:
-        """Put what a stopped process had acknowledged into the line again, and delete what it had not."""
+    def _resume(self) -> None:
+        """Queue what a stopped process had acknowledged, and delete what it had not."""
         for file in sorted(self.folder.iterdir()):
             if file.suffix == PART:
                 file.unlink()
             elif not self.library.manifest.find(source=str(file), state="done"):
-                self._line_up(file)
+                self._queue(file)
 
     # -- from the network to the disk
 
-    async def receive(self, name: str, content: AsyncIterator[bytes]) -> Job:
-        """Keep an upload and put it into the line.
+    async def receive(self, name: str, content: AsyncIterator[bytes]) -> UploadJob:
+        """Keep an upload and queue it.
 
-        Errors: Refused for a name, kind or size that is not taken, or if too many are on their way.
+        Errors: Refused for a name, kind or size that is not taken, or if too many are in progress.
         """
         check_name(name)
         with self.lock:
-            if self.coming + sum(not job.over for job in self.jobs.values()) >= WAITING_UPLOADS:
-                raise Refused(429, f"{WAITING_UPLOADS} uploads are on their way: wait until some are done")
+            waiting = sum(not job.over for job in self.jobs.values())
+            if self.coming + waiting >= WAITING_UPLOADS:
+                raise Refused(429, f"{WAITING_UPLOADS} uploads are in progress: wait until some are done")
             self.coming += 1
         try:
             part = await self._write(name, content)
         finally:
             with self.lock:
                 self.coming -= 1
-        return self._line_up(await asyncio.to_thread(self._settle, part, name))
+        return self._queue(await asyncio.to_thread(self._settle, part, name))
 
     async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
         """Write what comes in to a file, as long as it is what it should be."""
@@ -158,8 +147,8 @@ class Uploads:
         _sync(self.folder)
         return file
 
-    def _line_up(self, file: Path) -> Job:
-        job = Job(str(uuid.uuid4()), file.name)
+    def _queue(self, file: Path) -> UploadJob:
+        job = UploadJob(str(uuid.uuid4()), file.name)
         self._note(job)
         self.waiting.put((job.id, file))
         return job
@@ -171,7 +160,7 @@ class Uploads:
             id, file = work
             try:
                 self._index(id, file)
-            except BusyError:  # another writes to the library, or it is out of reach: the file stays
+            except BusyError:  # another process writes, or the library is out of reach: the file stays
                 self._note(replace(self.jobs[id], state="waiting"))
                 if not self.closing.wait(BUSY_SECONDS):
                     self.waiting.put(work)
@@ -203,25 +192,25 @@ class Uploads:
         file.unlink(missing_ok=True)
         self._note(replace(self.jobs[id], state="failed", error=reason))
 
-    def _note(self, job: Job) -> None:
-        """Remember how an upload stands, and forget the oldest ones that are over."""
+    def _note(self, job: UploadJob) -> None:
+        """Remember the state of an upload, and forget the oldest ones that are over."""
         with self.lock:
             self.jobs[job.id] = job
             over = [one.id for one in self.jobs.values() if one.over]
             for id in over[: len(over) - REMEMBERED]:
                 del self.jobs[id]
 
-    # -- how it stands
+    # -- state
 
-    def list_jobs(self) -> list[Job]:
-        """Return the uploads of late, the latest first."""
+    def list_jobs(self) -> list[UploadJob]:
+        """Return the recent uploads, the latest first."""
         with self.lock:
             return list(reversed(self.jobs.values()))
 
-    def find_job(self, id: str) -> Job:
+    def find_job(self, id: str) -> UploadJob:
         """Return one upload.
 
-        Errors: Refused if it is not known, or was long ago.
+        Errors: Refused if it is not known, or not any more.
         """
         with self.lock:
             if id not in self.jobs:
@@ -233,7 +222,7 @@ class Uploads:
         return sum(not job.over for job in self.list_jobs())
 
     def close(self) -> None:
-        """Index what was acknowledged, then stop; what has to wait for others is left for the next start."""
+        """Index what was acknowledged, then stop; what has to wait for another process is left for the next start."""
         self.closing.set()
         self.waiting.put(None)
         self.thread.join()

@@ -125,7 +125,7 @@ def _reading() -> Iterator[None]:
 
 
 def _create(folder: Path, dim: int, tuning: Tuning) -> None:
-    """Make an empty store: it appears whole, or not at all."""
+    """Make an empty store: it appears complete, or not at all."""
     part = folder.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -21,7 +21,7 @@ function kind(part) {
 function limits(part) {
   const words = { minLength: "at least", maxLength: "at most", minimum: "from", maximum: "to", default: "default" };
   return Object.entries(words).filter(([name]) => part[name] !== undefined)
-    .map(([name, word]) => `${word} ${JSON.stringify(part[name])}${name.endsWith("Length") ? " letters" : ""}`).join(", ");
+    .map(([name, word]) => `${word} ${JSON.stringify(part[name])}${name.endsWith("Length") ? " characters" : ""}`).join(", ");
 }
 
 function table(title, rows) {
