@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +14,13 @@ import pytest
 from rich.console import Console
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.lab.study.claims import NOISE, OPPOSITE, SEEN, judge_claims, judge_crossover, judge_extra
-from randslot.lab.study.conduct import Watch, choose, conduct
+from randslot.files import write_json
+from randslot.lab.study.claims import CONFIRMED, CONTRADICTED, NOISE, judge_claims, judge_crossover, judge_extra
+from randslot.lab.study.conduct import Watch, choose, conduct, run_jobs
 from randslot.lab.study.measures import MEASURES, compute_measures, measure_rows
 from randslot.lab.study.plan import CHOICE, STRATEGIES, Job, Study, make_rule, make_set, read_choice, read_study
 from randslot.lab.study.report import Report, write_report
-from randslot.lab.study.rows import COLUMNS, Row, is_done, read_rows, write_json, write_row
+from randslot.lab.study.rows import COLUMNS, Inference, Record, Row, TaskSize, is_done, read_rows, write_row
 from randslot.training.arguments import shuffle_within
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -61,8 +64,8 @@ def test_the_real_study_is_the_papers_five_strategies_under_one_recipe():
         ({"side_by_sides": 2}, "unknown key 'side_by_sides'; did you mean 'side_by_side'"),
         ({"seeds": [42]}, "two seeds"),
         ({"seeds": [42, 42]}, "different values"),
-        ({"seeds": "42"}, "seeds must be a list of whole numbers, not '42'"),
-        ({"seeds": ["a"]}, "seeds must be a list of whole numbers"),
+        ({"seeds": "42"}, "seeds: input should be a valid array"),
+        ({"seeds": ["a"]}, r"seeds\[0\]: input should be a valid integer"),
         ({"lengths": [6, 3]}, "from the shortest"),
         ({"reports": [0]}, "no length or number of reports is 0"),
         ({"range": [80, 50]}, r"\[50, 80\]"),
@@ -99,7 +102,9 @@ def test_a_wrong_value_for_the_recipe_is_one_line(change, message, tmp_path):
         ('against = "random"', 'against = "bogus"', "against is one of random, .*, not 'bogus'"),
         ("better = [1]\nno_worse = [4]", "better = []\nno_worse = []", "says nothing to judge"),
         ("better = [1]", "better = [9]", "budgets go from 1 to 8"),
-        ("[[extra]]", "[extra]", r"extra must be a list of tables, each under \[\[extra\]\]"),
+        ("[[extra]]", "[extra]", "extra: input should be a valid array"),
+        ("better = [1]", "bettr = [1]", "unknown key 'bettr'; did you mean 'better'"),
+        ("better = [1]", 'better = ["1"]', r"extra\[0\].better\[0\]: input should be a valid integer"),
     ],
 )
 def test_a_wrong_extra_is_one_line(old, new, message, tmp_path):
@@ -114,7 +119,7 @@ def test_a_study_that_is_not_there_or_lacks_a_key(tmp_path):
     with pytest.raises(UsageError, match="no study"):
         read_study(tmp_path / "no.toml")
     (tmp_path / "empty.toml").write_text("title = 'x'")
-    with pytest.raises(UsageError, match="missing 9 required keys: 'recipe', "):
+    with pytest.raises(UsageError, match=r"recipe: field required; folder: field required; .*; range: field required"):
         read_study(tmp_path / "empty.toml")
 
 
@@ -175,17 +180,22 @@ def test_the_choice_belongs_to_its_rule(tmp_path):
         read_choice(small_study(tmp_path, range=[10, 20]))
 
 
-class Scorer:
-    """In place of a worker: it knows what Zero-Feedback scores, and remembers what it was asked to train."""
+class Scorer(Executor):
+    """In place of a pool: it knows what Zero-Feedback scores, and remembers what it was asked to train."""
 
     def __init__(self, scores: dict[tuple[int, int], float]) -> None:
         self.scores = scores
         self.asked: list[Job] = []
 
-    def do(self, job: Job) -> dict[str, object]:
+    def submit(self, function, study: Study, job: Job) -> Future:
         self.asked.append(job)
-        found = {str(reports): score for (steps, reports), score in self.scores.items() if steps == job.steps}
-        return {"scores": found} if found else {"failed": "no such length"}
+        found = {reports: score for (steps, reports), score in self.scores.items() if steps == job.steps}
+        future: Future = Future()
+        if found:
+            future.set_result(found)
+        else:
+            future.set_exception(RandSlotError("no such length"))
+        return future
 
 
 def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path, no_pages):
@@ -193,55 +203,69 @@ def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path, no
     study = small_study(tmp_path, lengths=[3, 6, 9], reports=[3, 2], range=[50, 80], side_by_side=1)
     scores = {(3, 3): 30.0, (3, 2): 45.0, (6, 3): 49.0, (6, 2): 55.0, (9, 3): 60.0, (9, 2): 70.0}
     scorer = Scorer(scores)
-    choice = choose(study, [scorer], Console(quiet=True))
+    choice = choose(study, scorer, Console(quiet=True))
     assert (choice["steps"], choice["reports"]) == (6, 2)
     assert scorer.asked == [Job("zero", 42, 3), Job("zero", 42, 6)]
     again = Scorer({})
-    assert choose(study, [again], Console(quiet=True)) == choice == read_choice(study)
+    assert choose(study, again, Console(quiet=True)) == choice == read_choice(study)
     assert again.asked == []
 
 
 def test_what_was_tried_in_vain_is_told_and_kept(tmp_path, no_pages):
     study = small_study(tmp_path, lengths=[3], reports=[3, 2], range=[50, 80])
     with pytest.raises(RandSlotError, match=r"nowhere between 50 and 80 .* 90.0 \(3 steps, 3 reports\), 95.0"):
-        choose(study, [Scorer({(3, 3): 90.0, (3, 2): 95.0})], Console(quiet=True))
+        choose(study, Scorer({(3, 3): 90.0, (3, 2): 95.0}), Console(quiet=True))
     assert "steps" not in read_choice(study)
     other = replace(study, set=study.set | {"batch": 6})
     for _ in range(2):  # the second time tells nothing new
         with pytest.raises(RandSlotError, match="nowhere"):
-            choose(other, [Scorer({(3, 3): 85.0, (3, 2): 99.0})], Console(quiet=True))
+            choose(other, Scorer({(3, 3): 85.0, (3, 2): 99.0}), Console(quiet=True))
     harder = replace(study, reports=[9])
-    choice = choose(harder, [Scorer({(3, 9): 80.0})], Console(quiet=True))
+    choice = choose(harder, Scorer({(3, 9): 80.0}), Console(quiet=True))
     assert choice["reports"] == 9
     assert [[tried["ndcg@5"] for tried in before["tried"]] for before in choice["before"]] == [[90, 95], [85, 99]]
     with pytest.raises(RandSlotError, match="1 of 1 runs failed: zero-42"):
-        choose(small_study(tmp_path / "other", lengths=[4]), [Scorer({})], Console(quiet=True))
+        choose(small_study(tmp_path / "other", lengths=[4]), Scorer({}), Console(quiet=True))
+
+
+def test_runs_that_a_dead_process_leaves_unfinished_are_named(tmp_path):
+    study = small_study(tmp_path)
+    jobs = [Job("zero", seed, 3) for seed in study.seeds]
+
+    class Dying(Scorer):
+        def submit(self, function, study: Study, job: Job) -> Future:
+            future: Future = Future()
+            future.set_exception(BrokenProcessPool("killed"))
+            return future
+
+    with pytest.raises(RandSlotError, match=r"died: zero-42, zero-123 are not finished; .* run the same command again"):
+        run_jobs(study, jobs, Dying({}), Watch(study, jobs, Console(quiet=True), "running"))
 
 
 def test_pages_of_other_settings_are_not_used(tmp_path, no_pages):
     study = small_study(tmp_path, lengths=[3], reports=[3], range=[50, 80])
     with pytest.raises(RandSlotError, match="nowhere"):
-        choose(study, [Scorer({(3, 3): 90.0})], Console(quiet=True))
+        choose(study, Scorer({(3, 3): 90.0}), Console(quiet=True))
     with pytest.raises(UsageError, match="pages/train was made with another train_reports"):
-        choose(replace(study, train_reports=9), [Scorer({})], Console(quiet=True))
+        choose(replace(study, train_reports=9), Scorer({}), Console(quiet=True))
     with pytest.raises(UsageError, match="was made with another order of layouts"):
-        choose(replace(study, layouts=study.layouts[::-1]), [Scorer({})], Console(quiet=True))
+        choose(replace(study, layouts=study.layouts[::-1]), Scorer({}), Console(quiet=True))
 
 
 def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, no_pages):
     study = small_study(tmp_path, lengths=[3], reports=[2], range=[50, 80])
     [extra] = study.extra
-    choice = choose(study, [Scorer({(3, 2): 60.0})], Console(quiet=True))
+    choice = choose(study, Scorer({(3, 2): 60.0}), Console(quiet=True))
     assert choice["hypotheses"] == {"nested": extra.promise()}
     for key, value in {"hypothesis": "It is worse.", "against": "zero", "better": [2], "no_worse": []}.items():
         changed = replace(study, extra=[replace(extra, **{key: value})])
         with pytest.raises(UsageError, match=f"another {key} of extra 'nested'"):
-            choose(changed, [Scorer({})], Console(quiet=True))
+            choose(changed, Scorer({}), Console(quiet=True))
     write_rows(study, {})
     late = replace(study, extra=[*study.extra, replace(extra, name="late", better=[2])])
-    assert list(choose(late, [Scorer({})], Console(quiet=True))["hypotheses"]) == ["nested", "late"]
+    assert list(choose(late, Scorer({}), Console(quiet=True))["hypotheses"]) == ["nested", "late"]
     Path(study.results, CHOICE).unlink()  # with it goes the proof
-    again = choose(study, [Scorer({(3, 2): 60.0})], Console(quiet=True))
+    again = choose(study, Scorer({(3, 2): 60.0}), Console(quiet=True))
     assert "hypotheses" not in again
     assert "No record says that this was written before the runs: *With" in write_report(study).read_text()
     write_json(Path(study.results, CHOICE), choice)
@@ -254,11 +278,11 @@ def test_the_time_left_is_never_none(tmp_path):
     jobs = [Job("zero", seed, 3) for seed in study.seeds]
     watch = Watch(study, jobs, Console(quiet=True), "running")
     assert watch.describe() == "0 of 2 runs, no time known yet"
-    watch.count(jobs[0], {})
+    watch.count(jobs[0], "done")
     assert watch.describe() == "1 of 2 runs, less than a minute left"
     watch.started -= 600
     assert watch.describe() == "1 of 2 runs, about 10 min left"
-    watch.count(jobs[1], {})
+    watch.count(jobs[1], "done")
     assert watch.describe() == "2 of 2 runs"
 
 
@@ -299,17 +323,38 @@ def make_lines(scores: dict[str, float], num: int, random: np.random.Generator) 
 
 def make_rows(study: Study, effects: dict[tuple[str, str], dict[str, float]], num: int = 200) -> list[Row]:
     """Rows of a study in which arms differ as told; the luck of a query is the same in all arms."""
+    tasks = {task: TaskSize(num, 9, "x") for task in study.layouts}
+    only, without = ({"query": [score] * 4, "page": [score] * 4} for score in (40.0, 45.0))
+    inference = Inference({"query": [50.0] * 8, "page": [50.0] * 8}, 50.0, only, without, [[1, 2, 3, 4]] * 4, 0)
+    machine = {"processor": "x", "threads": 1, "torch": "2"}
     rows = []
     for seed in study.seeds:
         for arm in study.arms:
             queries = {}
-            for inference in study.inferences(arm):
-                effect = effects.get((arm, inference), {})
-                queries[inference] = {
+            for name in study.inferences(arm):
+                effect = effects.get((arm, name), {})
+                queries[name] = {
                     task: make_lines(effect, num, np.random.default_rng([seed, place]))
                     for place, task in enumerate(study.layouts)
                 }
-            rows.append(Row(arm, seed, {}, queries))
+            job = Job(arm, seed, 3, 2)
+            record = Record(
+                run=job.name,
+                arm=arm,
+                seed=seed,
+                steps=3,
+                settings=study.settings(job),
+                tasks=tasks,
+                loss=1.0,
+                training_seconds=60.0,
+                evaluation_seconds=6.0,
+                inference=dict.fromkeys(queries, inference),
+                commit=None,
+                versions={},
+                machine=machine,
+                date="2026-01-01",
+            )
+            rows.append(Row(record, queries))
     return rows
 
 
@@ -329,18 +374,18 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
     found = measure_rows(make_rows(study, effects), draws=500)
     claims = judge_claims(found)
     verdicts = {claim.question.text: claim.verdict for claim in claims}
-    assert verdicts["RandSlot is better than Zero-Feedback"] == SEEN
-    assert verdicts["RandSlot is better than Fixed-Random"] == SEEN
+    assert verdicts["RandSlot is better than Zero-Feedback"] == CONFIRMED
+    assert verdicts["RandSlot is better than Fixed-Random"] == CONFIRMED
     assert verdicts["RandSlot is better than Learned-Feedback"] == NOISE
-    assert verdicts["RandSlot is better than Direct-Feedback"] == OPPOSITE
-    assert verdicts["zeros at inference are as good as random slots (RS-Z minus RS-R)"] == SEEN
-    assert verdicts["with 1 vector a side RandSlot is behind Zero-Feedback"] == SEEN
+    assert verdicts["RandSlot is better than Direct-Feedback"] == CONTRADICTED
+    assert verdicts["zeros at inference are as good as random slots (RS-Z minus RS-R)"] == CONFIRMED
+    assert verdicts["with 1 vector a side RandSlot is behind Zero-Feedback"] == CONFIRMED
     assert verdicts["with 2 vectors a side RandSlot is behind Zero-Feedback"] == NOISE
-    assert verdicts["with 8 vectors a side RandSlot is ahead of Zero-Feedback"] == SEEN
-    assert judge_crossover(claims) == SEEN
-    assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == SEEN
+    assert verdicts["with 8 vectors a side RandSlot is ahead of Zero-Feedback"] == CONFIRMED
+    assert judge_crossover(claims) == CONFIRMED
+    assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == CONFIRMED
     assert verdicts["wins are spread more evenly (H) than in Fixed-Random"] == NOISE
-    assert verdicts["page readouts gain more together than in Zero-Feedback"] == SEEN
+    assert verdicts["page readouts gain more together than in Zero-Feedback"] == CONFIRMED
     assert judge_extra(study.extra[0], "random", found)[1] == "it holds"
     by_text = {claim.question.text: claim for claim in claims}
     first = by_text["RandSlot is better than Zero-Feedback"]
@@ -388,22 +433,8 @@ def test_equal_arms_have_no_difference_in_any_draw(tmp_path):
 
 
 def write_rows(study: Study, effects: dict[tuple[str, str], dict[str, float]], num: int = 40) -> None:
-    tasks = {task: {"queries": num, "pages": 9, "judged": "x"} for task in study.layouts}
-    described = {
-        "budgets": {side: [50.0] * 8 for side in ("query", "page")},
-        "full": 50.0,
-        "only": {side: [40.0] * 4 for side in ("query", "page")},
-        "without": {side: [45.0] * 4 for side in ("query", "page")},
-        "winners": [[1, 2, 3, 4]] * 4,
-        "ties": 0,
-    }
     for row in make_rows(study, effects, num):
-        job = Job(row.arm, row.seed, 3, 2)
-        record = {"run": job.name, "arm": row.arm, "seed": row.seed, "steps": 3, "settings": study.settings(job)}
-        record |= {"tasks": tasks, "loss": 1.0, "training_seconds": 60, "evaluation_seconds": 6, "commit": None}
-        record |= {"machine": {"processor": "x", "threads": 1, "torch": "2"}, "date": "2026-01-01"}
-        record["inference"] = dict.fromkeys(row.queries, described)
-        write_row(Path(study.results), record, row.queries)
+        write_row(Path(study.results), row)
 
 
 def test_a_report_from_rows_alone(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,17 +28,21 @@ SMOKE = Path(__file__).parent.parent.parent.parent / "studies" / "smoke.toml"
 RUNS = 12
 
 
-def workers(file: Path) -> list[int]:
-    """The processes that work on a study."""
+def children(parent: int) -> list[int]:
+    """The processes that a process has started."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_bytes().split(b"\0")
+            state = (process / "stat").read_text()
         except OSError:
             continue
-        if b"randslot.lab.study.work" in command and str(file).encode() in command:
+        if int(state.rpartition(")")[2].split()[1]) == parent:
             found.append(int(process.name))
     return found
+
+
+def alive(processes: list[int]) -> list[int]:
+    return [process for process in processes if Path("/proc", str(process)).exists()]
 
 
 def wait(condition, seconds: float) -> None:
@@ -61,14 +66,24 @@ def conducted(tmp_path_factory) -> dict[str, object]:
     rows = Path(study.results)
     found: dict[str, object] = {"file": file, "study": study}
 
-    process = subprocess.Popen([sys.executable, "-m", "randslot", "study", str(file)], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "randslot", "study", str(file)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait(lambda: any(study.path("runs").glob("*/losses.csv")), 300)
+    started = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    found["stopped"] = (process.communicate(timeout=10)[1], process.returncode)
+    wait(lambda: not alive(started), 10)
+
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait(lambda: len(list(rows.glob("*.csv"))) >= 2, 300)
         found["second"] = str(run(file).exception)
+        started = children(process.pid)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wait(lambda: not workers(file), 120)  # one that is still starting sees it when it has started
+    assert len(started) >= study.side_by_side
+    wait(lambda: not alive(started), 30)
     before = {path.name: path.stat().st_mtime_ns for path in rows.glob("*.json")}
     found["before"] = before
 
@@ -89,7 +104,13 @@ def test_it_goes_on_after_a_kill_and_repeats_nothing(conducted):
     assert 1 <= len([name for name in before if name != "choice.json"]) < RUNS
     assert len(after) == RUNS + 1
     assert {name: after[name] for name in before} == before
-    assert not workers(conducted["file"])
+    assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_stops_it_with_one_line(conducted):
+    said, code = conducted["stopped"]
+    assert code == 130
+    assert said.endswith("stopped: the same command goes on\n")
 
 
 def test_a_second_command_is_refused(conducted):
@@ -122,10 +143,10 @@ def test_the_choice_came_first_and_is_kept(conducted):
 def test_arms_of_a_seed_differ_in_their_strategy_only(conducted):
     rows = read_rows(conducted["study"])
     for seed in (42, 123):
-        settings = [row.record["settings"] for row in rows if row.seed == seed]
+        settings = [row.record.settings for row in rows if row.seed == seed]
         for one in settings:
             assert {key for key in one if one[key] != settings[0][key]} <= {"slots", "prefixes"}
-    assert len({json.dumps(row.record["tasks"]) for row in rows}) == 1
+    assert len({str(row.record.tasks) for row in rows}) == 1
 
 
 @pytest.mark.parametrize("arm", ["random", "feedback"])

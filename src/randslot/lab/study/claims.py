@@ -5,34 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import mean
+from typing import Literal
 
 from ..analysis.compare import LEVEL, judge
 from ..evaluation.published import PublishedRow, published_tables
 from .measures import FULL, Array, Measured
 from .plan import BASE, BUDGET, METHOD, STRATEGIES, Extra
 
-SEEN, OPPOSITE, UNSEEN, NOISE = "seen", "not seen: the opposite is", "not seen", "within noise"
+CONFIRMED, CONTRADICTED, NOISE = "confirmed", "contradicted", "within noise"
 MARGIN = 1.0  # points within which two inferences count as alike
 SMALL, LARGE = "Qwen2.5-VL-3B", "Qwen3-VL-4B"
 V3 = "ViDoRe(v3)"
 RULE = (
-    f"A difference is *seen* when its {LEVEL} % interval lies on the paper's side of zero and every seed is on that "
-    "side, and *the opposite is* when both hold on the other side; all else is *within noise*. That zeros may replace "
-    f"random slots is seen when the interval lies within {MARGIN:g} point on either side of zero, and not seen when it "
-    "lies beyond."
+    f"A difference is *confirmed* when its {LEVEL} % interval lies on the paper's side of zero and every seed is on "
+    "that side, and *contradicted* when both hold on the other side; all else is *within noise*. That zeros may "
+    f"replace random slots is confirmed when the interval lies within {MARGIN:g} point on either side of zero, and "
+    "contradicted when it lies beyond."
 )
 EXTRA_RULE = (
-    f"*Better* is judged as above. *No worse* is seen when the whole interval lies above -{MARGIN:g} point, and not "
-    "seen when it lies below. The hypothesis holds when all of it is seen; it does not when a part is not seen or its "
-    "opposite is."
+    f"*Better* is judged as above. *No worse* is confirmed when the whole interval lies above -{MARGIN:g} point, and "
+    "contradicted when it lies below. The hypothesis holds when all of it is confirmed; it does not when a part is "
+    "contradicted."
 )
 Key = tuple[str, str]  # arm, inference
-Found = Mapping[Key, Measured]
+Measurements = Mapping[Key, Measured]
 
 
 @dataclass(frozen=True)
 class Question:
-    """Whether a measure of an arm with an inference is above that of another (sign 1), below (-1), or alike (0)."""
+    """Whether a measure of an arm with an inference is above that of another, below it, alike, or no worse."""
 
     group: str
     text: str
@@ -40,9 +41,9 @@ class Question:
     left: Key
     right: Key
     paper: dict[str, float | None]  # the difference that it has, by backbone
-    sign: int = 1
+    wanted: Literal["above", "below", "alike", "no worse"] = "above"
 
-    def look(self, found: Found) -> tuple[list[float], Array]:
+    def look(self, found: Measurements) -> tuple[list[float], Array]:
         """Return the difference of each seed, and its mean over seeds in every draw."""
         left, right = found[self.left], found[self.right]
         seeds = zip(left.seeds(self.measure), right.seeds(self.measure), strict=True)
@@ -51,7 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Claim:
-    """A question with what is found: the difference, its interval, how many seeds agree, and the verdict."""
+    """A question with its answer: the difference, its interval, how many seeds agree, and the verdict."""
 
     question: Question
     difference: float
@@ -61,39 +62,29 @@ class Claim:
     verdict: str
 
 
-def judge_claims(found: Found) -> list[Claim]:
+def judge_claims(found: Measurements) -> list[Claim]:
     """Judge every claim of the paper that can be judged here."""
-    asked = [*_ask_strategies(), *_ask_zeros(), *_ask_budgets(), *_ask_diagnostics()]
-    return [judge_alike(one, found) if one.sign == 0 else judge_direction(one, found) for one in asked]
+    questions = [*_ask_strategies(), *_ask_zeros(), *_ask_budgets(), *_ask_diagnostics()]
+    return [judge_question(question, found) for question in questions]
 
 
-def judge_direction(asked: Question, found: Found) -> Claim:
-    """Judge whether a difference is on the paper's side of zero."""
-    by_seed, draws = asked.look(found)
-    difference, low, high, verdict = judge(mean(by_seed), draws)
-    agreeing = sum(asked.sign * value > 0 for value in by_seed)
-    expected, other = ("better", "worse") if asked.sign > 0 else ("worse", "better")
-    seen, opposite = (expected, len(by_seed)), (other, 0)
-    told = {seen: SEEN, opposite: OPPOSITE}.get((verdict, agreeing), NOISE)
-    return Claim(asked, difference, low, high, agreeing, told)
-
-
-def judge_alike(asked: Question, found: Found) -> Claim:
-    """Judge whether there is no difference to speak of."""
-    by_seed, draws = asked.look(found)
+def judge_question(question: Question, found: Measurements) -> Claim:
+    """Judge whether a difference is as the question wants it, by its interval and by each seed."""
+    by_seed, draws = question.look(found)
     difference, low, high, _ = judge(mean(by_seed), draws)
-    inside, beyond = low > -MARGIN and high < MARGIN, low > MARGIN or high < -MARGIN
-    agreeing = sum(abs(value) < MARGIN for value in by_seed)
-    return Claim(asked, difference, low, high, agreeing, SEEN if inside else UNSEEN if beyond else NOISE)
-
-
-def judge_no_worse(asked: Question, found: Found) -> Claim:
-    """Judge whether a difference is not below zero by more than the margin."""
-    by_seed, draws = asked.look(found)
-    difference, low, high, _ = judge(mean(by_seed), draws)
-    agreeing = sum(value > -MARGIN for value in by_seed)
-    verdict = SEEN if low > -MARGIN else UNSEEN if high < -MARGIN else NOISE
-    return Claim(asked, difference, low, high, agreeing, verdict)
+    if question.wanted == "alike":
+        agreeing = [abs(value) < MARGIN for value in by_seed]
+        confirmed, contradicted = low > -MARGIN and high < MARGIN, low > MARGIN or high < -MARGIN
+    elif question.wanted == "no worse":
+        agreeing = [value > -MARGIN for value in by_seed]
+        confirmed, contradicted = low > -MARGIN, high < -MARGIN
+    else:
+        is_above, is_below = low > 0, high < 0
+        agreeing = [value > 0 if question.wanted == "above" else value < 0 for value in by_seed]
+        as_wanted, opposite = (is_above, is_below) if question.wanted == "above" else (is_below, is_above)
+        confirmed, contradicted = as_wanted and all(agreeing), opposite and not any(agreeing)
+    verdict = CONFIRMED if confirmed else CONTRADICTED if contradicted else NOISE
+    return Claim(question, difference, low, high, sum(agreeing), verdict)
 
 
 def _ask_strategies() -> Iterator[Question]:
@@ -109,7 +100,7 @@ def _ask_zeros() -> Iterator[Question]:
     yield Question("inference", text, FULL, (METHOD, BASE), (BASE, BASE), paper)
     text = "zeros at inference are as good as random slots (RS-Z minus RS-R)"
     paper = _differences("table4", "RS-Z", STRATEGIES[METHOD])
-    yield Question("inference", text, FULL, (METHOD, BASE), (METHOD, METHOD), paper, sign=0)
+    yield Question("inference", text, FULL, (METHOD, BASE), (METHOD, METHOD), paper, "alike")
 
 
 def _ask_budgets() -> Iterator[Question]:
@@ -117,11 +108,12 @@ def _ask_budgets() -> Iterator[Question]:
     for num, (ours, base) in enumerate(sweeps, start=1):
         if num == BUDGET:
             continue  # asked among the strategies
-        sign = 1 if ours > base else -1
-        place = "ahead of" if sign > 0 else "behind"
+        place = "ahead of" if ours > base else "behind"
         text = f"with {_vectors(num)} a side RandSlot is {place} {STRATEGIES[BASE]}"
         paper = {SMALL: round(ours - base, 1), LARGE: None}
-        yield Question("budget", text, f"k{num}", (METHOD, METHOD), (BASE, BASE), paper, sign)
+        yield Question(
+            "budget", text, f"k{num}", (METHOD, METHOD), (BASE, BASE), paper, "above" if ours > base else "below"
+        )
 
 
 def _ask_diagnostics() -> Iterator[Question]:
@@ -145,22 +137,24 @@ def judge_crossover(claims: list[Claim]) -> str:
     """Return whether Zero-Feedback leads with few vectors and RandSlot with more: in the first budget and the last."""
     verdicts = [claim.verdict for claim in claims if claim.question.group == "budget"]
     ends = {verdicts[0], verdicts[-1]}
-    return SEEN if ends == {SEEN} else UNSEEN if OPPOSITE in ends else NOISE
+    if CONTRADICTED in ends:
+        return CONTRADICTED
+    return CONFIRMED if ends == {CONFIRMED} else NOISE
 
 
-def judge_extra(extra: Extra, inference: str, found: Found) -> tuple[list[Claim], str]:
+def judge_extra(extra: Extra, inference: str, found: Measurements) -> tuple[list[Claim], str]:
     """Judge an extra's hypothesis: its differences by budget, and whether it holds."""
     claims = []
     for num in sorted({*extra.better, *extra.no_worse}):
-        wanted = "better" if num in extra.better else "no worse"
-        text = f"{_vectors(num)} a side: {wanted} than {STRATEGIES[extra.against]}"
+        words = "better" if num in extra.better else "no worse"
+        text = f"{_vectors(num)} a side: {words} than {STRATEGIES[extra.against]}"
         arms = (extra.name, inference), (extra.against, extra.against)
-        judge_it = judge_direction if wanted == "better" else judge_no_worse
-        claims.append(judge_it(Question(wanted, text, f"k{num}", *arms, {}), found))
+        question = Question(words, text, f"k{num}", *arms, {}, "above" if num in extra.better else "no worse")
+        claims.append(judge_question(question, found))
     verdicts = {claim.verdict for claim in claims}
-    if verdicts & {OPPOSITE, UNSEEN}:
+    if CONTRADICTED in verdicts:
         return claims, "it does not hold"
-    return claims, "it holds" if verdicts == {SEEN} else "it is not decided: within noise"
+    return claims, "it holds" if verdicts == {CONFIRMED} else "it is not decided: within noise"
 
 
 # -- the paper's numbers
@@ -176,8 +170,11 @@ def paper_average(table: str, backbone: str, method: str) -> float | None:
 
 
 def _differences(table: str, left: str, right: str) -> dict[str, float | None]:
-    pairs = {backbone: [paper_average(table, backbone, one) for one in (left, right)] for backbone in (SMALL, LARGE)}
-    return {backbone: _minus(ours, theirs, 1) for backbone, (ours, theirs) in pairs.items()}
+    differences = {}
+    for backbone in (SMALL, LARGE):
+        ours, theirs = paper_average(table, backbone, left), paper_average(table, backbone, right)
+        differences[backbone] = _minus(ours, theirs, 1)
+    return differences
 
 
 def _minus(ours: float | None, theirs: float | None, digits: int) -> float | None:

@@ -1,22 +1,19 @@
 """A study from its file to its report: choose length and pages, then do all runs, some side by side.
 
-Each worker is a process with one thread of computation that does one job after the other. It ends when this process
-does, however that ends, and the next call goes on from the rows and checkpoints that are there.
+Jobs are done by a pool of processes with one thread of computation each. They end when this process does, however that
+ends, and the next call goes on from the rows and checkpoints that are there.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -24,13 +21,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ...errors import RandSlotError, UsageError
+from ...files import write_json
 from ...model.hub import find, is_hub_id
 from .plan import BASE, CHOICE, Job, Study, make_rule, read_choice, read_study
 from .report import write_report
-from .rows import check_settings, is_done, write_json
+from .rows import check_settings, is_done
 
-LOSSES = "losses.csv"
-Done = Callable[[Job, dict[str, Any]], None]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+Scores = dict[int, float]  # by number of reports
 
 
 def conduct(file: Path, console: Console, *, choose_only: bool = False, report_only: bool = False) -> Path | None:
@@ -41,19 +39,20 @@ def conduct(file: Path, console: Console, *, choose_only: bool = False, report_o
     study = read_study(file)
     if not report_only:
         _check_start(study)
-        with _alone(study), _workers(file, study) as workers:
-            choice = choose(study, workers, console)
+        with _alone(study), _open_pool(study.side_by_side) as pool:
+            choice = choose(study, pool, console)
             console.print(f"{choice['steps']} steps, {choice['reports']} reports of each layout")
             if choose_only:
                 return None
-            _run_all(study, choice, workers, console)
+            _run_all(study, choice, pool, console)
     return write_report(study)
 
 
 def _check_start(study: Study) -> None:
     """Refuse to begin without the backbone or the data of the recipe; a backbone of the hub is fetched once for all."""
     recipes = [study.make_recipe(job) for job in study.jobs(study.lengths[0], study.reports[0])]
-    for data in {recipe.data for recipe in recipes} if not study.train_reports else ():
+    needed = set() if study.train_reports else {recipe.data for recipe in recipes}
+    for data in needed:
         if not Path(data).exists() and (Path(data).suffix or not is_hub_id(data)):
             raise UsageError(f"no training pages {data!r}: {_make_first(study)}")
     for backbone in {recipe.backbone for recipe in recipes} - {""}:
@@ -88,19 +87,32 @@ def _alone(study: Study) -> Iterator[None]:
 
 
 @contextmanager
-def _workers(file: Path, study: Study) -> Iterator[list[Worker]]:
-    workers = [Worker(file, study) for _ in range(study.side_by_side)]
+def _open_pool(num: int) -> Iterator[Executor]:
+    """Open a pool of processes, and end them with it: at once if it is left by an error or by Ctrl-C."""
+    from .work import start_worker
+
+    others = multiprocessing.active_children()
+    environment = os.environ.copy()
+    os.environ.update(ONE_THREAD)  # read by every process when it starts, which is with the first jobs
+    pool = ProcessPoolExecutor(num, multiprocessing.get_context("spawn"), start_worker)
     try:
-        yield workers
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.kill()
+        raise
     finally:
-        for worker in workers:
-            worker.close()
+        pool.shutdown(cancel_futures=True)
+        for name in ONE_THREAD:
+            os.environ.pop(name)
+        os.environ.update(environment)
 
 
 # -- the choice
 
 
-def choose(study: Study, workers: list[Worker], console: Console) -> dict[str, Any]:
+def choose(study: Study, pool: Executor, console: Console) -> dict[str, Any]:
     """Return the length and the number of reports, chosen on Zero-Feedback and validation pages alone, once.
 
     The lengths are tried from the shortest on, as many at once as runs go side by side; of what is in range the
@@ -114,30 +126,27 @@ def choose(study: Study, workers: list[Worker], console: Console) -> dict[str, A
         return keep_hypotheses(study, before)
     for reports in study.reports:
         study.make_pages("validation", reports)
-    tried: dict[tuple[int, int], float] = {}
     kept: dict[str, Any] = {"rule": make_rule(study), "settings": study.settings(job)}
     if before:  # the report says what was tried in vain
         last = {key: before[key] for key in ("rule", "settings", "tried")}
         changed = any(last[key] != kept[key] for key in ("rule", "settings"))
         kept["before"] = [*before.get("before", []), *([last] if changed else [])]
 
-    def keep(job: Job, reply: dict[str, Any]) -> None:
-        tried.update({(job.steps, int(reports)): score for reports, score in reply["scores"].items()})
-
     low, high = study.range
+    tried: list[dict[str, Any]] = []
     for start in range(0, len(study.lengths), study.side_by_side):
         jobs = [Job(BASE, study.seeds[0], steps) for steps in study.lengths[start : start + study.side_by_side]]
-        run_jobs(study, jobs, workers, keep, Watch(study, jobs, console, "choosing"))
-        order = [(job.steps, reports) for job in jobs for reports in study.reports]
-        rows = [{"steps": steps, "reports": num, "ndcg@5": tried[steps, num]} for steps, num in order]
-        kept["tried"] = [*kept.get("tried", []), *rows]
-        in_range = [place for place in order if low <= tried[place] <= high]
+        found = run_jobs(study, jobs, pool, Watch(study, jobs, console, "choosing"))
+        for job in jobs:
+            tried += [{"steps": job.steps, "reports": num, "ndcg@5": found[job][num]} for num in study.reports]
+        in_range = [one for one in tried if low <= one["ndcg@5"] <= high]
+        kept["tried"] = tried
         if in_range:
-            kept |= dict(zip(("steps", "reports"), in_range[0], strict=True))
+            kept |= {key: in_range[0][key] for key in ("steps", "reports")}
         write_json(Path(study.results, CHOICE), kept)
         if in_range:
             return keep_hypotheses(study, kept)
-    scores = ", ".join(f"{score:.1f} ({steps} steps, {num} reports)" for (steps, num), score in tried.items())
+    scores = ", ".join(f"{one['ndcg@5']:.1f} ({one['steps']} steps, {one['reports']} reports)" for one in tried)
     raise RandSlotError(
         f"Zero-Feedback is nowhere between {low} and {high} on validation pages: {scores}; "
         "change lengths or reports in the study's file, and choose again"
@@ -161,111 +170,64 @@ def keep_hypotheses(study: Study, choice: dict[str, Any]) -> dict[str, Any]:
 # -- the runs
 
 
-def _run_all(study: Study, choice: dict[str, Any], workers: list[Worker], console: Console) -> None:
+def _run_all(study: Study, choice: dict[str, Any], pool: Executor, console: Console) -> None:
     study.make_pages("test", choice["reports"])
     jobs = study.jobs(choice["steps"], choice["reports"])
     missing = [job for job in jobs if not is_done(study, job)]
     console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are done")
-    run_jobs(study, missing, workers, lambda job, reply: None, Watch(study, missing, console, "running"))
+    run_jobs(study, missing, pool, Watch(study, missing, console, "running"))
 
 
-def run_jobs(study: Study, jobs: Sequence[Job], workers: list[Worker], done: Done, watch: Watch) -> None:
-    """Do jobs, some side by side; one that fails does not stop the others.
+def run_jobs(study: Study, jobs: Sequence[Job], pool: Executor, watch: Watch) -> dict[Job, Scores]:
+    """Do jobs, some side by side, and return what each found; one that fails does not stop the others.
 
-    Errors: RandSlotError in the end that names those that failed.
+    Errors: RandSlotError in the end that names those that failed, or that were not finished when a process died.
     """
-    waiting: SimpleQueue[Job] = SimpleQueue()
-    replies: SimpleQueue[tuple[Job, dict[str, Any]]] = SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
-    threads = [threading.Thread(target=_feed, args=(worker, waiting, replies), daemon=True) for worker in workers]
-    failed: dict[Job, str] = {}
+    from .work import run_job
+
+    futures = {pool.submit(run_job, study, job): job for job in jobs}
+    found: dict[Job, Scores] = {}
+    failed: list[Job] = []
     try:
-        for thread in threads:
-            thread.start()
         with watch:
-            for _ in jobs:
-                job, reply = watch.wait_for(replies)
-                if "failed" in reply:
-                    failed[job] = reply["failed"]
+            for future in watch.follow(futures):
+                job = futures[future]
+                try:
+                    found[job] = future.result()
+                except BrokenProcessPool:
+                    break
+                except RandSlotError as error:
+                    failed.append(job)
+                    watch.count(job, f"failed: {error}")
                 else:
-                    done(job, reply)
-                watch.count(job, reply)
+                    watch.count(job, "done")
     except KeyboardInterrupt:
         watch.console.print("stopped: the same command goes on")
         raise
-    if failed:
-        logs = study.path("logs")
+    unfinished = [job for job in jobs if job not in found and job not in failed]
+    if unfinished:
         raise RandSlotError(
-            f"{len(failed)} of {len(jobs)} runs failed: {', '.join(job.name for job in failed)}; "
-            f"see {logs}, and run the same command again"
+            f"a process of the study died: {_names([*failed, *unfinished])} are not finished; "
+            f"see {study.path('logs')}, and run the same command again"
         )
+    if failed:
+        raise RandSlotError(
+            f"{len(failed)} of {len(jobs)} runs failed: {_names(failed)}; "
+            f"see {study.path('logs')}, and run the same command again"
+        )
+    return found
 
 
-def _feed(worker: Worker, waiting: SimpleQueue[Job], replies: SimpleQueue[tuple[Job, dict[str, Any]]]) -> None:
-    while True:
-        try:
-            job = waiting.get_nowait()
-        except Empty:
-            return
-        replies.put((job, worker.do(job)))
-
-
-class Worker:
-    """A process that does jobs, started for the first one and again after a failure."""
-
-    def __init__(self, file: Path, study: Study) -> None:
-        self.file = file
-        self.study = study
-        self.process: subprocess.Popen[str] | None = None
-        self.closed = False
-
-    def do(self, job: Job) -> dict[str, Any]:
-        """Do a job and return the reply: what it found, or how it failed."""
-        if self.closed:
-            return {"failed": "stopped"}
-        process = self.process = self.process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(asdict(job)) + "\n")
-            process.stdin.flush()
-            reply: dict[str, Any] = json.loads(process.stdout.readline())
-        except (OSError, ValueError):  # it died
-            reply = {"failed": f"its process ended with code {process.wait()}"}
-        if "failed" in reply:
-            self.stop()
-        return reply
-
-    def _start(self) -> subprocess.Popen[str]:
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        with self.study.path("logs", "workers.log").open("a", encoding="utf-8") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "randslot.lab.study.work", str(self.file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | one_thread,
-            )
-
-    def close(self) -> None:
-        """End the process, and begin no other."""
-        self.closed = True
-        self.stop()
-
-    def stop(self) -> None:
-        """End the process, and wait for it."""
-        process, self.process = self.process, None
-        if process is not None:
-            with suppress(BrokenPipeError), process:  # which closes its pipes
-                process.kill()
+def _names(jobs: Sequence[Job]) -> str:
+    return ", ".join(job.name for job in jobs)
 
 
 class Watch:
     """Show how far the jobs are: a bar in a terminal, a line for each job elsewhere."""
 
     def __init__(self, study: Study, jobs: Sequence[Job], console: Console, what: str) -> None:
+        from ...training.train import LOSSES  # heavy, and a report needs no training
+
         self.jobs = dict.fromkeys(jobs, False)  # whether it is over
         self.files = {job: Path(study.make_recipe(job).output, LOSSES) for job in jobs}
         self.console = console
@@ -282,19 +244,17 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
-    def wait_for(self, replies: SimpleQueue[tuple[Job, dict[str, Any]]]) -> tuple[Job, dict[str, Any]]:
-        """Wait for the next job that is over, looking at the others meanwhile."""
-        while True:
+    def follow(self, futures: Iterable[Future[Scores]]) -> Iterator[Future[Scores]]:
+        """Yield each future when it is over, looking at the others meanwhile."""
+        waiting = set(futures)
+        while waiting:
             self.progress.update(self.bar, completed=self._steps(), status=self.describe())
-            try:
-                return replies.get(timeout=1)
-            except Empty:
-                pass
+            over, waiting = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
+            yield from over
 
-    def count(self, job: Job, reply: dict[str, Any]) -> None:
-        """Take down that a job is over."""
+    def count(self, job: Job, how: str) -> None:
+        """Take down that a job is over, and how."""
         self.jobs[job] = True
-        how = f"failed: {reply['failed']}" if "failed" in reply else "done"
         self.console.print(f"{job.name}, {job.steps} steps, {how}; {self.describe()}")
 
     def describe(self) -> str:

@@ -14,36 +14,31 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from ...errors import RandSlotError, UsageError
+from ...model import slots
 from ...samples.sets import write_set
 from ...training.recipe import FREE, Recipe, check_keys, list_values, make_recipe, read_recipe
+from ..evaluation.published import published_tables
 from ..evaluation.tasks import Task, own_task
 
 BASE, METHOD = "zero", "random"
-STRATEGIES = {
-    METHOD: "RandSlot",
-    BASE: "Zero-Feedback",
-    "fixed": "Fixed-Random",
-    "learned": "Learned-Feedback",
-    "feedback": "Direct-Feedback",
-}  # under the paper's names
+PAPER_METHODS = {row.method for row in published_tables()["table3"].rows}
+# Those that the paper compares, under its names.
+STRATEGIES = {name: strategy.title for name, strategy in slots.STRATEGIES.items() if strategy.title in PAPER_METHODS}
 BUDGET, MOST = 4, 8  # vectors a side: trained and judged with, and swept up to
 CHOICE = "choice.json"
 CONTENTS = ("backbone", "data")  # settings that are kept by their content if they are local, wherever they are
 MADE = "made.json"  # in a set of pages: what it was made with
-KINDS = {
-    "str": "text",
-    "int": "a whole number",
-    "list[str]": "a list of texts",
-    "list[int]": "a list of whole numbers",
-    "list[Extra]": "a list of tables, each under [[extra]]",
-    "dict[str, Any]": "a table",
-}  # annotations of a study's keys, in words
+STRICT = {"extra": "forbid", "strict": True}  # for pydantic: no other keys, and no text for a number
 
 
 @dataclass(frozen=True)
 class Extra:
     """One more arm beside the five, with its hypothesis: at which budgets it is better than an arm, and no worse."""
+
+    __pydantic_config__ = STRICT
 
     name: str
     title: str
@@ -87,6 +82,8 @@ class Job:
 @dataclass(frozen=True)
 class Study:
     """A study as its file says; all paths count from where the command is run."""
+
+    __pydantic_config__ = STRICT
 
     title: str
     recipe: str  # a file, or the name of one that ships with the package
@@ -134,9 +131,11 @@ class Study:
 
     def jobs(self, steps: int, reports: int) -> list[Job]:
         """Return all runs, seed by seed: those of the strategies, then those of extras."""
-        extras = [extra.name for extra in self.extra]
-        arms = [(arm, seed) for some in (STRATEGIES, extras) for seed in self.seeds for arm in some]
-        return [Job(arm, seed, steps, reports) for arm, seed in arms]
+        jobs = []
+        for arms in ([*STRATEGIES], [extra.name for extra in self.extra]):
+            for seed in self.seeds:
+                jobs += [Job(arm, seed, steps, reports) for arm in arms]
+        return jobs
 
     def make_recipe(self, job: Job) -> Recipe:
         """Return the recipe of a run.
@@ -240,10 +239,7 @@ def read_study(file: Path) -> Study:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from error
     try:
-        extras = values.get("extra", [])
-        if isinstance(extras, list) and all(isinstance(extra, dict) for extra in extras):
-            values["extra"] = [_make(Extra, extra) for extra in extras]
-        study: Study = _make(Study, values)
+        study = make_study(values)
         for arm in study.arms:
             study.make_recipe(Job(arm, study.seeds[0], study.lengths[0]))
     except UsageError as error:
@@ -251,25 +247,30 @@ def read_study(file: Path) -> Study:
     return study
 
 
-def _make(kind: type, values: dict[str, Any]) -> Any:
-    """Make a dataclass from the values of a table, each of the kind that its annotation says."""
-    known = {part.name: str(part.type) for part in fields(kind)}
-    check_keys(values, known)
-    for key, value in values.items():
-        if not _fits(value, known[key]):
-            raise UsageError(f"{key} must be {KINDS[known[key]]}, not {value!r}")
+def make_study(values: dict[str, Any]) -> Study:
+    """Make a study from the values of its file.
+
+    Errors: UsageError in one line for an unknown key, a missing one, or a wrong value.
+    """
     try:
-        return kind(**values)
-    except TypeError as error:  # a key that is missing
-        raise UsageError(str(error).partition("() ")[2].replace("positional arguments", "keys")) from error
+        # As JSON, since in Python pydantic's strict mode takes no table for a dataclass.
+        return TypeAdapter(Study).validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        for problem in error.errors():
+            if problem["type"] == "unexpected_keyword_argument":
+                *place, key = problem["loc"]
+                check_keys([str(key)], [part.name for part in fields(Extra if place else Study)])
+        raise UsageError(explain(error)) from error
 
 
-def _fits(value: Any, annotation: str) -> bool:
-    kinds = {"str": str, "int": int, "list": list, "dict": dict, "Extra": Extra}
-    name, _, inner = annotation.rstrip("]").partition("[")
-    if isinstance(value, list) and name == "list":
-        return all(type(part) is kinds[inner] for part in value)
-    return type(value) is kinds[name]
+def explain(error: ValidationError) -> str:
+    """Return in one line what is wrong in a file, and where: seeds[0]: input should be a valid integer."""
+    lines = []
+    for problem in error.errors():
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{place.lstrip('.')}: {message[0].lower()}{message[1:]}" if place else message)
+    return "; ".join(lines)
 
 
 def read_choice(study: Study) -> dict[str, Any]:

@@ -9,23 +9,22 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
 
 import numpy as np
 
 from ...errors import UsageError
 from ...figures import draw_budgets, draw_readouts, draw_winners
+from ...model.reader import SIDES, Side
 from ...tables import Cell, Table, write_table
 from ..analysis.compare import DRAWS, LEVEL, judge
 from .claims import (
+    CONFIRMED,
+    CONTRADICTED,
     EXTRA_RULE,
     LARGE,
     NOISE,
-    OPPOSITE,
     RULE,
-    SEEN,
     SMALL,
-    UNSEEN,
     Claim,
     Key,
     judge_claims,
@@ -38,19 +37,13 @@ from .claims import (
 )
 from .measures import FULL, measure_rows
 from .plan import BASE, BUDGET, METHOD, MOST, STRATEGIES, Study, make_rule, read_choice
-from .rows import COLUMNS, SINGLES, Row, read_rows
+from .rows import COLUMNS, SINGLES, Inference, Row, read_rows
 
 ZEROS = "RS-Z"  # random slots in training, zeros at inference
-SIDES = ("query", "page")
 BACKBONES = (SMALL, LARGE)
 COUNTS = range(1, MOST + 1)
 PLACES = range(1, BUDGET + 1)
-TOLD = {
-    SEEN: "are seen here",
-    OPPOSITE: "are not but their opposite is",
-    UNSEEN: "are not seen",
-    NOISE: "are within noise",
-}
+VERDICTS = {CONFIRMED: "are confirmed here", CONTRADICTED: "are contradicted", NOISE: "are within noise"}
 
 
 def write_report(study: Study) -> Path:
@@ -98,9 +91,9 @@ class Report:
         """Return the rows of an arm, seed by seed."""
         return [row for row in self.rows if row.arm == key[0]]
 
-    def records(self, key: Key) -> list[dict[str, Any]]:
+    def records(self, key: Key) -> list[Inference]:
         """Return what the rows of an arm say about one inference, seed by seed."""
-        return [row.record["inference"][key[1]] for row in self.of(key)]
+        return [row.record.inference[key[1]] for row in self.of(key)]
 
     def make_text(self) -> str:
         sections = [
@@ -120,25 +113,28 @@ class Report:
 
     def begin(self) -> str:
         study, first = self.study, self.rows[0].record
-        told = {verdict: [one.question.text for one in self.claims if one.verdict == verdict] for verdict in TOLD}
-        counts = ", ".join(f"{len(claims)} {TOLD[verdict]}" for verdict, claims in told.items() if claims)
-        lists = "\n\n".join(
-            f"{verdict.capitalize()}: *{'; '.join(claims)}*." for verdict, claims in told.items() if claims
-        )
-        queries, pages = (sum(task[key] for task in first["tasks"].values()) for key in ("queries", "pages"))
-        rows = os.path.relpath(study.results, Path(study.report).parent)
-        start = "the same backbone" if first["settings"]["backbone"] else "random weights, others for each seed"
+        counts, lists = [], []
+        for verdict, words in VERDICTS.items():
+            claims = [claim.question.text for claim in self.claims if claim.verdict == verdict]
+            if claims:
+                counts.append(f"{len(claims)} {words}")
+                lists.append(f"{verdict.capitalize()}: *{'; '.join(claims)}*.")
+        queries = sum(task.queries for task in first.tasks.values())
+        pages = sum(task.pages for task in first.tasks.values())
+        rows = Path(os.path.relpath(study.results, Path(study.report).parent)).as_posix()
+        start = "the same backbone" if first.settings["backbone"] else "random weights, others for each seed"
+        claims_counted, claims_listed = ", ".join(counts), "\n\n".join(lists)
         return _fill(f"""# {study.title}
 
 Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {_list(study.seeds)},
-{first["steps"]:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
-{queries:,} questions about {pages:,} held-out pages of {len(first["tasks"])} layouts, each of which is a task.
+{first.steps:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
+{queries:,} questions about {pages:,} held-out pages of {len(first.tasks)} layouts, each of which is a task.
 
-**Of {len(self.claims)} claims of the paper, {counts}.**
+**Of {len(self.claims)} claims of the paper, {claims_counted}.**
 
-{lists}
+{claims_listed}
 
-This page is written from [rows]({Path(rows).as_posix()}), verdicts included, by `randslot study`.
+This page is written from [rows]({rows}), verdicts included, by `randslot study`.
 """)
 
     def verdict(self) -> str:
@@ -150,13 +146,13 @@ This page is written from [rows]({Path(rows).as_posix()}), verdicts included, by
         table = Table("", ["the paper's claim", "3B", "4B", "here", f"{LEVEL} % interval", "seeds", "verdict"], lines)
         study, crossover = self.study, judge_crossover(self.claims)
         ends = [_signed(one.difference, 1) for one in self.claims if one.question.group == "budget"]
-        return _fill(f"""## Which of the paper's claims are seen
+        return _fill(f"""## Which of the paper's claims are confirmed
 
 {RULE} Intervals are of a paired bootstrap ({DRAWS:,} draws of seeds, and of queries within
 tasks). Differences are RandSlot's value minus the other's, in points of nDCG@5, but for H and U. "Seeds" is how many
 agree with the claim. The paper's diagnostics are of its 3B model.
 
-Read *seen* as "all {len(study.seeds)} seeds agree, beyond the noise of queries". With so few seeds the ends of an
+Read *confirmed* as "all {len(study.seeds)} seeds agree, beyond the noise of queries". With so few seeds the ends of an
 interval lie about at the worst seed and the best one; were seeds the only noise, all {len(study.seeds)} would agree by
 luck in one case of {2 ** (len(study.seeds) - 1)}. Claims that differ in the budget only are nearly one claim.
 
@@ -172,7 +168,7 @@ The crossover, Zero-Feedback ahead with one vector and RandSlot with {MOST}: **{
         return [_signed(claim.difference, digits), interval, agreeing, verdict]
 
     def strategies(self) -> str:
-        tasks = list(self.rows[0].record["tasks"])
+        tasks = list(self.rows[0].record.tasks)
         lines: list[list[Cell]] = []
         for key in self.keys:
             name, scores = self.name(key), [_spread(self.task_scores(key, FULL, task)) for task in tasks]
@@ -207,7 +203,7 @@ differences, not levels. With several seeds the paper has only two of its 3B mod
         for key in self.keys:
             lines.append([self.name(key), *(_spread(self.found[key].seeds(f"k{num}")) for num in COUNTS)])
             for side in SIDES:
-                sweeps = zip(*(record["budgets"][side] for record in self.records(key)), strict=True)
+                sweeps = zip(*(record.budgets[side] for record in self.records(key)), strict=True)
                 sides.append([self.name(key), side, *map(mean, sweeps)])
         for method in STRATEGIES.values():
             if scores := paper_budgets(method):
@@ -229,7 +225,7 @@ One side alone, {BUDGET} vectors on the other (means over seeds):
         lines: list[list[Cell]] = []
         for key in self.keys:
             cells = [_spread(self.found[key].seeds(measure), 3) for measure in ("H", "U")]
-            ties = sum(record["ties"] for record in self.records(key))
+            ties = sum(record.ties for record in self.records(key))
             paper = [paper_value("figure4", self.name(key), column) for column in ("H", "U")]
             lines.append([self.name(key), *cells, ties, *paper])
         table = Table("", ["method", "H", "U", "ties", "the paper's H", "the paper's U"], lines, digits=3)
@@ -264,19 +260,20 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         for key in self.keys:
             records = self.records(key)
             for side in SIDES:
-                only = [mean(values) for values in zip(*(record["only"][side] for record in records), strict=True)]
+                only = [mean(values) for values in zip(*(record.only[side] for record in records), strict=True)]
                 lost = [self._full(key) - score for score in self._without(key, side)]
                 lines.append([self.name(key), side, *only, *lost])
         return lines
 
     def _paper_interventions(self) -> list[list[Cell]]:
         kinds = [f"{kind} r{k}" for kind in ("single", "removal") for k in PLACES]
-        return [
-            [f"the paper's 3B: {method}", side, *(paper_value("table13", method, kind, side) for kind in kinds)]
-            for method in STRATEGIES.values()
-            for side in SIDES
-            if paper_value("table13", method, kinds[0], side) is not None
-        ]
+        lines: list[list[Cell]] = []
+        for method in STRATEGIES.values():
+            for side in SIDES:
+                values = [paper_value("table13", method, kind, side) for kind in kinds]
+                if values[0] is not None:
+                    lines.append([f"the paper's 3B: {method}", side, *values])
+        return lines
 
     def _gains(self) -> list[list[Cell]]:
         lines: list[list[Cell]] = []
@@ -287,15 +284,15 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         return lines
 
     def _full(self, key: Key) -> float:
-        return mean(float(record["full"]) for record in self.records(key))
+        return mean(record.full for record in self.records(key))
 
-    def _without(self, key: Key, side: str) -> list[float]:
-        return [mean(scores) for scores in zip(*(one["without"][side] for one in self.records(key)), strict=True)]
+    def _without(self, key: Key, side: Side) -> list[float]:
+        return [mean(scores) for scores in zip(*(one.without[side] for one in self.records(key)), strict=True)]
 
     def _task_gains(self, key: Key) -> dict[str, list[float]]:
         """Return by task, seed by seed, what all page readouts gain over the one that is best there."""
         gains = {}
-        for task in self.rows[0].record["tasks"]:
+        for task in self.rows[0].record.tasks:
             singles = zip(*(self.task_scores(key, column, task) for column in SINGLES), strict=True)
             full = self.task_scores(key, FULL, task)
             gains[task] = [all_of_them - max(single) for all_of_them, single in zip(full, singles, strict=True)]
@@ -357,13 +354,13 @@ and nothing for one strategy alone. Rate, batch and data are those of the recipe
     def runs(self) -> str:
         lines: list[list[Cell]] = []
         for row in self.rows:
+            record = row.record
             key = (row.arm, self.study.inferences(row.arm)[0])
             score = self.found[key].seeds(FULL)[self.study.seeds.index(row.seed)]
-            minutes = [row.record[what] / 60 for what in ("training_seconds", "evaluation_seconds")]
-            commit = (row.record["commit"] or "-")[:7]
-            lines.append([row.record["run"], score, row.record["loss"], *minutes, commit, row.record["date"]])
-        machine = self.rows[0].record["machine"]
-        usual = median((row.record["training_seconds"] + row.record["evaluation_seconds"]) / 60 for row in self.rows)
+            minutes = [record.training_seconds / 60, record.evaluation_seconds / 60]
+            lines.append([record.run, score, record.loss, *minutes, (record.commit or "-")[:7], record.date])
+        machine = self.rows[0].record.machine
+        usual = median((row.record.training_seconds + row.record.evaluation_seconds) / 60 for row in self.rows)
         heads = ["run", "nDCG@5", "loss at the end", "training, min", "evaluation, min", "commit", "date"]
         return _fill(f"""## Runs
 
@@ -398,7 +395,7 @@ code did not lie in a repository. All settings of a run are in its row.
     def draw_winners(self, file: Path) -> None:
         panels = {}
         for key in self.keys[: len(STRATEGIES)]:
-            counts = np.sum([record["winners"] for record in self.records(key)], axis=0)
+            counts = np.sum([record.winners for record in self.records(key)], axis=0)
             shares = 100 * (counts / counts.sum(1, keepdims=True)).T
             entropy, spread = (mean(self.found[key].seeds(measure)) for measure in ("H", "U"))
             panels[f"{self.name(key)}\nH {entropy:.3f}  U {spread:.3f}"] = shares.tolist()
@@ -407,7 +404,9 @@ code did not lie in a repository. All settings of a run are in its row.
     def draw_readouts(self, file: Path) -> None:
         keys = self.keys[: len(STRATEGIES)]
         full = {self.name(key): self._full(key) for key in keys}
-        without = {side: {self.name(key): self._without(key, side) for key in keys} for side in SIDES}
+        without: dict[str, dict[str, list[float]]] = {}
+        for side in SIDES:
+            without[side] = {self.name(key): self._without(key, side) for key in keys}
         gains = {}
         for key in keys:
             by_task = {task: mean(values) for task, values in self._task_gains(key).items()}
@@ -422,14 +421,14 @@ def _markdown(table: Table) -> str:
 
 def _fill(text: str) -> str:
     """Break the lines of paragraphs anew, now that numbers stand in them; all else stays."""
-    parts = text.split("\n\n")
-    keep = [part.startswith(("#", "|", "!", "\n")) or "\n|" in part for part in parts]
-    return "\n\n".join(
-        part
-        if kept
-        else textwrap.fill(part, 120, break_on_hyphens=False, break_long_words=False) + "\n" * part.endswith("\n")
-        for part, kept in zip(parts, keep, strict=True)
-    )
+    filled = []
+    for part in text.split("\n\n"):
+        if part.startswith(("#", "|", "!", "\n")) or "\n|" in part:
+            filled.append(part)
+        else:
+            end = "\n" if part.endswith("\n") else ""
+            filled.append(textwrap.fill(part, 120, break_on_hyphens=False, break_long_words=False) + end)
+    return "\n\n".join(filled)
 
 
 def _spread(values: Sequence[float], digits: int = 1) -> str:

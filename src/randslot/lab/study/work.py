@@ -5,7 +5,7 @@ Shapes: Q queries of a task, C columns of a row.
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -15,17 +15,17 @@ import time
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import Queue
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import RandSlotError
+from ...errors import RandSlotError, first_line
+from ...files import read_json
 from ...machine import describe_machine
 from ...model import load
+from ...model.reader import SIDES
 from ...training.train import LOSSES, RUN, train
 from ...training.watch import read_losses
 from ..analysis.budgets import sweep_budgets
@@ -36,22 +36,22 @@ from ..analysis.winners import count_winners, find_winners, positive_pairs
 from ..evaluation.evaluate import Evaluation
 from ..evaluation.result import Result
 from ..evaluation.tasks import Task
-from .plan import BUDGET, MOST, Job, Study, read_study
-from .rows import COLUMNS, write_row
+from .plan import BUDGET, MOST, Job, Study
+from .rows import COLUMNS, Inference, Record, Row, TaskSize, write_row
 
 LAST = 50  # steps whose loss is averaged
 
 
-def do_job(study: Study, job: Job) -> dict[str, Any]:
+def do_job(study: Study, job: Job) -> dict[int, float]:
     """Train and evaluate; return the scores on validation pages, by number of reports, or nothing if rows were kept."""
     recipe = study.make_recipe(job)
     model = train(recipe, resume=True)
-    steps = json.loads(Path(recipe.output, RUN).read_text(encoding="utf-8"))["steps"]
+    steps = read_json(Path(recipe.output, RUN))["steps"]
     if steps != job.steps:
         raise RandSlotError(f"{recipe.output} has {steps} steps, not {job.steps}: with too few batches, set epochs")
     del model
     if not job.reports:
-        return {str(reports): _validate(study, job, reports) for reports in study.reports}
+        return {reports: _validate(study, job, reports) for reports in study.reports}
     _keep_rows(study, job)
     return {}
 
@@ -65,8 +65,8 @@ def _validate(study: Study, job: Job, reports: int) -> float:
 
 def _evaluate(study: Study, job: Job, inference: str, tasks: list[Task], vectors: int, name: str) -> list[Result]:
     folder = study.path("evaluations", name)
-    options: dict[str, Any] = {"inference": inference, "query_vectors": vectors, "page_vectors": vectors}
-    model = load(study.make_recipe(job).output, **options)
+    output = study.make_recipe(job).output
+    model = load(output, inference=inference, query_vectors=vectors, page_vectors=vectors)
     return Evaluation(model, name, folder, folder / "vectors").run(tasks)
 
 
@@ -77,47 +77,46 @@ def _keep_rows(study: Study, job: Job) -> None:
     for inference in study.inferences(job.arm):
         results = _evaluate(study, job, inference, study.tasks("test", job.reports), MOST, job.name)
     runs = {run.name.rpartition(", ")[2]: run for run in read_runs([study.path("evaluations", job.name)])}
-    subsets = {result.task: next(iter(result.subsets.values())) for result in results}
+    tasks = {}
+    for result in results:
+        subset = next(iter(result.subsets.values()))
+        tasks[result.task] = TaskSize(subset.queries, subset.pages, subset.judged)
     output = Path(study.make_recipe(job).output)
-    trained = json.loads((output / RUN).read_text(encoding="utf-8"))
-    record = {
-        "run": job.name,
-        "arm": job.arm,
-        "seed": job.seed,
-        "steps": job.steps,
-        "settings": study.settings(job),
-        "tasks": {
-            task: {"queries": subset.queries, "pages": subset.pages, "judged": subset.judged}
-            for task, subset in subsets.items()
-        },
-        "loss": mean(float(row["loss"]) for row in read_losses(output / LOSSES)[-LAST:]),
-        "training_seconds": trained["seconds_of_this_process"],
-        "evaluation_seconds": round(time.perf_counter() - started, 1),
-        "inference": {inference: describe(run) for inference, run in runs.items()},
-        "commit": trained["commit"],
-        "versions": trained["versions"],
-        "machine": describe_machine(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-    queries = {
-        inference: {task: list_queries(parts[0]) for task, parts in run.tasks.items()}
-        for inference, run in runs.items()
-    }
-    write_row(Path(study.results), record, queries)
+    trained = read_json(output / RUN)
+    record = Record(
+        run=job.name,
+        arm=job.arm,
+        seed=job.seed,
+        steps=job.steps,
+        settings=study.settings(job),
+        tasks=tasks,
+        loss=mean(float(row["loss"]) for row in read_losses(output / LOSSES)[-LAST:]),
+        training_seconds=trained["seconds_of_this_process"],
+        evaluation_seconds=round(time.perf_counter() - started, 1),
+        inference={inference: measure_inference(run) for inference, run in runs.items()},
+        commit=trained["commit"],
+        versions=trained["versions"],
+        machine=describe_machine(),
+        date=datetime.now(UTC).date().isoformat(),
+    )
+    queries = {}
+    for inference, run in runs.items():
+        queries[inference] = {task: list_queries(parts[0]) for task, parts in run.tasks.items()}
+    write_row(Path(study.results), Row(record, queries))
 
 
-def describe(run: Run) -> dict[str, Any]:
+def measure_inference(run: Run) -> Inference:
     """Return what a run's lines of queries do not say: budgets of one side, interventions, who wins for whom."""
-    budgets = {str(side): scores for _, side, *scores in sweep_budgets([run], BUDGET).rows}
+    swept = {str(side): scores for _, side, *scores in sweep_budgets([run], BUDGET).rows}
     readouts, winners = intervene(run, BUDGET), count_winners(run, BUDGET)
-    return {
-        "budgets": {side: budgets[side] for side in ("query", "page")},
-        "full": macro(readouts.full),
-        "only": {side: [macro(scores) for scores in by] for side, by in readouts.only.items()},
-        "without": {side: [macro(scores) for scores in by] for side, by in readouts.without.items()},
-        "winners": winners.counts.tolist(),
-        "ties": winners.ties,
-    }
+    return Inference(
+        budgets={side: [float(score or 0) for score in swept[side]] for side in SIDES},
+        full=macro(readouts.full),
+        only={side: [macro(scores) for scores in readouts.only[side]] for side in SIDES},
+        without={side: [macro(scores) for scores in readouts.without[side]] for side in SIDES},
+        winners=winners.counts.tolist(),
+        ties=winners.ties,
+    )
 
 
 def list_queries(part: Part) -> NDArray[np.float64]:
@@ -142,39 +141,37 @@ def list_queries(part: Part) -> NDArray[np.float64]:
 # -- the process
 
 
-def main() -> None:
-    """Do the jobs that come as lines of JSON, answer each with a line, and end when the parent does, at once."""
+def start_worker() -> None:
+    """Make a process of a pool compute with one thread, and end at once when its parent does, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    study = read_study(Path(sys.argv[1]))
-    out = os.fdopen(os.dup(1), "w")
-    jobs: Queue[Job] = Queue()
-    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-    while True:
-        job = jobs.get()
-        print(json.dumps(_answer(study, job)), file=out, flush=True)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _listen(jobs: Queue[Job]) -> None:
-    for line in sys.stdin:
-        jobs.put(Job(**json.loads(line)))
-    os._exit(0)  # the parent is gone: a training goes on from its checkpoint
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # a training goes on from its checkpoint
 
 
-def _answer(study: Study, job: Job) -> dict[str, Any]:
-    log = study.path("logs", f"{job.name}-{job.steps}.log")
-    with log.open("a", encoding="utf-8") as file:  # whatever training and evaluation print
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def run_job(study: Study, job: Job) -> dict[int, float]:
+    """Do a job in a process of a pool; whatever it prints goes to its log.
+
+    Errors: RandSlotError in one line, whatever went wrong: it must get through to the parent.
+    """
+    with study.path("logs", f"{job.name}-{job.steps}.log").open("a", encoding="utf-8") as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
     try:
-        return {"scores": do_job(study, job)}
+        return do_job(study, job)
     except RandSlotError as error:
-        reason = str(error)
+        print(error, file=sys.stderr)
+        raise
     except Exception as error:  # one run that fails must not take the others along
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    print(reason, file=sys.stderr)
-    return {"failed": reason}
-
-
-if __name__ == "__main__":
-    main()
+        raise RandSlotError(f"{type(error).__name__}: {first_line(error)}") from None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
