@@ -12,6 +12,7 @@ import typer
 from . import __version__
 from .errors import RandSlotError, UsageError
 from .library.commands import IndexCommand, Place, index, library_app, search
+from .options import Inference, PageVectors, QueryVectors, Reduction, Seed
 
 EXTRAS = {
     "datasets": "train",
@@ -203,13 +204,11 @@ def evaluate(
     tasks: Annotated[str, typer.Option(help="Only these, as in hr,finance_en.")] = "",
     data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
-    inference: Annotated[str | None, typer.Option(help="random, zero, ...: what is appended.")] = None,
-    query_vectors: Annotated[int | None, typer.Option(help="Vectors of a query.")] = None,
-    page_vectors: Annotated[int | None, typer.Option(help="Vectors of a page.")] = None,
-    reduction: Annotated[
-        str | None, typer.Option(help="Of full-token pages: random, cluster, kmeans, pooling.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="For random slots.")] = None,
+    inference: Inference = None,
+    query_vectors: QueryVectors = None,
+    page_vectors: PageVectors = None,
+    reduction: Reduction = None,
+    seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
@@ -250,7 +249,7 @@ def analyse(
     benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help="To evaluate models on.")] = None,
     data: Annotated[Path | None, typer.Option(help="A set of your own to evaluate models on.")] = None,
     vectors: Annotated[int, typer.Option(min=1, help="Vectors a side, but for the budget sweep.")] = 4,
-    dim: Annotated[int | None, typer.Option(help="For cost: vectors of so many dimensions.")] = None,
+    dim: Annotated[int | None, typer.Option(help="For cost: the dimension of vectors.")] = None,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for tables and figures.")] = None,
 ) -> None:

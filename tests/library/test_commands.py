@@ -75,7 +75,7 @@ def test_files_that_fail_are_told_at_the_end_with_code_1(run, papers, saved):
     assert "files: 3 added, 1 failed" in out
     assert err.splitlines() == [
         "left out, not a PDF or an image: papers/notes.txt",
-        "could not index papers/torn.pdf: cannot open: it is broken, or no PDF",
+        "could not index papers/torn.pdf: cannot open: it is corrupt, or not a PDF",
     ]
     code, out, err = run("index", "papers", "-l", "lib", "--quiet")
     assert (code, out, len(err.splitlines())) == (1, "", 1)

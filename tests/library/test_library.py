@@ -305,7 +305,7 @@ def bad_files(folder: Path) -> dict[str, str]:
     return {
         "large.pdf": "1000000 x 1000000 points",
         "nopages.pdf": "cannot open: it has no pages",
-        "corrupt.pdf": "cannot open: it is broken, or no PDF",
+        "corrupt.pdf": "cannot open: it is corrupt, or not a PDF",
         "empty.pdf": "the file is empty",
         "text.png": "not an image that can be read",
         "torn.png": "cannot read page image",

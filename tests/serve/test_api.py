@@ -135,7 +135,7 @@ def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_pa
 def test_an_upload_that_cannot_be_read_says_why_and_is_deleted(client, service, tmp_path):
     job = upload(client, "torn.pdf", pdf(tmp_path, 3)[:150])
     assert job["state"] == "failed"
-    assert (job["name"], job["error"]) == ("torn.pdf", "cannot open: it is broken, or no PDF")
+    assert (job["name"], job["error"]) == ("torn.pdf", "cannot open: it is corrupt, or not a PDF")
     assert str(service.library.folder) not in job["error"]
     assert not (service.uploads.folder / "torn.pdf").exists()
     assert "torn.pdf" not in documents(client)

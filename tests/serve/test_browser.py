@@ -139,7 +139,7 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     rows = page.locator("#uploads li")
     expect(rows.filter(has_text="delta.pdf")).to_contain_text("Added, 3 pages")
     expect(rows.filter(has_text="broken.pdf")).to_contain_text(
-        "Could not be added: cannot open: it is broken, or no PDF"
+        "Could not be added: cannot open: it is corrupt, or not a PDF"
     )
     expect(rows.filter(has_text="notes.txt")).to_contain_text("Could not be added: only PDFs and images")
     search(page, "page", "delta.pdf")

@@ -77,7 +77,7 @@ def test_columns_are_named_by_the_recipe(tmp_path, data):
 def test_bad_rows_that_are_cheap_to_see_stop_before_training(data, row, reason):
     with data.open("a") as lines:
         lines.write(json.dumps(row) + "\n")
-    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}.*; mend it, or pass over") as caught:
+    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}.*; fix it, or skip") as caught:
         drop_bad_rows(load(data), "stop")
     assert "\n" not in str(caught.value)
     good, lines = drop_bad_rows(load(data), "skip")

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UsageError
+from ..options import Inference, PageVectors, QueryVectors
 
 if TYPE_CHECKING:
     from .show import Progressing
@@ -48,8 +49,8 @@ def index(
     paths: Annotated[list[str], typer.Argument(help="PDFs, images, folders, or patterns in quotes.")],
     library: Place,
     model: Annotated[str | None, typer.Option(help="A folder or hub id; embedded by default.")] = None,
-    page_vectors: Annotated[int | None, typer.Option(help="Vectors of a page, for a new library.")] = None,
-    inference: Annotated[str | None, typer.Option(help="What is appended, for a new library: zero, ...")] = None,
+    page_vectors: PageVectors = None,
+    inference: Inference = None,
     meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
@@ -117,7 +118,7 @@ def search(
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Score every page in full.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show which readouts matched.")] = False,
-    query_vectors: Annotated[int | None, typer.Option(help="Vectors of the query.")] = None,
+    query_vectors: QueryVectors = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -264,7 +264,7 @@ def _file(source: Source, filename: str) -> Path:
 
 
 def check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Fail unless both have the same keys and shapes: a key that is passed over would leave random weights."""
+    """Fail unless both have the same keys and shapes: a key that is skipped would leave random weights."""
     if missing := sorted(expected.keys() - found.keys()):
         raise RandSlotError(f"{what}: {len(missing)} weights are missing, such as {missing[0]}")
     if unexpected := sorted(found.keys() - expected.keys()):

@@ -84,7 +84,7 @@ class PageReader(Protocol):
         """Return how many vectors a query or a page has; None if that depends on what is in it."""
 
     def use(self, **settings: Any) -> None:
-        """Change settings; those that are as they were are no change.
+        """Change settings; a value equal to the present one is always accepted.
 
         Errors: UsageError for one that this model does not have, or that cannot be changed.
         """

@@ -69,7 +69,7 @@ class Settings:
 
     @property
     def usual_inference(self) -> str:
-        """What a model that is trained so appends when encoding, unless it is told otherwise."""
+        """What a model trained like this appends when encoding by default."""
         return self.strategy.inference or self.slots
 
     @property

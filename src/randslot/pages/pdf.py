@@ -76,4 +76,4 @@ def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
     if error.err_code != pdf_api.FPDF_ERR_FORMAT:
         return str(error)
     with file.open("rb") as content:
-        return "it has no pages" if NO_PAGES.search(content.read(2**16)) else "it is broken, or no PDF"
+        return "it has no pages" if NO_PAGES.search(content.read(2**16)) else "it is corrupt, or not a PDF"

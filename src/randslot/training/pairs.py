@@ -188,7 +188,7 @@ def drop_bad_rows(pairs: Pairs, on_bad_row: str) -> tuple[Pairs, list[str]]:
     lines = [f"row {rows[index]}: {reason}" for index, reason in bad.items()]
     if bad and on_bad_row == "stop":
         more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        raise RandSlotError(f'{pairs.name}: {lines[0]}{more}; mend it, or pass over such rows with on_bad_row = "skip"')
+        raise RandSlotError(f'{pairs.name}: {lines[0]}{more}; fix it, or skip such rows with on_bad_row = "skip"')
     if bad:
         good = pairs.dataset.select([index for index in range(len(pairs)) if index not in bad])
         pairs = replace(pairs, dataset=good)
@@ -199,7 +199,7 @@ def drop_bad_rows(pairs: Pairs, on_bad_row: str) -> tuple[Pairs, list[str]]:
 class Opener:
     """Opens the pages of a batch, in a worker.
 
-    An image that turns out broken stops the run, or is passed over: the next row stands in, so that batches keep their
+    An image that turns out broken stops the run, or is skipped: the next row stands in, so that batches keep their
     size, and a line goes into the log.
     """
 

@@ -38,7 +38,7 @@ LEAST = {
     "validate_every": 0,
     "validation_rows": 1,
 }
-BETWEEN = {  # which leaves out infinity and what is no number
+BETWEEN = {  # which excludes infinity and NaN
     "temperature": (1e-6, 1e6),
     "learning_rate": (0.0, 1e6),
     "rate_left": (0.0, 1.0),
@@ -90,7 +90,7 @@ class Recipe(Settings):
     query_column: str = "query"
     page_column: str = "image"
     shuffle: bool = True  # false: in the order of the data, for a curriculum
-    window: int = 0  # shuffle only within so many rows: a curriculum in another order
+    window: int = 0  # shuffle only within this many rows: a curriculum in another order
     on_bad_row: str = "stop"
 
     # The objective. "reading" is next-token training on the text of pages, in the query column. `batch` is global: all

@@ -156,7 +156,7 @@ class Run:
         pairs, bad = drop_bad_rows(pairs, recipe.on_bad_row)
         if bad:
             self.console.print(
-                f"passed over {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}" + ", ..." * (len(bad) > 1)
+                f"skipped {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}" + ", ..." * (len(bad) > 1)
             )
         if len(pairs) < recipe.batch:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
@@ -266,7 +266,7 @@ class Run:
         }
         write_json(self.folder / RUN, record)
         if num_skipped:
-            self.console.print(f"passed over {num_skipped} broken images: see {skipped}")
+            self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
         self.console.print(f"trained {trainer.state.global_step} steps in {seconds:.0f} s: {self.folder}")
 
 

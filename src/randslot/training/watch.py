@@ -51,7 +51,7 @@ def process_seed(seed: int, rank: int) -> int:
 
 
 class Losses(TrainerCallback):
-    """Keep every step's loss in a CSV and stop a run whose loss is no number any more."""
+    """Keep every step's loss in a CSV and stop a run whose loss is not a finite number."""
 
     def __init__(self, file: Path, batch: int) -> None:
         self.file = file
