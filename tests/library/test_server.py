@@ -28,6 +28,8 @@ from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, Server
 from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
 from randslot.library.stores.store import StoredPage, Where
 from randslot.library.stores.tuning import Tuning
+from randslot.serve.limits import UploadLimits
+from randslot.serve.service import Service
 from support.libraries import visible, write_tiff
 from support.models import noise
 from support.qdrant_server import LIMIT, serving
@@ -493,8 +495,6 @@ def test_the_commands_are_the_same(standin, saved, papers):
 
 
 def test_a_library_on_a_server_is_served(standin, model, papers, tmp_path):
-    from randslot.serve.service import Service
-
     with Library(standin.url, model) as library:
         library.add(papers)
         service = Service(library)
@@ -510,13 +510,9 @@ def test_a_library_on_a_server_is_served(standin, model, papers, tmp_path):
             service.close()
 
 
-def test_an_upload_waits_while_another_writes(standin, model, monkeypatch):
-    from randslot.serve import uploads
-    from randslot.serve.service import Service
-
-    monkeypatch.setattr(uploads, "BUSY_SECONDS", 0.05)
+def test_an_upload_waits_while_another_writes(standin, model):
     with Library(standin.url, model) as library, Library(standin.url, model) as other:
-        service = Service(library)
+        service = Service(library, upload_limits=UploadLimits(retry_seconds=0.05))
         file = service.uploads.folder / "late.png"
         noise(64, 96, 1).save(file)
         with other.write():

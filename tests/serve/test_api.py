@@ -13,10 +13,11 @@ from PIL import Image
 
 from randslot.errors import RandSlotError
 from randslot.library.stores.store import page_id
-from randslot.serve import limits, uploads
 from randslot.serve.app import PAGES, make_app
 from randslot.serve.guard import PAGE, Access
+from randslot.serve.limits import Refused, UploadLimits
 from randslot.serve.searches import Options, Searches
+from support.libraries import ToyReader
 from support.services import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for
 
 
@@ -141,19 +142,22 @@ def test_an_upload_that_cannot_be_read_says_why_and_is_deleted(client, service, 
     assert "torn.pdf" not in documents(client)
 
 
-def test_too_many_pages_are_not_read(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "UPLOAD_PAGES", 2)
-    job = upload(client, "long.pdf", pdf(tmp_path, 3))
-    assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages, more than 2")
+def test_too_many_pages_are_not_read(tmp_path):
+    with serving(tmp_path / "lib", ToyReader(), upload_limits=UploadLimits(pages=2)) as service:
+        job = upload(client_of(service), "long.pdf", pdf(tmp_path, 3))
+        assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages, more than 2")
 
 
-def test_an_error_of_ours_leaves_the_upload_for_the_next_start(model, tmp_path, monkeypatch):
-    with serving(tmp_path / "lib", model) as service:
-        monkeypatch.setattr(service.library, "add", lambda *_, **__: 1 / 0)
+def test_an_error_of_ours_leaves_the_upload_for_the_next_start(tmp_path):
+    class Broken(ToyReader):
+        def embed_pages(self, pages):
+            raise ZeroDivisionError
+
+    with serving(tmp_path / "lib", Broken()) as service:
         job = upload(client_of(service), "later.pdf", pdf(tmp_path, 1))
         assert (job["state"], job["error"]) == ("failed", "an error of the service: see its log")
     (tmp_path / "lib" / "uploads" / "cut.part").write_bytes(b"%PDF-")  # was coming in when the process was killed
-    with serving(tmp_path / "lib", model) as service:
+    with serving(tmp_path / "lib", ToyReader()) as service:
         wait_for(lambda: len(service.library) == 1)
         assert [file.name for file in service.uploads.folder.iterdir()] == ["later.pdf"]
 
@@ -209,10 +213,16 @@ class Gate:
         return self.function(*args, **options)
 
 
-def test_queries_that_wait_together_are_searched_together(service, monkeypatch):
+class Searched:
+    """Stands in for a library: searches as a function does."""
+
+    def __init__(self, search_all) -> None:
+        self.search_all = search_all
+
+
+def test_queries_that_wait_together_are_searched_together(service):
     gate = Gate(service.library.search_all)
-    monkeypatch.setattr(service.library, "search_all", gate)
-    searches = Searches(service.library)
+    searches = Searches(Searched(gate))
     first = searches.ask("first", Options())
     wait_for(lambda: gate.calls)
     others = [searches.ask(f"number {i}", Options(k=1 + i % 2)) for i in range(10)]
@@ -227,25 +237,24 @@ def test_queries_that_wait_together_are_searched_together(service, monkeypatch):
     searches.close()
 
 
-def test_a_search_that_fails_does_not_stop_the_others(service, monkeypatch):
-    searches = Searches(service.library)
-    with monkeypatch.context() as patched:
-        patched.setattr(service.library, "search_all", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            searches.ask("tax", Options()).result(60)
+def test_a_search_that_fails_does_not_stop_the_others(service):
+    def fail_once(queries, *args, **options):
+        return 1 / 0 if queries == ["fail"] else service.library.search_all(queries, *args, **options)
+
+    searches = Searches(Searched(fail_once))
+    with pytest.raises(ZeroDivisionError):
+        searches.ask("fail", Options()).result(60)
     assert searches.ask("tax", Options(k=2)).result(60) == service.library.search("tax", 2)
     searches.close()
 
 
-def test_a_full_line_is_refused(service, monkeypatch):
-    monkeypatch.setattr("randslot.serve.searches.WAITING_SEARCHES", 1)
+def test_a_full_queue_is_refused(service):
     gate = Gate(service.library.search_all)
-    monkeypatch.setattr(service.library, "search_all", gate)
-    searches = Searches(service.library)
+    searches = Searches(Searched(gate), most=1)
     searches.ask("one", Options())
     wait_for(lambda: gate.calls)
     searches.ask("two", Options())
-    with pytest.raises(limits.Refused, match="searches are waiting"):
+    with pytest.raises(Refused, match="1 searches are waiting"):
         searches.ask("three", Options())
     gate.door.set()
     searches.close()

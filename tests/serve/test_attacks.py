@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from randslot.serve import app as app_file
 from randslot.serve import guard, uploads
 from randslot.serve.guard import COOKIE, HEADERS, Access
-from support.services import TOKEN, client_of, documents, listening, pdf, upload, wait_for
+from randslot.serve.limits import UploadLimits
+from support.libraries import ToyReader
+from support.services import TOKEN, client_of, documents, listening, pdf, serving, upload, wait_for
 
 HOST = "127.0.0.1"
 
@@ -118,13 +119,14 @@ def png(width: int, height: int) -> bytes:
     )
 
 
-def test_an_oversized_upload_is_refused_by_its_length_and_by_its_bytes(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(app_file, "UPLOAD_BYTES", 2**20)
-    monkeypatch.setattr(uploads, "UPLOAD_BYTES", 2**20)
+def test_an_oversized_upload_is_refused_by_its_length_and_by_its_bytes(tmp_path):
     content = pdf(tmp_path, 1) + b" " * 2**20
     parts = (content[start : start + 1000] for start in range(0, len(content), 1000))  # sent without a length
-    for body in (content, parts):
-        refused(client.post("/api/uploads", params={"name": "large.pdf"}, content=body), 413, "larger than 1 MB")
+    with serving(tmp_path / "lib", ToyReader(), upload_limits=UploadLimits(bytes=2**20)) as service:
+        client = client_of(service)
+        for body in (content, parts):
+            refused(client.post("/api/uploads", params={"name": "large.pdf"}, content=body), 413, "larger than 1 MB")
+        assert not list(service.uploads.folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,10 @@ def test_an_upload_that_is_cut_off_leaves_nothing(service, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_too_many_uploads_are_refused(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "WAITING_UPLOADS", 0)
-    refused(client.post("/api/uploads", params={"name": "a.pdf"}, content=pdf(tmp_path, 1)), 429, "wait")
+def test_too_many_uploads_are_refused(tmp_path):
+    with serving(tmp_path / "lib", ToyReader(), upload_limits=UploadLimits(waiting=0)) as service:
+        answer = client_of(service).post("/api/uploads", params={"name": "a.pdf"}, content=pdf(tmp_path, 1))
+        refused(answer, 429, "0 uploads are in progress: wait")
 
 
 # -- bodies

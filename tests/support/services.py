@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from sentence_transformers import MultiVectorEncoder
 from starlette.testclient import TestClient
 
 from randslot.library.library import Library
+from randslot.model.reader import PageReader
 from randslot.serve.app import make_app
 from randslot.serve.guard import Access
 from randslot.serve.service import Service
@@ -29,7 +30,7 @@ SCRIPT = "<img src=x onerror=alert(1)>.png"  # a file may be called so, and is i
 
 
 @contextmanager
-def serving(folder: Path, model: MultiVectorEncoder, **options: bool) -> Iterator[Service]:
+def serving(folder: Path, model: PageReader, **options: Any) -> Iterator[Service]:
     with Library(folder, model) as library:
         service = Service(library, **options)
         try:

@@ -24,7 +24,7 @@ from ..errors import RandSlotError
 from ..library.manifest import File
 from ..library.results import Hit
 from .guard import COOKIE, Access, Guard
-from .limits import HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, UPLOAD_BYTES, Refused
+from .limits import HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
 from .searches import Options
 from .service import Service, show_folder, show_name
 from .uploads import UploadJob, Uploads
@@ -367,10 +367,9 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         """Add a document: the file's bytes are the body. It is indexed in the background."""
         taken = uploads()
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and len(length) < 20 and int(length) > UPLOAD_BYTES:
-            raise Refused(413, f"the file is larger than {UPLOAD_BYTES >> 20} MB")
+        size = int(length) if length.isdecimal() and len(length) < 20 else 0
         try:
-            return _upload(await taken.receive(name, request.stream()))
+            return _upload(await taken.receive(name, request.stream(), size))
         except ClientDisconnect as error:
             raise Refused(400, "the upload was cut off") from error
 

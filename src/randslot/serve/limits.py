@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..errors import RandSlotError
 
 QUERY_CHARACTERS = 1_000
@@ -11,11 +13,26 @@ HITS = 100  # of one search
 BODY_BYTES = 64 * 1024  # of a request that is not an upload
 WAITING_SEARCHES = 1_000
 BATCH = 32  # queries that are encoded together
-UPLOAD_BYTES = 100 * 2**20
-UPLOAD_PAGES = 2_000
-WAITING_UPLOADS = 20  # that come in or wait to be read
 NAME_BYTES = 200
 RENDER_SECONDS = 20.0  # for a page that someone looks at
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """How large an upload may be, how many may be in progress, and when one is retried.
+
+    retry_seconds: before an upload is retried that could not be indexed because another process writes.
+    """
+
+    bytes: int = 100 * 2**20
+    pages: int = 2_000
+    waiting: int = 20
+    retry_seconds: float = 5.0
+
+    def check_size(self, size: int) -> None:
+        """Refuse an upload of too many bytes."""
+        if size > self.bytes:
+            raise Refused(413, f"the file is larger than {self.bytes >> 20} MB")
 
 
 class Refused(RandSlotError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from threading import Thread
+from typing import Any, Protocol
 
-from ..library.library import Library
 from ..library.results import Hit
 from .limits import BATCH, WAITING_SEARCHES, Refused
 
@@ -30,12 +31,20 @@ class Asked:
     hits: Future[list[Hit]] = field(default_factory=Future)
 
 
-class Searches:
-    """Answers queries, as many at once as are waiting."""
+class Searchable(Protocol):
+    """What answers several queries at once: a library."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
-        self.waiting: Queue[Asked | None] = Queue(WAITING_SEARCHES)
+    def search_all(
+        self, queries: Sequence[str], k: int, *, filters: Mapping[str, Any], exact: bool
+    ) -> list[list[Hit]]: ...
+
+
+class Searches:
+    """Answers queries, as many at once as are waiting; most: how many may wait."""
+
+    def __init__(self, library: Searchable, most: int = WAITING_SEARCHES) -> None:
+        self.library, self.most = library, most
+        self.waiting: Queue[Asked | None] = Queue(most)
         self.thread = Thread(target=self._run, name="searches", daemon=True)
         self.thread.start()
 
@@ -48,7 +57,7 @@ class Searches:
         try:
             self.waiting.put_nowait(asked)
         except Full as error:
-            raise Refused(503, f"{WAITING_SEARCHES} searches are waiting: try again later") from error
+            raise Refused(503, f"{self.most} searches are waiting: try again later") from error
         return asked.hits
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from ..library.reading.workers import Renderers
 from ..library.results import Hit
 from ..library.stores.store import Vectors, page_id
 from ..pages import KINDS
-from .limits import RENDER_SECONDS, Refused
+from .limits import RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches
 from .uploads import Uploads
 
@@ -47,12 +47,12 @@ class Explanation:
 class Service:
     """Searches, pages, documents and uploads of one library. Close it: that finishes what was acknowledged."""
 
-    def __init__(self, library: Library, *, read_only: bool = False) -> None:
+    def __init__(self, library: Library, *, read_only: bool = False, upload_limits: UploadLimits | None = None) -> None:
         self.library = library
         _ = library.model  # the first search should not wait for it
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
         self.searches = Searches(library)
-        self.uploads = None if read_only else Uploads(library, self.renderers)
+        self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
 

@@ -25,11 +25,10 @@ from ..library.library import Library
 from ..library.reading.workers import Renderers
 from ..library.results import Progress
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
-from .limits import NAME_BYTES, UPLOAD_BYTES, UPLOAD_PAGES, WAITING_UPLOADS, Refused
+from .limits import NAME_BYTES, Refused, UploadLimits
 
 BAD_CHARACTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not allow
 REMEMBERED = 100  # jobs that are over
-BUSY_SECONDS = 5.0  # before an upload is retried that could not be indexed because another process writes
 PART = ".part"
 LOG = logging.getLogger("randslot")
 
@@ -72,8 +71,8 @@ def check_head(name: str, head: bytes) -> None:
 class Uploads:
     """Takes files in, and indexes them one after the other."""
 
-    def __init__(self, library: Library, renderers: Renderers) -> None:
-        self.library, self.renderers = library, renderers
+    def __init__(self, library: Library, renderers: Renderers, limits: UploadLimits) -> None:
+        self.library, self.renderers, self.limits = library, renderers, limits
         self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, UploadJob] = {}
         self.coming = 0  # uploads that are being received
@@ -95,16 +94,17 @@ class Uploads:
 
     # -- from the network to the disk
 
-    async def receive(self, name: str, content: AsyncIterator[bytes]) -> UploadJob:
-        """Keep an upload and queue it.
+    async def receive(self, name: str, content: AsyncIterator[bytes], size: int) -> UploadJob:
+        """Keep an upload and queue it; size: its bytes, as the visitor says, or 0.
 
         Errors: Refused for a name, kind or size that is not taken, or if too many are in progress.
         """
+        self.limits.check_size(size)
         check_name(name)
         with self.lock:
             waiting = sum(not job.over for job in self.jobs.values())
-            if self.coming + waiting >= WAITING_UPLOADS:
-                raise Refused(429, f"{WAITING_UPLOADS} uploads are in progress: wait until some are done")
+            if self.coming + waiting >= self.limits.waiting:
+                raise Refused(429, f"{self.limits.waiting} uploads are in progress: wait until some are done")
             self.coming += 1
         try:
             part = await self._write(name, content)
@@ -121,8 +121,7 @@ class Uploads:
             try:
                 async for chunk in content:
                     size += len(chunk)
-                    if size > UPLOAD_BYTES:
-                        raise Refused(413, f"the file is larger than {UPLOAD_BYTES >> 20} MB")
+                    self.limits.check_size(size)
                     head += chunk[: HEAD - len(head)]
                     if not checked and len(head) == HEAD:
                         check_head(name, head)
@@ -162,7 +161,7 @@ class Uploads:
                 self._index(id, file)
             except BusyError:  # another process writes, or the library is out of reach: the file stays
                 self._note(replace(self.jobs[id], state="waiting"))
-                if not self.closing.wait(BUSY_SECONDS):
+                if not self.closing.wait(self.limits.retry_seconds):
                     self.waiting.put(work)
             except RandSlotError as error:
                 self._fail(id, file, str(error).replace(str(file), file.name))
@@ -181,8 +180,8 @@ class Uploads:
 
         self._note(replace(self.jobs[id], state="reading"))
         num = self.renderers.inspect(str(file)).num_pages
-        if num > UPLOAD_PAGES:
-            raise RandSlotError(f"{file.name} has {num:,} pages, more than {UPLOAD_PAGES:,}")
+        if num > self.limits.pages:
+            raise RandSlotError(f"{file.name} has {num:,} pages, more than {self.limits.pages:,}")
         summary = self.library.add([file], workers=1, progress=tell)
         if summary.failed:
             raise RandSlotError(next(iter(summary.failed.values())))
