@@ -104,7 +104,10 @@ def draw_readouts(
         1, 3, figsize=(3.3 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
     )
     figure.get_layout_engine().set(**APART)
-    everything = [*full.values(), *(value for runs in without.values() for line in runs.values() for value in line)]
+    everything = list(full.values())
+    for runs in without.values():
+        for line in runs.values():
+            everything += line
     room = 0.08 * (max(everything) - min(everything) + 1)
     for axes, (side, runs) in zip((left, middle), without.items(), strict=True):
         for number, (name, values) in enumerate(runs.items()):

@@ -15,7 +15,7 @@ STYLES = ("md", "csv", "latex")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads; numbers are rounded to `digits` when shown, and whole in CSV. None is shown as "-"."""
+    """Rows under heads; numbers are rounded to `digits` when shown, but not in CSV. None is shown as "-"."""
 
     title: str
     heads: list[str]
@@ -64,7 +64,7 @@ def _csv(table: Table) -> str:
 def _latex(table: Table) -> str:
     def escape(text: str) -> str:
         special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-        return "".join(special.get(letter, f"\\{letter}" if letter in "&%_#{}$" else letter) for letter in text)
+        return "".join(special.get(char, f"\\{char}" if char in "&%_#{}$" else char) for char in text)
 
     texts = [table.heads, *([table.show(cell) for cell in row] for row in table.rows)]
     lines = [" & ".join(escape(text) for text in row) + r" \\" for row in texts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,11 @@ def sweep_budgets(runs: Sequence[Run], num_vectors: int = 4) -> Table:
     budgets = range(1, most + 1)
     rows: list[list[Cell]] = []
     for run in runs:
-        scores = score_views(run, [_view(side, num, num_vectors) for side in VARIED for num in budgets])
+        views = {side: [_view(side, num, num_vectors) for num in budgets] for side in VARIED}
+        scores = score_views(run, list(chain.from_iterable(views.values())))
         for side in VARIED:
-            swept = [macro(scores[_view(side, num, num_vectors)]) for num in budgets]
-            rows.append([run.name, side, *swept])
-    title = f"Budgets: nDCG@5 with so many vectors; where one side varies, the other has {num_vectors}"
+            rows.append([run.name, side, *(macro(scores[view]) for view in views[side])])
+    title = f"Budgets: nDCG@5 by the number of vectors; where one side varies, the other has {num_vectors}"
     return Table(title, ["run", "side", *map(str, budgets)], rows)
 
 

@@ -101,10 +101,9 @@ def measure_files(runs: Sequence[Run]) -> Table:
     for run in runs:
         folders: set[Path] = set()
         keys: set[str] = set()
-        for parts in run.tasks.values():
-            for part in parts:
-                folders.add(part.folders["page"])
-                keys.update(part.judged.page_keys)
+        for part in run.parts():
+            folders.add(part.folders["page"])
+            keys.update(part.judged.page_keys)
         size = 0
         for folder in folders:
             size += sum(file.stat().st_size for file in folder.glob("*.safetensors"))

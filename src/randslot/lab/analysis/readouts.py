@@ -10,7 +10,7 @@ from ...errors import UsageError
 from ...model.reader import SIDES, Side
 from ...tables import Cell, Table
 from .runs import Run
-from .views import full_view, macro, need_readouts, score_views
+from .views import View, full_view, macro, need_readouts, score_views
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Readouts:
 
 
 def intervene(run: Run, num_vectors: int = 4) -> Readouts:
-    """Score a run with only one readout of a side and without it, the other side whole.
+    """Score a run with only one readout of a side and without it, with all readouts of the other side.
 
     Errors: UsageError for fewer than two readouts, or for vectors that the run does not have.
     """
@@ -49,16 +49,19 @@ def intervene(run: Run, num_vectors: int = 4) -> Readouts:
         raise UsageError(f"readouts need at least 2 vectors a side, not {num_vectors}: one cannot be taken away")
     need_readouts(run, num_vectors, "the table of readouts")
     full = full_view(num_vectors)
-    places = range(num_vectors)
-    only = {side: [full.change(side, [place]) for place in places] for side in SIDES}
-    without = {side: [full.change(side, [k for k in places if k != place]) for place in places] for side in SIDES}
-    views = [full, *(view for views in (only, without) for side in views.values() for view in side)]
+    only: dict[Side, list[View]] = {}
+    without: dict[Side, list[View]] = {}
+    views = [full]
+    for side in SIDES:
+        only[side] = [full.change(side, [place]) for place in range(num_vectors)]
+        without[side] = [full.drop(side, place) for place in range(num_vectors)]
+        views += [*only[side], *without[side]]
     scores = score_views(run, views)
     return Readouts(
         run.name,
         scores[full],
-        {side: [scores[view] for view in views] for side, views in only.items()},
-        {side: [scores[view] for view in views] for side, views in without.items()},
+        {side: [scores[view] for view in only[side]] for side in SIDES},
+        {side: [scores[view] for view in without[side]] for side in SIDES},
     )
 
 

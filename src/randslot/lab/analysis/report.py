@@ -107,7 +107,7 @@ def make_readouts(subject: Subject) -> Section:
 
     found = [intervene(run, subject.num_vectors) for run in subject.runs]
     text = (
-        "The score when only one readout of a side is kept, or all but one, the other side being whole. A removal that "
+        "The score when only one readout of a side is kept, or all but one, with all of the other side. A removal that "
         "costs much is a readout that the others cannot replace; a negative one is better left out. Gains of joint "
         "use say how much all page readouts find beyond the best single one: in each task its own best, and last "
         "(bold, behind the line) one fixed readout for all tasks. The best one is chosen on the same results: a "

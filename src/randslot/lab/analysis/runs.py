@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -71,10 +72,13 @@ class Run:
     left_out: tuple[str, ...] = ()
     has_prefixes: bool = True
 
+    def parts(self) -> list[Part]:
+        """Return the parts of all tasks."""
+        return list(chain.from_iterable(self.tasks.values()))
+
     def page_shape(self) -> tuple[int, int]:
         """Return how many vectors its pages have, and of which dimension."""
-        first = next(iter(self.tasks.values()))[0]
-        num, dim = first.load()[1].shape[1:]
+        num, dim = self.parts()[0].load()[1].shape[1:]
         return num, dim
 
 

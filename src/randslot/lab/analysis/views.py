@@ -33,6 +33,11 @@ class View:
         """Return this view with other readouts on one side."""
         return View(tuple(readouts), self.page) if side == "query" else View(self.query, tuple(readouts))
 
+    def drop(self, side: Side, place: int) -> View:
+        """Return this view without one readout of a side."""
+        readouts = self.query if side == "query" else self.page
+        return self.change(side, [readout for readout in readouts if readout != place])
+
 
 def full_view(num_query: int, num_page: int | None = None) -> View:
     """Return the view of the first readouts of each side."""

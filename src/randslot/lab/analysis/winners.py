@@ -68,7 +68,7 @@ def count_winners(run: Run, num_vectors: int = 4) -> Winners:
     need_readouts(run, num_vectors, "the table of winners")
     counts = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
     pairs = ties = distinct = 0
-    for part in (part for parts in run.tasks.values() for part in parts):
+    for part in run.parts():
         for _, queries, pages in positive_pairs(part, num_vectors):
             winners, tied = find_winners(queries, pages)
             won = torch.nn.functional.one_hot(winners, num_vectors)
@@ -82,15 +82,10 @@ def positive_pairs(part: Part, num_vectors: int) -> Iterator[tuple[Tensor, Tenso
     """Yield pairs in blocks: the number of each query (N,), and the first vectors of it and of its page (N, K, D)."""
     queries_QKD, pages_PKD = part.load()
     place = {id: index for index, id in enumerate(part.judged.page_ids)}
-    pairs = torch.tensor(
-        [
-            (query, place[page])
-            for query, grades in enumerate(part.judged.grades)
-            for page, grade in grades.items()
-            if grade > 0 and page in place
-        ]
-    )
-    for block in pairs.split(PAIRS):
+    pairs = []
+    for query, grades in enumerate(part.judged.grades):
+        pairs += [(query, place[page]) for page, grade in grades.items() if grade > 0 and page in place]
+    for block in torch.tensor(pairs).split(PAIRS):
         yield block[:, 0], queries_QKD[block[:, 0], :num_vectors], pages_PKD[block[:, 1], :num_vectors]
 
 
@@ -105,10 +100,9 @@ def list_winners(found: Sequence[Winners]) -> Table:
 
 def list_shares(found: Sequence[Winners]) -> Table:
     """Return the share of each page readout in the wins for each query readout, in percent."""
-    rows: list[list[Cell]] = [
-        [winners.name, f"d{place}", *(100 * share for share in shares)]
-        for winners in found
-        for place, shares in enumerate(winners.shares.tolist(), start=1)
-    ]
+    rows: list[list[Cell]] = []
+    for winners in found:
+        for place, shares in enumerate(winners.shares.tolist(), start=1):
+            rows.append([winners.name, f"d{place}", *(100 * share for share in shares)])
     heads = ["run", "wins of", *(f"for q{place}" for place in range(1, len(found[0].counts) + 1))]
     return Table("Share of each page readout in the wins for each query readout, in percent", heads, rows)

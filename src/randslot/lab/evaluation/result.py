@@ -14,7 +14,7 @@ from ...errors import RandSlotError, UsageError
 from ...files import write_json
 from ...model.reader import Side
 
-CUTS = (5, 10)  # nDCG is computed on so many pages of a ranking
+CUTS = (5, 10)  # nDCG@5 and nDCG@10
 NUMBER = (int, float)
 WORDS: dict[Any, str] = {str: "text", int: "a whole number", NUMBER: "a number", dict: "a table", list: "a list"}
 # What marks a file as a result, and what it must have then; the rest is for people.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,7 +124,9 @@ def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path 
     for benchmark in benchmarks:
         if benchmark not in TASKS:
             raise UsageError(f"unknown benchmark {benchmark!r}; known ones: {', '.join(TASKS)}")
-    chosen = [(benchmark, name) for benchmark in benchmarks or TASKS for name in TASKS[benchmark]]
+    chosen: list[tuple[str, str]] = []
+    for benchmark in benchmarks or TASKS:
+        chosen += [(benchmark, name) for name in TASKS[benchmark]]
     if names:
         wanted = [_match(name, chosen) for name in names]
         chosen = [pair for pair in chosen if pair in wanted]
@@ -141,8 +144,7 @@ def _match(name: str, among: list[tuple[str, str]]) -> tuple[str, str]:
 def word_of(task: str) -> str:
     """Return the word for a task on the command line: finance_en for Vidore3FinanceEnRetrieval."""
     middle = MTEB_NAMES[task].removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
-    letters = [f"_{a}" if a.isupper() and not b.isupper() else a for a, b in zip(middle[1:], middle, strict=False)]
-    return (middle[0] + "".join(letters)).lower()
+    return re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle).lower()
 
 
 def _plain(name: str) -> str:

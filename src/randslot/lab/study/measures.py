@@ -40,7 +40,7 @@ class Measured:
 
 
 def compute_measures(sums_TC: Array, sizes_T: Array) -> Array:
-    """Return the measures (..., M) from sums over the queries of each task (..., T, C), of which there are so many.
+    """Return the measures (..., M) from sums over the queries of each task (..., T, C), and the number of these (T,).
 
     Scores and joint-use gain are in percent, each task counted alike; H and U are over the pairs of all tasks.
     """
@@ -62,7 +62,10 @@ def _places(names: Sequence[str]) -> list[int]:
 
 def measure_rows(rows: Sequence[Row], *, draws: int = DRAWS, seed: int = 42) -> dict[tuple[str, str], Measured]:
     """Measure every arm with every inference."""
-    lines = {(row.arm, inference, row.seed): by for row in rows for inference, by in row.queries.items()}
+    lines: dict[tuple[str, str, int], dict[str, Array]] = {}
+    for row in rows:
+        for inference, by_task in row.queries.items():
+            lines[row.arm, inference, row.seed] = by_task
     tasks = list(next(iter(lines.values())))
     sizes_T = np.array([len(next(iter(lines.values()))[task]) for task in tasks], dtype=float)
     random = np.random.default_rng(seed)

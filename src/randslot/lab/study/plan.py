@@ -96,7 +96,7 @@ class Study:
     reports: list[int]  # of each layout: candidates, best liked first; more of them are harder
     range: list[int]  # where Zero-Feedback shall be on validation pages, nDCG@5 in percent
     side_by_side: int = 2
-    train_reports: int = 0  # make training pages from so many reports; 0: the recipe's data
+    train_reports: int = 0  # how many reports training pages are made from; 0: the recipe's data
     set: dict[str, Any] = field(default_factory=dict)  # other values for the recipe, the same for all runs
     extra: list[Extra] = field(default_factory=list)
 
@@ -127,7 +127,7 @@ class Study:
     def inferences(self, arm: str) -> list[str]:
         """Return what is appended at inference: random slots may be replaced by zeros."""
         slots = str(self._changes(arm)["slots"])
-        return ["random", "zero"] if slots == METHOD else [slots]
+        return [METHOD, BASE] if slots == METHOD else [slots]
 
     def jobs(self, steps: int, reports: int) -> list[Job]:
         """Return all runs, seed by seed: those of the strategies, then those of extras."""
@@ -192,13 +192,13 @@ class Study:
 
 
 def make_set(folder: Path, setting: str, **options: Any) -> None:
-    """Write a set of pages, whole or not at all, if it is not there yet.
+    """Write a set of pages, all of it or nothing, if it is not there yet.
 
     Errors: UsageError if it was made with other options, naming the study's setting that decides them.
     """
-    made, told = folder / MADE, json.dumps(options) + "\n"
+    made, content = folder / MADE, json.dumps(options) + "\n"
     if folder.is_dir():
-        if not made.is_file() or made.read_text(encoding="utf-8") != told:
+        if not made.is_file() or made.read_text(encoding="utf-8") != content:
             raise UsageError(
                 f"{folder} was made with another {setting}: put that back in the study's file, or remove {folder}"
             )
@@ -206,7 +206,7 @@ def make_set(folder: Path, setting: str, **options: Any) -> None:
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     write_set(part, **options)
-    (part / MADE).write_text(told, encoding="utf-8")
+    (part / MADE).write_text(content, encoding="utf-8")
     part.rename(folder)
 
 

@@ -78,7 +78,8 @@ class Report:
         # The five strategies as they are trained, then zeros at inference, then extras.
         self.keys: list[Key] = [(arm, arm) for arm in STRATEGIES]
         self.keys.append((METHOD, BASE))
-        self.keys += [key for extra in study.extra for key in self.found if key[0] == extra.name]
+        for extra in study.extra:
+            self.keys += [key for key in self.found if key[0] == extra.name]
 
     def name(self, key: Key) -> str:
         arm, inference = key
@@ -203,8 +204,7 @@ differences, not levels. With several seeds the paper has only two of its 3B mod
         for key in self.keys:
             lines.append([self.name(key), *(_spread(self.found[key].seeds(f"k{num}")) for num in COUNTS)])
             for side in SIDES:
-                sweeps = zip(*(record.budgets[side] for record in self.records(key)), strict=True)
-                sides.append([self.name(key), side, *map(mean, sweeps)])
+                sides.append([self.name(key), side, *_means([record.budgets[side] for record in self.records(key)])])
         for method in STRATEGIES.values():
             if scores := paper_budgets(method):
                 lines.append([f"the paper's 3B: {method}", *scores])
@@ -260,13 +260,13 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         for key in self.keys:
             records = self.records(key)
             for side in SIDES:
-                only = [mean(values) for values in zip(*(record.only[side] for record in records), strict=True)]
+                only = _means([record.only[side] for record in records])
                 lost = [self._full(key) - score for score in self._without(key, side)]
                 lines.append([self.name(key), side, *only, *lost])
         return lines
 
     def _paper_interventions(self) -> list[list[Cell]]:
-        kinds = [f"{kind} r{k}" for kind in ("single", "removal") for k in PLACES]
+        kinds = [*(f"single r{k}" for k in PLACES), *(f"removal r{k}" for k in PLACES)]
         lines: list[list[Cell]] = []
         for method in STRATEGIES.values():
             for side in SIDES:
@@ -278,7 +278,7 @@ best in each task. The best one is chosen on the same results: a diagnosis.
     def _gains(self) -> list[list[Cell]]:
         lines: list[list[Cell]] = []
         for key in self.keys:
-            by_seed = [mean(values) for values in zip(*self._task_gains(key).values(), strict=True)]
+            by_seed = _means(list(self._task_gains(key).values()))
             paper = [paper_value("figure5", self.name(key), column) for column in ("joint-use gain", "mean task gain")]
             lines.append([self.name(key), _spread(self.found[key].seeds("gain"), 2), _spread(by_seed, 2), *paper])
         return lines
@@ -287,7 +287,7 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         return mean(record.full for record in self.records(key))
 
     def _without(self, key: Key, side: Side) -> list[float]:
-        return [mean(scores) for scores in zip(*(one.without[side] for one in self.records(key)), strict=True)]
+        return _means([record.without[side] for record in self.records(key)])
 
     def _task_gains(self, key: Key) -> dict[str, list[float]]:
         """Return by task, seed by seed, what all page readouts gain over the one that is best there."""
@@ -344,8 +344,8 @@ and nothing for one strategy alone. Rate, batch and data are those of the recipe
         ]
         for earlier in self.choice.get("before", []):
             changed = [f"{name} = {value}" for name, value in earlier["rule"].items() if value != rule[name]]
-            told = f"before, with {', '.join(changed) or 'other settings'}"
-            lines += [[*tried.values(), told] for tried in earlier["tried"]]
+            note = f"before, with {', '.join(changed) or 'other settings'}"
+            lines += [[*tried.values(), note] for tried in earlier["tried"]]
         if self.choice.get("before"):
             words += "\nThe rule was changed on the way, when what the table calls *before* had been tried.\n"
         table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
@@ -429,6 +429,11 @@ def _fill(text: str) -> str:
             end = "\n" if part.endswith("\n") else ""
             filled.append(textwrap.fill(part, 120, break_on_hyphens=False, break_long_words=False) + end)
     return "\n\n".join(filled)
+
+
+def _means(lists: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of the first values of some lists, of the second ones, and so on."""
+    return [mean(values) for values in zip(*lists, strict=True)]
 
 
 def _spread(values: Sequence[float], digits: int = 1) -> str:
