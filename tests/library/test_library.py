@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sentence_transformers import MultiVectorEncoder
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
@@ -562,6 +563,22 @@ def test_a_library_remembers_its_model(tmp_path, saved, papers):
     assert record["format"] == 1
     wanted = {"slots": "random", "inference": "zero", "page_vectors": 4, "dimension": 64, "revision": None}
     assert wanted.items() <= record["model"].items()
+
+
+def test_a_model_that_plain_sentence_transformers_loaded_is_the_same_model(tmp_path, saved, papers):
+    plain = MultiVectorEncoder(str(saved), device="cpu", trust_remote_code=True)
+    with Library(tmp_path / "lib", plain) as library:
+        library.add(papers)
+        hits = library.search("tax", 3)
+    with Library(tmp_path / "lib", randslot.load(saved)) as library:
+        assert library.search("tax", 3) == hits
+    with pytest.raises(UsageError, match="takes a loaded model, or the folder or hub id of one, not int"):
+        Library(tmp_path / "lib", 7)
+
+
+def test_the_old_name_of_the_location_still_works(library):
+    with pytest.warns(DeprecationWarning, match=r"Library\.home is now Library\.location"):
+        assert library.home is library.location
 
 
 def test_budgets_of_a_new_library_are_remembered(tmp_path, saved, papers):

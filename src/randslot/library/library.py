@@ -25,7 +25,7 @@ from ..model.hub import EMBEDDED
 from ..model.reader import Identity, PageReader
 from ..pages import open_page, short
 from .address import is_address, read_address
-from .binding import check_model, load_bound, read_binding
+from .binding import as_reader, check_model, load_bound, read_binding
 from .filters import check_metadata, make_where
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
@@ -85,7 +85,7 @@ class Library:
         if isinstance(model, Identity):
             binding = model
         else:
-            self._model = _load(model) if isinstance(model, str | os.PathLike) else model
+            self._model = _load(model) if isinstance(model, str | os.PathLike) else as_reader(model)
             binding = self._model.identity
         self.location.write({"format": FORMAT, "model": binding.as_dict()})
         return binding
@@ -101,8 +101,8 @@ class Library:
         elif isinstance(model, str | os.PathLike):
             self._model = load_bound(binding, os.fspath(model), self.name)
         elif model is not None:
-            check_model(binding, model.identity, self.name)
-            self._model = model
+            self._model = as_reader(model)
+            check_model(binding, self._model.identity, self.name)
         return binding
 
     @property
