@@ -382,7 +382,9 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     with randslot.Library(folder / "library", "embedded") as library:
         summary = library.add(folder, batch=16)
         right, found = (library.search_all(queries, HITS, exact=exact) for exact in (True, False))
-        ids = [page_id(file, number + 1) for file, num in library.store.counts().items() for number in range(num)]
+        ids = []
+        for file, num in library.store.counts().items():
+            ids += [page_id(file, number) for number in range(1, num + 1)]
         pages = list(library.store.read(ids).values())
         vectors = library.model.embed_queries(queries)
     as_if_large = Tuning(codes_from=0)

@@ -129,10 +129,13 @@ def measure(what: str, service: tuple[str, int], questions: list[str], clients: 
     passed = time.perf_counter() - start
     if uploader:
         uploader.join()
-    errors = [error for visitor in visitors for error in visitor.errors]
+    errors: list[str] = []
+    took: list[float] = []  # milliseconds of each search
+    for visitor in visitors:
+        errors += visitor.errors
+        took += [1000 * seconds for seconds in visitor.seconds]
     if errors:
         sys.exit(f"{len(errors)} of {clients} clients met an error: {errors[0]}")
-    took = [1000 * one for visitor in visitors for one in visitor.seconds]
     return {
         "what": what,
         "clients": clients,

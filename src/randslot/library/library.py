@@ -350,6 +350,9 @@ def open_location(place: Name, *, create: bool) -> Location:
     return FolderLocation(Path(place).expanduser(), create=create)
 
 
+open_home = open_location  # its name in earlier versions
+
+
 def _load(model: Name) -> PageReader:
     from ..model.remote_model import open_model  # takes seconds
 
