@@ -181,45 +181,33 @@ def _run_all(study: Study, choice: dict[str, Any], pool: Executor, console: Cons
 def run_jobs(study: Study, jobs: Sequence[Job], pool: Executor, watch: Watch) -> dict[Job, Scores]:
     """Do jobs, some side by side, and return what each found; one that fails does not stop the others.
 
-    Errors: RandSlotError in the end that names those that failed, or that were not finished when a process died.
+    If a process dies, the pool ends, and all that are not finished have failed.
+
+    Errors: RandSlotError in the end that names those that failed.
     """
     from .work import run_job
 
     futures = {pool.submit(run_job, study, job): job for job in jobs}
     found: dict[Job, Scores] = {}
-    failed: list[Job] = []
     try:
         with watch:
             for future in watch.follow(futures):
                 job = futures[future]
                 try:
                     found[job] = future.result()
-                except BrokenProcessPool:
-                    break
-                except RandSlotError as error:
-                    failed.append(job)
+                except (RandSlotError, BrokenProcessPool) as error:
                     watch.count(job, f"failed: {error}")
                 else:
                     watch.count(job, "done")
     except KeyboardInterrupt:
         watch.console.print("stopped: the same command goes on")
         raise
-    unfinished = [job for job in jobs if job not in found and job not in failed]
-    if unfinished:
+    if failed := [job.name for job in jobs if job not in found]:
         raise RandSlotError(
-            f"a process of the study died: {_names([*failed, *unfinished])} are not finished; "
-            f"see {study.path('logs')}, and run the same command again"
-        )
-    if failed:
-        raise RandSlotError(
-            f"{len(failed)} of {len(jobs)} runs failed: {_names(failed)}; "
+            f"{len(failed)} of {len(jobs)} runs failed: {', '.join(failed)}; "
             f"see {study.path('logs')}, and run the same command again"
         )
     return found
-
-
-def _names(jobs: Sequence[Job]) -> str:
-    return ", ".join(job.name for job in jobs)
 
 
 class Watch:
