@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.reader import SIDES
 from ...tables import Cell, Table
 from .compare import ALL, DRAWS, LEVEL, judge_tasks
 from .runs import Run
@@ -15,7 +16,7 @@ from .views import View, full_view, macro, need_prefixes, need_readouts, score_p
 
 MOST = 8
 SWEEP = "the budget sweep"
-VARIED = ("both", "query", "page")  # the side that varies
+VARIED = ("both", *SIDES)  # the side that varies
 
 
 def sweep_budgets(runs: Sequence[Run], num_vectors: int = 4) -> Table:
