@@ -78,7 +78,7 @@ def test_an_image_has_no_text(renderers, tmp_path):
 
 def test_text_of_a_broken_file_is_one_line_without_its_name(renderers, tmp_path):
     (tmp_path / "x.pdf").write_bytes(b"%PDF-1.4 torn")
-    with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is broken"):
+    with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is corrupt, or not a PDF"):
         renderers.read_text(str(tmp_path / "x.pdf"), 1)
     with pytest.raises(RandSlotError, match=r"^PDF not found$"):
         renderers.read_text(str(tmp_path / "gone.pdf"), 1)
