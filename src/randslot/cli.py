@@ -20,6 +20,7 @@ EXTRAS = {
     "pyarrow": "train",
     "tensorboard": "train",
     "mteb": "evaluate",
+    "pydantic": "evaluate",
     "fastapi": "serve",
     "uvicorn": "serve",
     "grpc": "qdrant",

@@ -1,5 +1,6 @@
 """The name by which saved models know their module: `randslot.encoder.SlotEncoder` stands in their modules.json."""
 
 from .model.encoder import SlotEncoder
+from .model.settings import Settings
 
-__all__ = ["SlotEncoder"]
+__all__ = ["Settings", "SlotEncoder"]

@@ -1,4 +1,4 @@
-"""Modules that were somewhere else before: their old paths still work, and say once where they are now."""
+"""Modules that were somewhere else before: they can still be imported by their old paths, with a warning."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ MOVED = {
     "library.cluster": "library.reading.ray",
     "library.files": "library.sources",
     "library.home": "library.location",
-    "library.memory": "library.stores.memory",
     "library.qdrant": "library.stores.edge",
     "library.renderers": "library.reading.workers",
     "library.rendering": "library.reading.ray_tasks",
-    "library.server": "library.stores.server",
+    "library.server": "library.stores.server_location",
     "library.store": "library.stores.store",
     "library.worker": "library.reading.worker",
     "readout": "model.readout",
@@ -38,7 +37,24 @@ MOVED = {
     "study": "lab.study",
     "training.reading": "training.reading_loss",
     "training.run": "training.train",
-    "training.vision": "training.still_vision",
+    "training.vision": "model.still_vision",
+}
+# Names that are in another module than the rest of theirs, or are called otherwise now.
+RENAMED = {
+    "backbone.Content": "model.content.Content",
+    "backbone.LinearPatches": "model.families.qwen_vl.LinearPatches",
+    "backbone.make_tokenizer": "model.tokenizer.make_tokenizer",
+    "client.is_url": "model.remote_model.is_url",
+    "export.describe": "model.export.describe_serving",
+    "hub.read_json": "files.read_json",
+    "library.cluster.OnRay": "library.reading.ray.RayReader",
+    "library.home.Home": "library.location.Location",
+    "library.server.Server": "library.stores.server_location.ServerLocation",
+    "library.server.ServerStore": "library.stores.server.ServerStore",
+    "library.server.connect": "library.stores.connection.connect",
+    "library.store.Found": "library.stores.store.StoreHit",
+    "slots.SIDES": "model.reader.SIDES",
+    "slots.Side": "model.reader.Side",
 }
 
 
@@ -82,6 +98,10 @@ class Alias(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        old = f"{self.__name__.partition('.')[2]}.{name}"
+        if old in RENAMED:
+            module, _, new = RENAMED[old].rpartition(".")
+            return getattr(import_module(f"{__package__}.{module}"), new)
         return getattr(self._new, name)
 
 
