@@ -146,6 +146,16 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     expect(page.locator("#hits li")).to_have_count(3)
 
 
+def test_what_is_typed_stays_when_an_upload_is_done(page, tmp_path):
+    from playwright.sync_api import expect
+
+    file = {"name": "typed.pdf", "mimeType": "application/pdf", "buffer": pdf(tmp_path, 1, (250, 250))}
+    page.get_by_label("Choose files").set_input_files([file])
+    page.get_by_label("Search the pages").fill("half a que")
+    expect(page.locator("#hits li").filter(has_text="typed.pdf")).to_have_count(1)
+    expect(page.get_by_label("Search the pages")).to_have_value("half a que")
+
+
 def test_files_can_be_dropped(page, tmp_path):
     from playwright.sync_api import expect
 

@@ -50,7 +50,10 @@ async function show() {
   shown = new URLSearchParams(location.search);
   const changed = (name) => shown.get(name) !== before.get(name);
   try {
-    if (changed("q") || changed("in") || !before.has("ready")) await search();
+    if (changed("q") || changed("in") || !before.has("ready")) {
+      [$("query").value, $("source").value] = [shown.get("q") ?? "", shown.get("in") ?? ""];
+      await search();
+    }
     shown.set("ready", "");
     await open();
   } catch (error) {
@@ -64,7 +67,6 @@ let asked = 0; // answers to older searches are dropped
 
 async function search() {
   const [query, source] = [shown.get("q") ?? "", shown.get("in") ?? ""];
-  [$("query").value, $("source").value] = [query, source];
   const number = ++asked;
   document.title = query ? `${query} - RandSlot` : "RandSlot";
   if (query) say("Searching ...");
