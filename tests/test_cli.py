@@ -29,6 +29,7 @@ def manual(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_from_a_folder_of_pdfs_to_a_model(manual, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "pairs", str(manual), "-o", "pairs.jsonl") == 0

@@ -12,6 +12,8 @@ from randslot.cli import app
 from randslot.demo import run_demo
 from randslot.errors import UsageError
 
+pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.slow]
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):

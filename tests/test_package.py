@@ -121,7 +121,7 @@ def test_only_the_families_know_themselves_by_name():
 
 
 def test_no_list_of_strategies_stands_outside_the_model_package():
-    """Two names of strategies in one tuple, list, set or dictionary are a list of them; the paper's claims name some."""
+    """Two names of strategies in one tuple, list, set or dictionary are a list; the paper's claims name some."""
     for name, file in find_modules().items():
         if name.startswith(("model.", "lab.study.claims")):
             continue

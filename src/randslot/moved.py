@@ -42,7 +42,6 @@ MOVED = {
 # Names that are in another module than the rest of theirs, or are called otherwise now.
 RENAMED = {
     "backbone.Content": "model.content.Content",
-    "backbone.LinearPatches": "model.families.qwen_vl.LinearPatches",
     "backbone.make_tokenizer": "model.tokenizer.make_tokenizer",
     "client.is_url": "model.remote_model.is_url",
     "export.describe": "model.export.describe_serving",

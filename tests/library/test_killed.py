@@ -20,6 +20,8 @@ from randslot.library.library import Library
 from support.libraries import scores, visible, write_tiff
 from support.qdrant_server import serving
 
+pytestmark = [pytest.mark.xdist_group("killed"), pytest.mark.slow]
+
 KILLS, FILES = 12, 6
 
 

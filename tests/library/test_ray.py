@@ -21,7 +21,11 @@ from support.libraries import same, write_tiff
 from support.pdf import write_pdf
 from support.qdrant_server import serving
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of Ray's own
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,7 @@ def test_a_collection_is_made_for_pages(standin, dim, codes):
         again.close()
 
 
+@pytest.mark.slow
 def test_requests_stay_below_the_limit(standin):
     pages = random_pages(700)
     connection = connect(read_address(standin.url))
@@ -351,6 +352,7 @@ except RandSlotError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_an_address_with_tls_trusts_only_what_it_should(tmp_path):
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -478,6 +480,7 @@ def test_without_the_lease_nothing_is_written(standin, model):
 # -- commands
 
 
+@pytest.mark.slow
 def test_the_commands_are_the_same(standin, saved, papers):
     def run(*words: str) -> str:
         answer = CliRunner().invoke(app, list(words))

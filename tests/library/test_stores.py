@@ -270,6 +270,7 @@ store.optimize()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc, to see the memory of a process")
 def test_memory_of_its_own_does_not_grow_with_the_pages(tmp_path):
     """Mapped files do not count: the system takes their memory back when it needs it."""

@@ -180,6 +180,7 @@ def test_a_server_finds_the_files_it_wants(family, tmp_path):
     assert not (tmp_path / "out" / "modules.json").exists()  # vLLM would take it for another kind of model
 
 
+@pytest.mark.slow
 def test_merged_in_bfloat16_the_vectors_stay_close(family, pages, tmp_path):
     """Rounding the merged weights moves a vector no more than running in bfloat16 does anyway."""
     model = adapted(family)

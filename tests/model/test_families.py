@@ -110,7 +110,7 @@ def test_it_learns_to_find_texts(shape, micro_batch):
     queries, pages = [f"about {word}" for word in words], [f"{word} {word} {word}" for word in words]
     loss = Loss(model, temperature=0.07, batch=4, micro_batch=micro_batch, mask_repeats=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(12):
+    for _ in range(40):
         features = [model.preprocess(queries, task="query"), model.preprocess(pages, task="document")]
         loss(features).backward()
         optimizer.step()

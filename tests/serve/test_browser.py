@@ -15,7 +15,11 @@ from support.services import SCRIPT, TOKEN, listening, pdf, serving
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 60  # on a busy machine
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from randslot.library.library import Library
 from randslot.serve.listen import Visitors, is_local, listen, show_address
 from support.services import TOKEN, pdf
 
+pytestmark = [pytest.mark.xdist_group("listen"), pytest.mark.slow]
+
 
 @pytest.mark.parametrize(
     ("arguments", "error"),

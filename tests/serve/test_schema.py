@@ -12,6 +12,8 @@ from randslot.serve.app import make_app
 from randslot.serve.guard import LOCAL, Access
 from support.services import documents
 
+pytestmark = [pytest.mark.xdist_group("schema"), pytest.mark.slow]
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations among its own dependencies
     import schemathesis

@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from randslot.training.loss import Loss, find_repeats, score
 from support.models import STRATEGIES, make, noise, safe_half_precision
 
+pytestmark = pytest.mark.xdist_group("loss")
+
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 QUERIES = [f"query number {i * 7}" for i in range(8)]
 

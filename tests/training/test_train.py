@@ -58,6 +58,7 @@ def test_learning_is_real_for_every_strategy(strategy, tmp_path):
     assert values[-1] < 0.1 < 1.0 < values[0]
 
 
+@pytest.mark.slow
 def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
     model = randslot.train(small(data, tmp_path / "run", slots="fixed", lora=True, save_every=2))
     folder = tmp_path / "run"
@@ -205,6 +206,7 @@ def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
     randslot.train(recipe | {"output": f"{tmp_path}/./run", "micro_batch": 1}, resume=True)  # these may differ
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_nothing_starts_again(data, tmp_path):
     (data.parent / "staff.png").rename(data.parent / "away.png")
     (data.parent / "staff.png").write_bytes(b"not an image")

@@ -61,6 +61,7 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_report_has_all_tables_and_figures_and_encodes_nothing(results, tmp_path, monkeypatch):
     monkeypatch.setattr(randslot.SlotEncoder, "forward", None)
     moved = shutil.copytree(results, tmp_path / "moved")  # vectors are found from where the results are
@@ -90,6 +91,7 @@ def test_gains_beyond_four_vectors_have_intervals(results):
     assert judge_budgets(runs, 8).rows == []
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_figures(results, tmp_path):
     for name in ("one", "two"):
         run("analyse", "budgets", results, "-o", tmp_path / name)

@@ -252,6 +252,7 @@ def test_pages_of_other_settings_are_not_used(tmp_path, no_pages):
         choose(replace(study, layouts=study.layouts[::-1]), Scorer({}), Console(quiet=True))
 
 
+@pytest.mark.slow
 def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, no_pages):
     study = small_study(tmp_path, lengths=[3], reports=[2], range=[50, 80])
     [extra] = study.extra
@@ -437,6 +438,7 @@ def write_rows(study: Study, effects: dict[tuple[str, str], dict[str, float]], n
         write_row(Path(study.results), row)
 
 
+@pytest.mark.slow
 def test_a_report_from_rows_alone(tmp_path):
     """No model, no pages, no backbone; twice the same bytes; the numbers are those of the rows."""
     study = small_study(tmp_path)
@@ -476,6 +478,7 @@ def test_the_committed_report_says_what_its_rows_say(monkeypatch):
     assert text == Path("docs/study-small.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
     study = small_study(tmp_path)
     with pytest.raises(UsageError, match=r"no rows of 12 of 12 runs \(random-42, zero-42, fixed-42 and others\)"):

@@ -24,6 +24,8 @@ from randslot.lab.study.measures import FULL, measure_rows
 from randslot.lab.study.plan import Study, read_study
 from randslot.lab.study.rows import read_rows
 
+pytestmark = [pytest.mark.xdist_group("study"), pytest.mark.slow]
+
 SMOKE = Path(__file__).parent.parent.parent.parent / "studies" / "smoke.toml"
 RUNS = 12
 
