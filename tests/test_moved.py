@@ -66,6 +66,7 @@ def test_every_renamed_name_is_there(old):
     assert found is getattr(import_module(f"randslot.{home}"), new)
 
 
+@pytest.mark.slow
 def test_an_old_path_warns_once():
     code = "import randslot.slots, randslot.slots; from randslot.slots import Zero; print(Zero.title)"
     run = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)

@@ -95,6 +95,7 @@ def test_packages_import_their_own_files_only():
                 assert node.module in ("errors",), file
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_model_package_looks_behind_its_face():
     """No inner module, no pixel keys, no family names: `RandSlotModel` and `PageReader` say all."""
     behind = re.compile(r"model\[0\]|pixel_values|image_grid_thw|qwen|isinstance\([^)]*SlotEncoder", re.IGNORECASE)
@@ -109,6 +110,7 @@ def test_nothing_outside_the_model_package_looks_behind_its_face():
         assert not found, f"{name}: {found}"
 
 
+@pytest.mark.slow
 def test_only_the_families_know_themselves_by_name():
     """In code: examples in docstrings and the texts of errors may name them."""
     for name, file in find_modules().items():
@@ -132,6 +134,7 @@ def test_no_list_of_strategies_stands_outside_the_model_package():
             assert len(named) < 2, f"{name}, line {node.lineno}: {named}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "home"),
     [
@@ -169,6 +172,7 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library", "export"]
 )
@@ -206,5 +210,6 @@ def test_the_compose_file_starts_three_nodes_that_know_each_other():
     assert len(set(volumes)) == 3
 
 
+@pytest.mark.slow
 def test_tables_in_the_docs_are_what_the_results_say():
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], check=True)

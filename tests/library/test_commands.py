@@ -18,6 +18,8 @@ from randslot.library.library import Library
 from support.libraries import write_tiff
 from support.models import noise
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
@@ -244,7 +246,6 @@ def test_names_are_printed_as_they_are(run, tmp_path, saved):
     assert len(out.splitlines()) == 2
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, saved, model):
     """In a real process, while it reads pages."""
     for number in range(60):

@@ -16,6 +16,8 @@ from randslot.library.library import Library
 from support.libraries import same, scores, write_tiff
 from support.models import noise
 
+pytestmark = pytest.mark.slow
+
 
 def test_there_and_back(url, model, papers, tmp_path):
     with Library(tmp_path / "lib", model) as here, Library(url, here.binding) as there:

@@ -120,6 +120,7 @@ def test_the_second_time_nothing_is_opened(library, papers):
     assert library.files() == before
 
 
+@pytest.mark.slow
 def test_the_model_is_not_loaded_where_nothing_is_to_be_read(tmp_path, saved, papers, monkeypatch):
     with Library(tmp_path / "lib", saved) as library:
         library.add(papers)
@@ -151,6 +152,7 @@ def test_a_folder_that_does_not_open_is_told_and_not_pruned(library, papers, mon
     assert summary.removed == []
 
 
+@pytest.mark.slow
 def test_a_touched_file_is_not_rendered_again(library, papers):
     library.add(papers)
     os.utime(papers / "a.tif", (1, 1))
@@ -160,6 +162,7 @@ def test_a_touched_file_is_not_rendered_again(library, papers):
     assert library.add(papers).unchanged == 3
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_replaced_page_by_page(library, papers):
     library.add(papers)
     before = {hit.page: hit.score for hit in library.search("tax", 9, filters={"source": "a.tif"}, exact=True)}
@@ -173,6 +176,7 @@ def test_a_changed_file_is_replaced_page_by_page(library, papers):
     assert library.verify() == []
 
 
+@pytest.mark.slow
 def test_a_moved_file_is_only_renamed(library, papers):
     library.add(papers, metadata={"year": 2023})
     ids = {hit.id for hit in library.search("tax", 9)}
@@ -185,6 +189,7 @@ def test_a_moved_file_is_only_renamed(library, papers):
     assert len(library.search("tax", 9, filters={"source": "x.tif", "year": 2023})) == 3
 
 
+@pytest.mark.slow
 def test_a_file_moved_over_another_takes_its_place(library, papers):
     library.add(papers)
     (papers / "a.tif").rename(papers / "b.tif")
@@ -195,6 +200,7 @@ def test_a_file_moved_over_another_takes_its_place(library, papers):
     assert library.verify() == []
 
 
+@pytest.mark.slow
 def test_a_copy_is_a_file_of_its_own(library, papers):
     library.add(papers)
     shutil.copy(papers / "a.tif", papers / "copy.tif")
@@ -251,6 +257,7 @@ def test_a_library_that_was_moved_still_has_its_images(tmp_path, model, papers):
         assert library.add([noise(60, 80, 3)]).unchanged == 1
 
 
+@pytest.mark.slow
 def test_metadata_can_be_given_later(library, papers):
     library.add(papers / "a.tif")
     library.add(papers, metadata={"year": 2023, "draft": True})
@@ -265,6 +272,7 @@ def test_metadata_can_be_given_later(library, papers):
 # -- filters
 
 
+@pytest.mark.slow
 def test_filters_all_hold(library, papers):
     library.add(papers / "a.tif", metadata={"kind": "law"})
     library.add(papers / "b.tif", metadata={"kind": "tax"})
@@ -314,6 +322,7 @@ def bad_files(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_bad_files_are_told_and_the_rest_is_indexed(library, papers):
     expected = bad_files(papers)
     (papers / "notes.txt").write_text("mine")
@@ -384,6 +393,7 @@ def test_a_name_that_is_not_text_works(library, tmp_path):
     assert hit.image().size == (40, 40)
 
 
+@pytest.mark.slow
 def test_patterns_links_and_the_librarys_own_folder(library, papers, tmp_path):
     (papers / ".hidden").mkdir()
     shutil.copy(papers / "a.tif", papers / ".hidden" / "h.tif")
@@ -396,6 +406,7 @@ def test_patterns_links_and_the_librarys_own_folder(library, papers, tmp_path):
 # -- stopped in the middle
 
 
+@pytest.mark.slow
 def test_a_stopped_run_shows_only_complete_files_and_goes_on(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader(stop_after=2)) as library:
         with pytest.raises(KeyboardInterrupt):
@@ -409,6 +420,7 @@ def test_a_stopped_run_shows_only_complete_files_and_goes_on(tmp_path, papers):
         assert shown(library) == {"a.tif": [1, 2, 3], "b.tif": [1, 2, 3], "c.png": [1]}
 
 
+@pytest.mark.slow
 def test_until_a_changed_file_is_complete_its_old_pages_are_shown(tmp_path, papers):
     reader = ToyReader()
     with Library(tmp_path / "lib", reader) as library:
@@ -427,6 +439,7 @@ def test_until_a_changed_file_is_complete_its_old_pages_are_shown(tmp_path, pape
         assert library.verify() == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_cannot_be_written_is_one_line(library, papers, monkeypatch):
     def fail(_):
         raise Exception("No space left on device")
@@ -460,6 +473,7 @@ def test_what_was_to_be_deleted_is_deleted_when_opened_again(tmp_path, model, pa
         assert library.verify() == []
 
 
+@pytest.mark.slow
 def test_searching_while_another_thread_indexes(library, papers):
     library.add(papers / "a.tif")
     for number in range(8):
@@ -480,6 +494,7 @@ def test_searching_while_another_thread_indexes(library, papers):
 # -- verify
 
 
+@pytest.mark.slow
 def test_verify_reads_the_vectors_and_repair_gives_them_back(tmp_path, model, papers):
     with Library(tmp_path / "lib", model) as library:
         library.add(papers)
@@ -502,6 +517,7 @@ def test_verify_reads_the_vectors_and_repair_gives_them_back(tmp_path, model, pa
         assert (library.verify(), library.search("tax", 3)) == ([], wanted)
 
 
+@pytest.mark.slow
 def test_verify_finds_vectors_that_lost_their_length(library, papers):
     library.add(papers)
     (file,) = library.manifest.find(source=str(papers / "b.tif"))
@@ -512,6 +528,7 @@ def test_verify_finds_vectors_that_lost_their_length(library, papers):
     assert library.add(papers).encoded == 3
 
 
+@pytest.mark.slow
 def test_lost_pages_are_told_and_repaired(tmp_path, model, papers):
     with Library(tmp_path / "lib", model) as library:
         library.add(papers)
@@ -532,6 +549,7 @@ def test_a_filter_that_no_page_has_is_refused(library, papers):
     assert library.search("tax", filters={"year": 1999}) == []
 
 
+@pytest.mark.slow
 def test_verify_finds_missing_and_stray_pages_and_repairs(library, papers):
     library.add(papers)
     (file,) = library.manifest.find(source=str(papers / "a.tif"))
@@ -617,6 +635,7 @@ def test_a_model_that_changed_in_its_place_is_refused(tmp_path, model, papers):
         library.search("tax")
 
 
+@pytest.mark.slow
 def test_a_saved_adapter_is_remembered_by_its_own_folder(tmp_path, saved, papers):
     """Not by that of its backbone, from which it is loaded too."""
     model = randslot.load(saved, lora=True)

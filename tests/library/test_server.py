@@ -34,6 +34,8 @@ from support.libraries import visible, write_tiff
 from support.models import noise
 from support.qdrant_server import LIMIT, serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
@@ -122,7 +124,6 @@ def test_a_collection_is_made_for_pages(standin, dim, codes):
         again.close()
 
 
-@pytest.mark.slow
 def test_requests_stay_below_the_limit(standin):
     pages = random_pages(700)
     connection = connect(read_address(standin.url))
@@ -352,7 +353,6 @@ except RandSlotError as error:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_an_address_with_tls_trusts_only_what_it_should(tmp_path):
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -480,7 +480,6 @@ def test_without_the_lease_nothing_is_written(standin, model):
 # -- commands
 
 
-@pytest.mark.slow
 def test_the_commands_are_the_same(standin, saved, papers):
     def run(*words: str) -> str:
         answer = CliRunner().invoke(app, list(words))

@@ -205,6 +205,7 @@ def test_the_engine_keeps_what_it_has(tmp_path):
     again.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "num", "shared"), [(128, 1500, 3.0), (1024, 600, 0.0)])
 def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared):
     """On clustered vectors, enough of them for the engine to compress; the small ones have much in common.

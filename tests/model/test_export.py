@@ -20,6 +20,8 @@ from randslot.model.families.qwen_vl import QwenVL
 from support.exports import adapted, far, follow, save
 from support.models import make, noise, safe_half_precision
 
+pytestmark = pytest.mark.slow
+
 SERVED = ("zero", "fixed", "learned")
 
 
@@ -180,7 +182,6 @@ def test_a_server_finds_the_files_it_wants(family, tmp_path):
     assert not (tmp_path / "out" / "modules.json").exists()  # vLLM would take it for another kind of model
 
 
-@pytest.mark.slow
 def test_merged_in_bfloat16_the_vectors_stay_close(family, pages, tmp_path):
     """Rounding the merged weights moves a vector no more than running in bfloat16 does anyway."""
     model = adapted(family)

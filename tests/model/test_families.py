@@ -109,14 +109,17 @@ def test_it_learns_to_find_texts(shape, micro_batch):
     words = ["tax", "fleet", "staff", "sales"]
     queries, pages = [f"about {word}" for word in words], [f"{word} {word} {word}" for word in words]
     loss = Loss(model, temperature=0.07, batch=4, micro_batch=micro_batch, mask_repeats=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(0)  # training draws its slots from the global generator
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
     for _ in range(40):
         features = [model.preprocess(queries, task="query"), model.preprocess(pages, task="document")]
-        loss(features).backward()
+        value = loss(features)
+        value.backward()
+        losses.append(value.item())
         optimizer.step()
         optimizer.zero_grad()
-    scores = model.similarity(model.encode_query(queries), model.encode_document(pages))
-    assert (scores.argmax(1) == torch.arange(4)).all()
+    assert losses[-1] < 0.1 < 1 < losses[0]
 
 
 def test_what_it_cannot_do_is_one_line(shape, tmp_path):

@@ -133,6 +133,7 @@ def test_pages_are_reduced_one_by_one_without_their_padding(name):
     assert torch.equal(vectors[3, :3], pages[3])
 
 
+@pytest.mark.slow
 def test_a_page_has_the_same_few_vectors_in_any_batch(family, name, pages):
     model = make(family, slots="tokens", reduction=name, page_vectors=6)
     together = model.encode_document(pages, batch_size=3)

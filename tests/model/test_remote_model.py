@@ -29,6 +29,8 @@ from support.exports import adapted, far, follow, save
 from support.models import make, noise
 from support.pooling_server import TokenStates, serve
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:

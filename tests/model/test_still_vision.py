@@ -48,6 +48,7 @@ def test_vectors_and_gradients_are_those_of_a_frozen_tower(family, pages, tmp_pa
             torch.testing.assert_close(b.grad, a.grad, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [0, 2])
 def test_a_run_leaves_the_tower_as_it_was(data, tmp_path, micro_batch):
     before = randslot.untrained("qwen3-vl-tiny", seed=42).encoder.backbone.state_dict()

@@ -118,6 +118,7 @@ def test_a_part_of_a_page_keeps_its_place():
     assert page.keep(4, Random(0)) == page
 
 
+@pytest.mark.slow
 def test_lessons_go_from_parts_with_lines_to_pages_with_questions(tmp_path, monkeypatch):
     monkeypatch.setattr("randslot.samples.sets.FEW", 10)
     monkeypatch.setattr("randslot.samples.sets.MANY", 20)

@@ -125,6 +125,7 @@ def test_an_upload_is_indexed_and_found(client, tmp_path):
     assert client.get("/api/uploads").json()["uploads"][0] == job
 
 
+@pytest.mark.slow
 def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_path):
     first, second = pdf(tmp_path, 1, (100, 100)), pdf(tmp_path, 1, (100, 200))
     jobs = [upload(client, "same.pdf", content) for content in (first, second, first)]
@@ -148,6 +149,7 @@ def test_too_many_pages_are_not_read(tmp_path):
         assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages, more than 2")
 
 
+@pytest.mark.slow
 def test_an_error_of_ours_leaves_the_upload_for_the_next_start(tmp_path):
     class Broken(ToyReader):
         def embed_pages(self, pages):
@@ -162,6 +164,7 @@ def test_an_error_of_ours_leaves_the_upload_for_the_next_start(tmp_path):
         assert [file.name for file in service.uploads.folder.iterdir()] == ["later.pdf"]
 
 
+@pytest.mark.slow
 def test_closing_finishes_what_was_acknowledged(model, tmp_path):
     with serving(tmp_path / "lib", model) as service:
         client = client_of(service)
@@ -181,6 +184,7 @@ def test_read_only_takes_no_uploads_but_shows_them(model, tmp_path):
         assert client.post("/api/search", json={"query": "tax"}).json() == {"hits": []}
 
 
+@pytest.mark.slow
 def test_uploads_move_with_their_library(model, tmp_path):
     with serving(tmp_path / "lib", model) as service:
         upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
@@ -191,6 +195,7 @@ def test_uploads_move_with_their_library(model, tmp_path):
         assert service.uploads.list_jobs() == []
 
 
+@pytest.mark.slow
 def test_a_removed_upload_is_deleted(model, tmp_path):
     with serving(tmp_path / "lib", model) as service:
         upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
@@ -278,6 +283,7 @@ def test_the_event_loop_is_free_while_a_search_runs(service, monkeypatch):
     assert asyncio.run(visit()) == [200, 200]
 
 
+@pytest.mark.slow
 def test_links_of_hits_work_while_their_file_is_indexed_again(model, tmp_path, monkeypatch):
     """The hits are those of the old version: so are their links."""
     (tmp_path / "papers").mkdir()

@@ -19,6 +19,8 @@ from randslot.serve.limits import UploadLimits
 from support.libraries import ToyReader
 from support.services import TOKEN, client_of, documents, listening, pdf, serving, upload, wait_for
 
+pytestmark = pytest.mark.slow
+
 HOST = "127.0.0.1"
 
 

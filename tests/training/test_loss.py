@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from randslot.training.loss import Loss, find_repeats, score
 from support.models import STRATEGIES, make, noise, safe_half_precision
 
-pytestmark = pytest.mark.xdist_group("loss")
+pytestmark = [pytest.mark.xdist_group("loss"), pytest.mark.slow]
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 QUERIES = [f"query number {i * 7}" for i in range(8)]
@@ -72,7 +72,6 @@ def from_two_processes(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
 @pytest.mark.parametrize(("family", "strategy"), CASES)
 def test_two_processes_with_batch_4_equal_one_with_batch_8(family, strategy, micro_batch, from_two_processes):

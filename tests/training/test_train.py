@@ -32,6 +32,8 @@ from randslot.training.watch import read_losses
 from support.models import STRATEGIES, make
 from support.pairs import small, write_pairs
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -43,7 +45,6 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "randslot", *words]
 
 
-@pytest.mark.slow
 def test_learning_is_real_for_every_strategy(strategy, tmp_path):
     """Four pairs, trained until each query ranks its own page first."""
     data = write_pairs(tmp_path / "few", 4)
@@ -58,7 +59,6 @@ def test_learning_is_real_for_every_strategy(strategy, tmp_path):
     assert values[-1] < 0.1 < 1.0 < values[0]
 
 
-@pytest.mark.slow
 def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
     model = randslot.train(small(data, tmp_path / "run", slots="fixed", lora=True, save_every=2))
     folder = tmp_path / "run"
@@ -92,7 +92,6 @@ def test_pages_with_several_queries_train(data, tmp_path):
         randslot.train(small(data, tmp_path / "reading", objective="reading"))
 
 
-@pytest.mark.slow
 def test_118195_rows_make_923_steps(tmp_path):
     """The last partial batch is dropped."""
     data = write_pairs(tmp_path / "data", 1)
@@ -132,7 +131,6 @@ def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
     assert any(not torch.equal(weights[key], fresh[key]) for key in weights)
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_was_saved_has_no_step_too_many(data, tmp_path):
     """After the last step and before the final model: what is left is the checkpoint before."""
     recipe = make_recipe(small(data, tmp_path / "run", steps=4, save_every=2))
@@ -159,7 +157,6 @@ def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(
     assert set(keys["zero", 1][:8]) == set(keys["zero", 2][:8])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "workers"), [("random", 1), ("learned", 0)])
 def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, workers, tmp_path):
     """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""
@@ -206,7 +203,6 @@ def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
     randslot.train(recipe | {"output": f"{tmp_path}/./run", "micro_batch": 1}, resume=True)  # these may differ
 
 
-@pytest.mark.slow
 def test_a_run_that_kept_nothing_starts_again(data, tmp_path):
     (data.parent / "staff.png").rename(data.parent / "away.png")
     (data.parent / "staff.png").write_bytes(b"not an image")
@@ -261,7 +257,6 @@ def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_pat
     assert (group["lr"], group["weight_decay"], group["betas"], group["eps"]) == (2e-4, 0.01, (0.9, 0.999), 1e-8)
 
 
-@pytest.mark.slow
 def test_validation_searches_held_out_pairs_during_training(data, tmp_path, capsys):
     """And change nothing by looking."""
     held_out = write_pairs(tmp_path / "held", 4)
@@ -272,7 +267,6 @@ def test_validation_searches_held_out_pairs_during_training(data, tmp_path, caps
     assert losses(tmp_path / "blind") == losses(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_gradient_checkpointing_and_workers_change_no_loss(data, tmp_path):
     randslot.train(small(data, tmp_path / "a", steps=2))
     randslot.train(small(data, tmp_path / "b", steps=2, gradient_checkpointing=True, workers=1, micro_batch=2))
@@ -287,7 +281,6 @@ def test_a_broken_image_stops_the_run_in_one_line(workers, data, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
     (data.parent / "staff.png").write_bytes(b"not an image")
     randslot.train(small(data, tmp_path / "run", batch=8, on_bad_row="skip"))
@@ -351,7 +344,6 @@ def torchrun_on_two_nodes(*words: str) -> None:
     assert [node.returncode for node in nodes] == [0, 0], errors
 
 
-@pytest.mark.slow
 def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data, tmp_path):
     write_recipe(make_recipe(small(data, tmp_path / "run", lora=True, steps=2)), tmp_path / "recipe.toml")
     (tmp_path / "watched.py").write_text(WATCHED)
@@ -366,7 +358,6 @@ def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data,
     assert any(not torch.equal(first["start"][name], first["end"][name]) for name in first["start"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", [torchrun, torchrun_on_two_nodes])
 def test_torchrun_with_the_real_command_gives_the_losses_of_one_process(start, data, tmp_path):
     """Zero slots and no dropout leave nothing random: two processes and one must agree step by step."""

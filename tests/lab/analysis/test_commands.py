@@ -29,6 +29,8 @@ from randslot.samples.sets import write_set
 from randslot.tables import Table, write_table
 from support.models import STRATEGIES, make
 
+pytestmark = pytest.mark.slow
+
 
 def evaluate(strategy: str, data: list[Path], output: Path, **options: object) -> list[Result]:
     settings = {"slots": strategy, "query_vectors": 8, "page_vectors": 8, "visual_tokens": 16} | options
@@ -61,7 +63,6 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_a_report_has_all_tables_and_figures_and_encodes_nothing(results, tmp_path, monkeypatch):
     monkeypatch.setattr(randslot.SlotEncoder, "forward", None)
     moved = shutil.copytree(results, tmp_path / "moved")  # vectors are found from where the results are
@@ -91,7 +92,6 @@ def test_gains_beyond_four_vectors_have_intervals(results):
     assert judge_budgets(runs, 8).rows == []
 
 
-@pytest.mark.slow
 def test_the_same_results_give_the_same_figures(results, tmp_path):
     for name in ("one", "two"):
         run("analyse", "budgets", results, "-o", tmp_path / name)

@@ -24,7 +24,7 @@ from randslot.samples.sets import write_set
 from support.copies import write_native_v3, write_v1, write_v2, write_v3
 from support.models import make
 
-pytestmark = pytest.mark.xdist_group("evaluate")
+pytestmark = [pytest.mark.xdist_group("evaluate"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,6 @@ def evaluate(model, tasks, folder: Path, **options):
     return Evaluation(model, "mine", folder, folder / "vectors", **options).run(tasks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["arxiv", "esg", "hr"])
 def test_scores_are_those_of_mteb_itself(name, copies, tmp_path):
     """mteb gets the model as it is, as a user would pass it."""
@@ -74,7 +73,6 @@ def test_scores_are_those_of_three_loops_and_pytrec_eval(tmp_path):
     assert result.ndcg[5] == pytest.approx(sum(row["ndcg_cut_5"] for row in found.values()) / len(found), abs=1e-6)
 
 
-@pytest.mark.slow
 def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkeypatch):
     model = make("qwen3-vl", visual_tokens=64)
     counted: list[int] = []
@@ -125,7 +123,6 @@ def test_a_prefix_from_the_cache_scores_like_a_model_of_that_budget(copies, tmp_
     assert list((tmp_path / "b").rglob("page-*-k3/*.safetensors"))
 
 
-@pytest.mark.slow
 def test_the_command_on_native_v3_and_on_a_set_of_ones_own(tmp_path):
     write_native_v3(tmp_path / "copies")
     common = ["-o", str(tmp_path / "results")]
@@ -145,7 +142,6 @@ def test_the_command_on_native_v3_and_on_a_set_of_ones_own(tmp_path):
     assert "| embedded, zero | 4/4 | yours |" in answer.output
 
 
-@pytest.mark.slow
 def test_a_killed_evaluation_goes_on(tmp_path):
     write_set(tmp_path / "own", 12, split="test", seed=5)
     script = (

@@ -63,6 +63,7 @@ def test_v2_has_four_languages_over_the_same_pages(tmp_path):
     assert all(len(subset.queries) == 20 for subset in subsets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_v3, write_native_v3])
 def test_v3_has_six_languages_and_grades_in_both_layouts(write, tmp_path):
     (task,) = find_tasks(["ViDoRe(v3)"], ["hr"], write(tmp_path))

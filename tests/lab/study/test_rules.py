@@ -472,6 +472,7 @@ def test_a_report_from_rows_alone(tmp_path):
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
 
 
+@pytest.mark.slow
 def test_the_committed_report_says_what_its_rows_say(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = Report(read_study(Path("studies/small.toml"))).make_text()
