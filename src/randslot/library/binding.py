@@ -41,23 +41,6 @@ def read_binding(values: Any, library: str) -> Identity:
         raise RandSlotError(f"library.json of {library} does not say which model it belongs to: {error}") from error
 
 
-def as_reader(model: Any) -> PageReader:
-    """Return a loaded model as a reader of pages: as it is, or made one if plain sentence-transformers has loaded it.
-
-    Errors: UsageError if it is not a model of ours.
-    """
-    if hasattr(model, "identity"):
-        reader: PageReader = model
-        return reader
-    from sentence_transformers import MultiVectorEncoder
-
-    from ..model import RandSlotModel
-
-    if not isinstance(model, MultiVectorEncoder):
-        raise UsageError(f"a library takes a loaded model, or the folder or hub id of one, not {type(model).__name__}")
-    return RandSlotModel(modules=list(model), device=str(model.device))
-
-
 def load_bound(bound: Identity, name: str | None, library: str) -> PageReader:
     """Load the model that a library belongs to, from where it came from or from `name`, with the library's settings.
 

@@ -25,7 +25,7 @@ from ..model.hub import EMBEDDED
 from ..model.reader import Identity, PageReader
 from ..pages import open_page, short
 from .address import is_address, read_address
-from .binding import as_reader, check_model, load_bound, read_binding
+from .binding import check_model, load_bound, read_binding
 from .filters import check_metadata, make_where
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
@@ -85,7 +85,7 @@ class Library:
         if isinstance(model, Identity):
             binding = model
         else:
-            self._model = _load(model) if isinstance(model, str | os.PathLike) else as_reader(model)
+            self._model = _load(model) if isinstance(model, str | os.PathLike) else _as_reader(model)
             binding = self._model.identity
         self.location.write({"format": FORMAT, "model": binding.as_dict()})
         return binding
@@ -101,7 +101,7 @@ class Library:
         elif isinstance(model, str | os.PathLike):
             self._model = load_bound(binding, os.fspath(model), self.name)
         elif model is not None:
-            self._model = as_reader(model)
+            self._model = _as_reader(model)
             check_model(binding, self._model.identity, self.name)
         return binding
 
@@ -357,6 +357,15 @@ def _load(model: Name) -> PageReader:
     from ..model.remote_model import open_model  # takes seconds
 
     return open_model(os.fspath(model))
+
+
+def _as_reader(model: Any) -> PageReader:
+    if hasattr(model, "identity"):
+        reader: PageReader = model
+        return reader
+    from ..model.loading import adopt  # plain sentence-transformers has loaded it
+
+    return adopt(model)
 
 
 def _make_hits(

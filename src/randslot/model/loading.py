@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
+from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.util import get_device_name
 
 from ..errors import UsageError
@@ -87,6 +88,16 @@ def tiny(family: str, **options: Any) -> RandSlotModel:
     Options as `untrained`.
     """
     return untrained(f"{find_family(family).name}-tiny", **options)
+
+
+def adopt(model: Any) -> RandSlotModel:
+    """Return a model that plain sentence-transformers has loaded as one of ours.
+
+    Errors: UsageError if it is not made of our module.
+    """
+    if isinstance(model, MultiVectorEncoder) and isinstance(model[0], SlotEncoder):
+        return RandSlotModel(modules=list(model), device=str(model.device))
+    raise UsageError(f"a library takes a loaded model, or the folder or hub id of one, not {type(model).__name__}")
 
 
 def _with_inference(settings: dict[str, Any]) -> dict[str, Any]:
