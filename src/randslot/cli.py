@@ -242,6 +242,28 @@ def evaluate(
 
 
 @app.command()
+def manuals(
+    output: Annotated[Path, typer.Argument(help="A folder; what it has already is not fetched again.")],
+) -> None:
+    """Fetch real manuals with questions about them, to evaluate on: dev to choose by, test to report.
+
+    randslot manuals data/manuals
+
+    randslot evaluate runs/my-model --data data/manuals/test
+    """
+    from .lab.evaluation.manuals import SPLITS, fetch_manuals
+
+    problems = fetch_manuals(output)
+    for line in problems:
+        print(line, file=sys.stderr)
+    for split in SPLITS:
+        num = len((output / split / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+        print(f"{num} questions in {output / split}")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
 def analyse(
     sources: Annotated[
         list[str] | None,
