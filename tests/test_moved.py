@@ -14,7 +14,7 @@ from randslot.moved import MOVED, RENAMED
 # What the documentation of 0.1.0 imports, and what saved models name.
 DOCUMENTED = {
     "randslot": "Library RandSlotError Recipe Settings SlotEncoder UsageError load remote tiny train untrained",
-    "randslot.encoder": "Settings SlotEncoder",
+    "randslot.encoder": "Settings SlotEncoder check_query load_encoder sort_inputs",
     "randslot.model": "load tiny untrained weights_key RandSlotModel",
     "randslot.client": "remote open_model is_url RemoteEncoder",
     "randslot.export": "export_model FORMAT GUIDE",
@@ -29,12 +29,15 @@ DOCUMENTED = {
     "randslot.analysis.winners": "count_winners",
     "randslot.library.library": "Library Hit Match Status delete_library",
     "randslot.library.store": "Store StoredPage Where Found page_id",
+    "randslot.library.folder": "Folder",
     "randslot.library.home": "Home",
     "randslot.library.server": "Server ServerStore connect",
     "randslot.pages": "open_page num_pages list_pages PIXELS",
     "randslot.samples.sets": "write_set",
     "randslot.study.plan": "Study read_study",
     "randslot.tables": "Table write_table",
+    "randslot.training.loss": "make_loss",
+    "randslot.training.outlines": "Found find_pairs",
     "randslot.training.run": "train Run",
     "randslot.training.vision": "StillVision",
 }
@@ -69,9 +72,10 @@ def test_every_renamed_name_is_there(old):
 @pytest.mark.slow
 def test_an_old_path_warns_once():
     code = "import randslot.slots, randslot.slots; from randslot.slots import Zero; print(Zero.title)"
+    code += "; import randslot.evaluation.metrics"
     run = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "Zero-Feedback"
-    assert run.stderr.count("DeprecationWarning") == 1
+    assert run.stderr.count("DeprecationWarning") == 2  # one for each module
     assert "randslot.slots has moved to randslot.model.slots" in run.stderr
 
 
@@ -83,3 +87,11 @@ def test_what_was_never_there_is_not_found():
         old = import_module("randslot.slots")
     with pytest.raises(AttributeError, match="no attribute 'Five'"):
         _ = old.Five
+
+
+def test_a_family_is_equal_to_its_name():
+    encoder = import_module("randslot").tiny("qwen3-vl").encoder
+    assert encoder.family == "qwen3-vl" == str(encoder.family)
+    assert encoder.family != "qwen2.5-vl"
+    with pytest.warns(DeprecationWarning, match="most_pixels is now page_pixels"):
+        assert encoder.most_pixels == encoder.page_pixels

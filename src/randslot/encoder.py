@@ -1,6 +1,6 @@
 """The name by which saved models know their module: `randslot.encoder.SlotEncoder` stands in their modules.json."""
 
-from .model.encoder import SlotEncoder
+from .model.encoder import SlotEncoder, check_query, load_encoder, sort_inputs
 from .model.settings import Settings
 
-__all__ = ["Settings", "SlotEncoder"]
+__all__ = ["Settings", "SlotEncoder", "check_query", "load_encoder", "sort_inputs"]

@@ -39,6 +39,7 @@ MOVED = {
     "training.run": "training.train",
     "training.vision": "model.still_vision",
 }
+PACKAGES = ("analysis", "evaluation", "study")  # their modules warn, so that one import warns once
 # Names that are in another module than the rest of theirs, or are called otherwise now.
 RENAMED = {
     "backbone.Content": "model.content.Content",
@@ -52,6 +53,8 @@ RENAMED = {
     "library.server.ServerStore": "library.stores.server.ServerStore",
     "library.server.connect": "library.stores.connection.connect",
     "library.store.Found": "library.stores.store.StoreHit",
+    "library.server.make_point": "library.stores.server.make_point",
+    "library.server.split_pages": "library.stores.server.split_pages",
     "slots.SIDES": "model.reader.SIDES",
     "slots.Side": "model.reader.Side",
 }
@@ -84,7 +87,8 @@ class Loader(BaseLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Warn that the module has moved: once, since Python loads a module once."""
-        warnings.warn(f"{module.__name__} has moved to {self.new}", DeprecationWarning, stacklevel=2)
+        if module.__name__.partition(".")[2] not in PACKAGES:
+            warnings.warn(f"{module.__name__} has moved to {self.new}", DeprecationWarning, stacklevel=2)
 
 
 class Alias(ModuleType):

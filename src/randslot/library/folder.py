@@ -121,3 +121,6 @@ class FolderLocation:
 def is_kept(file: File, library: str) -> bool:
     """Whether a file is one that a library keeps inside its folder."""
     return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
+
+
+Folder = FolderLocation  # its name in earlier versions

@@ -8,6 +8,7 @@ Shapes: B batch, K vectors, D dimension.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from hashlib import blake2b
@@ -116,6 +117,12 @@ class SlotEncoder(InputModule):
     def page_pixels(self) -> int:
         """The most pixels of a page image that the model looks at."""
         return self.family.page_pixels(self.processors, self.settings.visual_tokens)
+
+    @property
+    def most_pixels(self) -> int:
+        """The name of `page_pixels` in earlier versions."""
+        warnings.warn("SlotEncoder.most_pixels is now page_pixels", DeprecationWarning, stacklevel=2)
+        return self.page_pixels
 
     def weights_key(self) -> str:
         """Return a hash of the weights and of the processors before them: other weights, other vectors."""

@@ -155,7 +155,7 @@ def test_a_run_knows_whether_its_vectors_have_prefixes(results, monkeypatch):
 def test_what_is_missing_or_does_not_fit_is_one_line(sets, results, tmp_path):
     assert "name the folder of results, or one of budgets, winners, readouts, cost" in run("analyse", code=2)
     assert "no results in" in run("analyse", tmp_path, code=2)
-    assert "'bogus' is neither a folder nor a part: parts are budgets, winners, readouts, cost" in run(
+    assert "'bogus' is not a folder here, nor one of the parts budgets, winners, readouts, cost" in run(
         "analyse", "bogus", results, code=2
     )
     assert "format 'html' is not one of md, csv, latex" in run("analyse", results, "--format", "html", code=2)

@@ -55,7 +55,7 @@ def analyse(
 
 def _need_folder(source: str) -> Path:
     if not Path(source).is_dir():
-        raise UsageError(f"{source!r} is neither a folder nor a part: parts are {', '.join(PARTS)}")
+        raise UsageError(f"{source!r} is not a folder here, nor one of the parts {', '.join(PARTS)}")
     return Path(source)
 
 

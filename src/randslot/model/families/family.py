@@ -86,6 +86,16 @@ class Family(ABC):
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
 
+    def __repr__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        """A family is equal to its name, which is what `family` of an encoder was in earlier versions."""
+        return other == self.name if isinstance(other, str) else self is other
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     # -- making a backbone
 
     def load_processors(self, source: Source) -> Processors:
