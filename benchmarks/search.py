@@ -75,9 +75,9 @@ class Ours:
         self.store.optimize()
 
     def search(self, queries: Array) -> list[list[int]]:
-        from randslot.library.stores.store import Where
+        from randslot.library.stores.store import StoreQuery, Where
 
-        found = self.store.search(list(queries), HITS, Where(), self.exact)
+        found = self.store.search([StoreQuery(query) for query in queries], HITS, Where(), self.exact)
         return [[hit.number for hit in hits] for hits in found]
 
 
@@ -96,9 +96,9 @@ class InMemory:
         self.store.add([StoredPage(FILE, i, "", page) for i, page in enumerate(pages)])
 
     def search(self, queries: Array) -> list[list[int]]:
-        from randslot.library.stores.store import Where
+        from randslot.library.stores.store import StoreQuery, Where
 
-        found = self.store.search(list(queries), HITS, Where(), True)
+        found = self.store.search([StoreQuery(query) for query in queries], HITS, Where(), True)
         return [[hit.number for hit in hits] for hits in found]
 
 
@@ -331,7 +331,7 @@ def measure_opening(folder: Path) -> dict[str, Any]:
     Both kinds of search are asked in turn, so that a machine that is slower for a while is so for both.
     """
     from randslot.library.stores.edge import EdgeStore
-    from randslot.library.stores.store import Where
+    from randslot.library.stores.store import StoreQuery, Where
 
     num, _, dim = np.load(folder / "pages.npy", mmap_mode="r").shape
     before = _memory("VmRSS")
@@ -343,7 +343,7 @@ def measure_opening(folder: Path) -> dict[str, Any]:
     for query in np.load(folder / "queries.npy"):
         for exact in spent:
             start = time.perf_counter()
-            store.search([query], HITS, Where(), exact)
+            store.search([StoreQuery(query)], HITS, Where(), exact)
             spent[exact].append(time.perf_counter() - start)
     store.close()
     default, full = (1000 * statistics.median(spent[exact]) for exact in (False, True))

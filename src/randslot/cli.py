@@ -11,7 +11,7 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
-from .library.commands import IndexCommand, Place, index, library_app, search
+from .library.commands import IndexCommand, Place, SearchBy, index, library_app, search
 from .options import Inference, PageVectors, QueryVectors, Reduction, Seed
 
 EXTRAS = {
@@ -200,11 +200,16 @@ def export(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
+    ] = None,
     benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help='"ViDoRe(v3)"; may repeat.')] = None,
     tasks: Annotated[str, typer.Option(help="Only these, as in hr,finance_en.")] = "",
     data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
+    by: Annotated[
+        SearchBy, typer.Option(help="Compare vectors, or search a library of the set by words or by both.")
+    ] = SearchBy.vectors,
     inference: Inference = None,
     query_vectors: QueryVectors = None,
     page_vectors: PageVectors = None,
@@ -222,8 +227,9 @@ def evaluate(
     randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
 
     randslot evaluate http://localhost:8000 --data data/test
+
+    randslot evaluate --by words --data data/manuals/test
     """
-    from .lab.evaluation.evaluate import evaluate_model
     from .lab.evaluation.report import list_means
     from .lab.evaluation.tasks import choose_tasks
 
@@ -235,7 +241,24 @@ def evaluate(
         "reduction": reduction,
         "seed": seed,
     }
-    results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+    if by is SearchBy.vectors:
+        from .lab.evaluation.evaluate import evaluate_model
+
+        if model is None:
+            raise UsageError("name a model to evaluate, or --by words")
+        results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+    else:
+        from .lab.evaluation.search import evaluate_search
+
+        if any(value is not None for value in settings.values()):
+            raise UsageError(f"--by {by.value} takes the model as it is saved: no settings of it")
+        results = []
+        for task in chosen:
+            results.append(
+                evaluate_search(
+                    task, output, by=by.value, model=model, name=name, tell=lambda line: print(line, file=sys.stderr)
+                )
+            )
     for line in list_means(results):
         print(line)
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)

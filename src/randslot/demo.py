@@ -60,6 +60,7 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     delete_library(folder / "library")  # it may be that of another version of the model
     with Library(folder / "library", EMBEDDED) as library:
         _index(library, folder / "reports", len(pages), console)
+        assert library.binding is not None
         num, dim = library.binding.num_vectors("page"), library.binding.dimension
         size = library.status().vector_bytes_per_page
         console.print(f"each page is {num} vectors of {dim} dimensions: {size:,} bytes in half precision\n")

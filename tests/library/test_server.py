@@ -26,7 +26,7 @@ from randslot.library.stores import connection as connecting
 from randslot.library.stores.connection import WAITS, Connection, connect
 from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, ServerStore, split_pages
 from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
-from randslot.library.stores.store import StoredPage, Where
+from randslot.library.stores.store import StoredPage, StoreQuery, Where
 from randslot.library.stores.tuning import Tuning
 from randslot.serve.limits import UploadLimits
 from randslot.serve.service import Service
@@ -148,9 +148,9 @@ def test_many_files_in_a_filter_are_several_requests(standin):
     files = [str(uuid.UUID(int=i)) for i in range(1, 8)]
     store.add([StoredPage(file, 1, "", random.standard_normal((2, 16)).astype(np.float32)) for file in files])
     query = random.standard_normal((2, 16)).astype(np.float32)
-    (all_hits,) = store.search([query], 7, Where(), exact=True)
+    (all_hits,) = store.search([StoreQuery(query)], 7, Where(), exact=True)
     standin.asked.clear()
-    (hits,) = store.search([query], 3, Where(files=frozenset(files[:5])), exact=True)
+    (hits,) = store.search([StoreQuery(query)], 3, Where(files=frozenset(files[:5])), exact=True)
     assert standin.asked == ["QueryBatch"] * 3
     assert hits == [hit for hit in all_hits if hit.file in files[:5]][:3]
     connection.close()
@@ -163,7 +163,7 @@ def test_many_queries_with_many_files_are_several_requests(standin, field):
     random = np.random.default_rng(0)
     files = [str(uuid.UUID(int=i)) for i in range(1, 31)]
     store.add([StoredPage(file, 1, "", random.standard_normal((2, 16)).astype(np.float32)) for file in files])
-    queries = list(random.standard_normal((5, 2, 16)).astype(np.float32))
+    queries = [StoreQuery(vectors) for vectors in random.standard_normal((5, 2, 16)).astype(np.float32)]
     where = Where(**{field: frozenset(files[:20])})
     wanted = store.search(queries, 3, where, exact=True)
     store = ServerStore(connection, 16, limits=RequestLimits(bytes=3000))  # two queries of twenty ids
@@ -327,7 +327,7 @@ def test_a_mistake_is_not_asked_again(standin):
 def test_no_server_and_an_old_one_are_one_line(quick):
     with pytest.raises(RandSlotError, match=r"qdrant://127.0.0.1:9/papers: no server answers there"):
         Library("qdrant://127.0.0.1:9/papers", create=False)
-    with serving(version="1.15.4") as (_, port), pytest.raises(RandSlotError, match=r"is Qdrant 1.15.4: 1.17 or newer"):
+    with serving(version="1.15.4") as (_, port), pytest.raises(RandSlotError, match=r"is Qdrant 1.15.4: 1.16 or newer"):
         Library(f"qdrant://127.0.0.1:{port}/papers", create=False)
 
 

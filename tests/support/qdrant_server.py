@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 from qdrant_client import grpc as q
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 from qdrant_client.grpc.collections_service_pb2_grpc import CollectionsServicer, add_CollectionsServicer_to_server
@@ -48,14 +48,17 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         vectors = (
             GrpcToRest.convert_vectors_config(request.vectors_config) if request.HasField("vectors_config") else {}
         )
-        self.client.create_collection(request.collection_name, vectors_config=vectors)
+        sparse = None
+        if request.HasField("sparse_vectors_config"):
+            sparse = GrpcToRest.convert_sparse_vector_config(request.sparse_vectors_config)
+        self.client.create_collection(request.collection_name, vectors_config=vectors, sparse_vectors_config=sparse)
         self.settings[request.collection_name] = request
         return q.CollectionOperationResponse(result=True)
 
     def Update(self, request: Any, context: Any) -> Any:
         kept = self.settings[request.collection_name].vectors_config.params_map.map
         for name, change in request.vectors_config.params_map.map.items():
-            kept[name].hnsw_config.MergeFrom(change.hnsw_config)
+            kept[name].hnsw_config.MergeFrom(change.hnsw_config)  # and a new one, if it was named since
         return q.CollectionOperationResponse(result=True)
 
     def Delete(self, request: Any, context: Any) -> Any:
@@ -87,8 +90,28 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         params.shard_number = kept.shard_number or 1
         params.replication_factor = kept.replication_factor or 1
         params.write_consistency_factor = kept.write_consistency_factor or 1
-        params.vectors_config.CopyFrom(kept.vectors_config)
+        for name, own in params.vectors_config.params_map.map.items():  # local mode keeps less of them than it got
+            if name in kept.vectors_config.params_map.map:
+                own.CopyFrom(kept.vectors_config.params_map.map[name])
         return q.GetCollectionInfoResponse(result=info)
+
+    def CreateVectorName(self, request: Any, context: Any) -> Any:
+        if request.HasField("dense_config"):
+            dense = request.dense_config
+            config: Any = models.DenseVectorNameConfig(
+                dense=models.DenseVectorConfig(
+                    size=dense.size,
+                    distance=GrpcToRest.convert_distance(dense.distance),
+                    multivector_config=GrpcToRest.convert_multivector_config(dense.multivector_config),
+                )
+            )
+            kept = self.settings[request.collection_name].vectors_config.params_map.map[request.vector_name]
+            kept.size, kept.distance = dense.size, dense.distance
+            kept.multivector_config.CopyFrom(dense.multivector_config)
+        else:
+            config = models.SparseVectorNameConfig(sparse=models.SparseVectorParams(modifier=models.Modifier.IDF))
+        self.client.create_vector_name(request.collection_name, request.vector_name, config)
+        return DONE
 
     def CreateFieldIndex(self, request: Any, context: Any) -> Any:
         return DONE
@@ -100,6 +123,21 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         points = [GrpcToRest.convert_point_struct(point) for point in request.points]
         self.client.upsert(request.collection_name, points, update_filter=only_if)
         return DONE
+
+    def UpdateVectors(self, request: Any, context: Any) -> Any:
+        points = [GrpcToRest.convert_point_vectors(point) for point in request.points]
+        self.client.update_vectors(request.collection_name, points)
+        return DONE
+
+    def DeleteVectors(self, request: Any, context: Any) -> Any:
+        selector = GrpcToRest.convert_points_selector(request.points_selector)
+        self.client.delete_vectors(request.collection_name, list(request.vectors.names), selector)
+        return DONE
+
+    def UpdateBatch(self, request: Any, context: Any) -> Any:
+        operations = [GrpcToRest.convert_points_update_operation(one) for one in request.operations]
+        self.client.batch_update_points(request.collection_name, operations)
+        return q.UpdateBatchResponse(result=[DONE.result] * len(operations))
 
     def Scroll(self, request: Any, context: Any) -> Any:
         records, offset = self.client.scroll(
@@ -115,7 +153,8 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         )
 
     def Count(self, request: Any, context: Any) -> Any:
-        return q.CountResponse(result=q.CountResult(count=self.client.count(request.collection_name).count))
+        some = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
+        return q.CountResponse(result=q.CountResult(count=self.client.count(request.collection_name, some).count))
 
     def Facet(self, request: Any, context: Any) -> Any:
         some = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None

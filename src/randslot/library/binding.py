@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import RandSlotError, UsageError
 from ..model.reader import Identity, PageReader, read_identity
 
+EMBEDDED = "embedded"  # the name of the model that ships with the package
 Binding = Identity  # its name in earlier versions
 
 FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are

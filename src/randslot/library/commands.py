@@ -9,7 +9,8 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -18,13 +19,33 @@ from ..errors import UsageError
 from ..options import Inference, PageVectors, QueryVectors
 
 if TYPE_CHECKING:
+    from .library import Library
+    from .results import Summary
     from .show import Progressing
 
 Place = Annotated[
     str, typer.Option("--library", "-l", help="The library's folder, or its address: qdrant://host:6334/collection.")
 ]
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
+Language = Annotated[str | None, typer.Option(help="Of the words, as in german or de; by default that of most pages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class OcrChoice(StrEnum):
+    """Which pages OCR reads: those without text if there is an engine, those in any case, or all."""
+
+    auto = "auto"
+    missing = "missing"
+    all = "all"
+
+
+class SearchBy(StrEnum):
+    """What a search compares."""
+
+    words = "words"
+    vectors = "vectors"
+    both = "both"
+
 
 library_app = typer.Typer(help="Look into a library, remove files from it, copy it.", no_args_is_help=True)
 
@@ -48,7 +69,14 @@ class IndexCommand(TyperCommand):
 def index(
     paths: Annotated[list[str], typer.Argument(help="PDFs, images, folders, or patterns in quotes.")],
     library: Place,
-    model: Annotated[str | None, typer.Option(help="A folder or hub id; embedded by default.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A folder or hub id: pages get its vectors too. Without it, words alone.")
+    ] = None,
+    language: Language = None,
+    ocr: Annotated[
+        OcrChoice, typer.Option("--ocr", help="Read pages without a text layer by OCR; all: also the others.")
+    ] = OcrChoice.auto,
+    no_ocr: Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")] = False,
     page_vectors: PageVectors = None,
     inference: Inference = None,
     meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
@@ -64,7 +92,11 @@ def index(
 ) -> None:
     """Bring a library up to date with files and folders: only what is new or changed is read.
 
+    Without a model, pages are found by their words.
+
     randslot index ~/papers -l mylib
+
+    randslot index ~/papers -l mylib --model Qwen/Qwen3-VL-Embedding-2B
 
     randslot index ~/papers -l mylib --prune --quiet
 
@@ -73,7 +105,7 @@ def index(
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from .library import Library
-    from .show import print_problems, print_summary, show_progress, show_size, show_waiting
+    from .show import print_end, print_summary, show_progress, show_waiting
     from .sources import expand
 
     if ray and not RAY_ADDRESS.fullmatch(ray):
@@ -88,25 +120,41 @@ def index(
         raise
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
-    with show_waiting("loading the model", quiet or as_json):
+    silent = quiet or as_json
+    with show_waiting("opening the library" if model is None else "loading the model", silent):
         opened = Library(library, _choose_model(model, page_vectors, inference))
     with opened:
-        with show_progress(quiet or as_json) as progress, _say_stopped(progress):
+        if language is not None:
+            opened.read_words(language=language)
+        with show_progress(silent) as progress, _say_stopped(progress):
             summary = opened.add(
                 paths, metadata=metadata, prune=prune, batch=batch, workers=workers, ray=ray, progress=progress
             )
+        if not as_json:
+            print_summary(summary, opened.status(), quiet)
+        if not no_ocr:
+            _read_scans(opened, ocr, summary, workers, silent)
         status = opened.status()
     if as_json:
         totals = {"library_pages": status.pages, "library_bytes": status.bytes}
         print(json.dumps(summary.as_dict() | totals, indent=2))
-    elif not quiet:
-        print_summary(summary, status.pages, show_size(status))
-    if not as_json:
-        if quiet:
-            summary.others = []
-        print_problems(summary)
+    else:
+        print_end(summary, status, quiet)
     if summary.failed:
         raise typer.Exit(1)
+
+
+def _read_scans(opened: Library, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
+    """Read pages without text by OCR, if there is an engine for it; they can be found by then."""
+    from ..pages.ocr import find_engine
+    from .show import show_progress
+
+    if ocr is OcrChoice.auto and (find_engine() is None or not summary.without_text):
+        return
+    with show_progress(silent) as progress, _say_stopped(progress):
+        which: Literal["missing", "all"] = "all" if ocr is OcrChoice.all else "missing"
+        summary.by_ocr = opened.read_words(ocr=which, workers=workers, progress=progress)
+    summary.without_text = opened.count_without_text()
 
 
 def search(
@@ -116,15 +164,18 @@ def search(
     filters: Annotated[
         list[str] | None, typer.Option("--filter", help="source=report.pdf, page=3-9, key=value; may repeat.")
     ] = None,
+    by: Annotated[SearchBy | None, typer.Option(help="By default what the library has and its model can read.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Score every page in full.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show which readouts matched.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show scores, and which readouts matched.")] = False,
     query_vectors: QueryVectors = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find pages in a library.
+    """Find pages in a library, by words, by vectors, or by both.
 
     randslot search "deferred tax 2023" -l mylib -k 5
+
+    randslot search '"deferred tax" -2022 INV-20931' -l mylib --by words
 
     randslot search "deferred tax" -l mylib --filter source=report.pdf --filter page=10-20 --explain
 
@@ -140,8 +191,12 @@ def search(
     if not queries or any(not one.strip() for one in queries):
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
-    with show_waiting("loading the model and searching"), Library(library, model, create=False) as opened:
-        results = opened.search_all(queries, k, filters=chosen, exact=exact, query_vectors=query_vectors)
+    how: Any = by.value if by else None
+    with show_waiting("searching"), Library(library, model, create=False) as opened:
+        results = opened.search_all(queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors)
+        notes = opened.notes()
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if as_json:
         answers = []
         for one, hits in zip(queries, results, strict=True):
@@ -170,6 +225,39 @@ def status(library: Place, as_json: AsJson = False) -> None:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         print_status(found)
+
+
+@library_app.command()
+def words(
+    library: Place,
+    language: Language = None,
+    ocr: Annotated[
+        OcrChoice, typer.Option("--ocr", help="Read pages without a text layer by OCR; all: also the others.")
+    ] = OcrChoice.auto,
+    no_ocr: Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
+) -> None:
+    """Read the words of pages that have none yet; nothing is encoded.
+
+    For libraries of earlier versions, scans, and another language.
+
+    randslot library words -l mylib
+
+    randslot library words -l mylib --language german --no-ocr
+    """
+    from .library import Library
+    from .results import Summary
+    from .show import plural, print_end, show_progress
+
+    with Library(library, create=False) as opened:
+        with show_progress(False) as progress, _say_stopped(progress):
+            num = opened.read_words(language=language, workers=workers, progress=progress)
+        summary = Summary(without_text=opened.count_without_text())
+        if not no_ocr:
+            _read_scans(opened, ocr, summary, workers, False)
+        found = opened.status()
+    print(f"{plural(num + summary.by_ocr, 'page')} read, {summary.by_ocr:,} of them by OCR")
+    print_end(summary, found, False)
 
 
 @library_app.command("list")

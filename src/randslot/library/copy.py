@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
+from ..words.terms import Terms
 from .binding import check_model
 from .folder import is_kept
 from .ingest import SAFE_SECONDS
@@ -19,11 +20,13 @@ from .library import Library
 from .location import clear
 from .manifest import File
 from .results import Progress
-from .stores.store import StoreHit, Where, page_id
+from .stores.store import StoreHit, StoreQuery, Where, page_id
 
 PAGES = 256  # that are read and written at once
 SEARCHES, HITS = 20, 5  # that are compared at the end
+QUERY_TERMS = 8  # of a page that is searched for by its words
 NEAR = 0.01  # scores that may change places: sums of products of half-precision numbers
+NEAR_WORDS = 0.1  # of the best score by words: each shard of a server counts by itself how rare words are
 SAME = "both are the same library: name two different places"
 
 
@@ -47,7 +50,7 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
 
     Errors: UsageError if both are the same library; RandSlotError if a file of the source changes meanwhile.
     """
-    check_model(source.binding, target.binding, source.name, "name another place")
+    _check_same_kind(source, target)
     files = source.manifest.find(state="done")
     with target.write():
         if source.location.is_same(target.location):
@@ -56,6 +59,26 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
         target.store.optimize()
     _compare(source, target, files, copied)
     return copied
+
+
+def _check_same_kind(source: Library, target: Library) -> None:
+    """Refuse a target whose vectors or words cannot be compared with those of the source.
+
+    Errors: UsageError.
+    """
+    if source.binding and target.binding:
+        check_model(source.binding, target.binding, source.name, "name another place")
+    elif source.binding or target.binding:
+        one, other = (source, target) if source.binding else (target, source)
+        raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
+    language = source.words.language
+    if language and not target.words.language:
+        target.words.set(language)
+    elif language != target.words.language:
+        raise UsageError(
+            f"the words of library {source.name} are {language}, and those of {target.name} "
+            f"{target.words.language}: randslot library words --language changes one"
+        )
 
 
 def _settle(file: File, source: Library, target: Library) -> File:
@@ -161,14 +184,24 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
         copied.compared += 1
         if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
-    queries = [page.vectors for page in source.store.read(_sample(files)).values()]
+    queries = []
+    for page in source.store.read(_sample(files)).values():
+        terms = page.text.terms if page.text and page.text.terms.numbers else None
+        if terms:
+            terms = Terms(terms.numbers[:QUERY_TERMS], (1.0,) * len(terms.numbers[:QUERY_TERMS]))
+            queries.append(StoreQuery(terms=terms))
+        if page.vectors is not None:
+            queries.append(StoreQuery(page.vectors))
     ids = frozenset(file.id for file in files)
     among = ids if visible - ids else None  # naming all files is slow, and needed only if there are others
     wanted = source.store.search(queries, HITS, Where(hidden=source.manifest.hidden()), exact=True)
     found = target.store.search(queries, HITS, Where(among, target.manifest.hidden()), exact=True)
     copied.searches = len(queries)
-    for number, (expected, actual) in enumerate(zip(wanted, found, strict=True), start=1):
-        if not _agree(expected, actual):
+    for number, (query, expected, actual) in enumerate(zip(queries, wanted, found, strict=True), start=1):
+        near = NEAR
+        if query.terms and expected:
+            near = NEAR_WORDS * expected[0].score
+        if not _agree(expected, actual, near):
             copied.problems.append(f"search {number} finds {_show_scores(actual)} and not {_show_scores(expected)}")
 
 
@@ -187,13 +220,13 @@ def _sample(files: list[File]) -> list[str]:
     return ids
 
 
-def _agree(wanted: list[StoreHit], found: list[StoreHit]) -> bool:
+def _agree(wanted: list[StoreHit], found: list[StoreHit], near: float) -> bool:
     """Whether two lists of hits are the same, except for pages whose scores are as good as equal."""
     if len(wanted) != len(found):
         return False
     for expected, actual in zip(wanted, found, strict=True):
-        if abs(expected.score - actual.score) > NEAR:
+        if abs(expected.score - actual.score) > near:
             return False
     ids = {hit.id for hit in found}
     missing = [hit for hit in wanted if hit.id not in ids]
-    return all(abs(hit.score - wanted[-1].score) <= NEAR for hit in missing)  # as good as the last one
+    return all(abs(hit.score - wanted[-1].score) <= near for hit in missing)  # as good as the last one

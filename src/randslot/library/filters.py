@@ -40,7 +40,7 @@ def make_where(filters: Mapping[str, Any], manifest: Manifest, library: str) -> 
     for file in done:
         if (source is None or is_match(str(source), file.source)) and _has_metadata(file, metadata):
             files.add(file.id)
-    return Where(frozenset(files), frozenset(), first, last) if files else None
+    return Where(frozenset(files), hidden, first, last) if files else None
 
 
 def _check_keys(metadata: Mapping[str, Any], files: list[File], library: str) -> None:

@@ -1,7 +1,7 @@
 """A library in a folder of this machine, which one process at a time has open.
 
-The folder has `library.json` (format and model), `files.sqlite` (the manifest), `pages/` (the store), `images/` (what
-was added without a file), `uploads/` (what was added in a browser), and `lock`.
+The folder has `library.json` (format, model and language), `files.sqlite` (the manifest), `pages/` (the store),
+`images/` (what was added without a file), `uploads/` (what was added in a browser), and `lock`.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class FolderLocation:
         return read_json(self.folder / LIBRARY_FILE) if (self.folder / LIBRARY_FILE).is_file() else None
 
     def write(self, about: dict[str, Any]) -> None:
-        content = {"format": about["format"], "folder": str(self.folder.absolute()), "model": about["model"]}
+        content = {**about, "folder": str(self.folder.absolute())}
         write_json(self.folder / LIBRARY_FILE, content)
 
-    def open(self, dim: int, *, repair: bool) -> None:
+    def open(self, dim: int | None, *, repair: bool) -> None:
         self.manifest: Manifest = FileManifest(self.folder / "files.sqlite")
         pages = self.folder / "pages"
         if not (repair or pages.exists()) and self.manifest.find():

@@ -20,9 +20,12 @@ from .reading.reader import FileReader, ReadPage, WantedPages
 from .reading.workers import Inspected, Renderers
 from .results import Progress, Summary
 from .sources import is_gone
-from .stores.store import BYTES_PER_NUMBER, Store, StoredPage, Vectors, page_id
+from .stores.store import BYTES_PER_NUMBER, Store, StoredPage, StoredText, page_id
+from .texts import make_stored_text
+from .words import LibraryWords
 
 SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and complete files become visible
+SAMPLE = 40  # pages that the language of a new library is found by
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Ingest:
 
     manifest: Manifest
     store: Store
+    words: LibraryWords
     renderers: Renderers
     reader: FileReader
     metadata: Mapping[str, Any] | None
@@ -69,12 +73,31 @@ class Ingest:
         self.num_files, self.num_pages = len(jobs), sum(len(job.missing) for job in jobs)
         self.complete = [job for job in jobs if not job.missing]
         self.safe_at = time.monotonic()
+        self._choose_language(jobs)
         try:
             self._read([job.wanted() for job in jobs if job.missing])
         finally:
             self._show_complete()  # also when it is stopped
         if jobs:
             self.store.optimize()
+
+    def _choose_language(self, jobs: list[FileJob]) -> None:
+        """Have pages from all over the files decide on the language of a new library."""
+        if self.words.language is not None:
+            return
+        pages: list[tuple[str, int]] = []
+        for job in jobs:
+            pages += [(job.file.source, number) for number in sorted(job.missing)]
+        chosen = pages[:: max(len(pages) // SAMPLE, 1)]
+
+        def read(page: tuple[str, int]) -> str:
+            return self.renderers.read_text(*page).text
+
+        texts = []
+        for _, future in self.renderers.ahead(read, chosen, 2 * len(self.renderers.workers)):
+            if future.exception() is None:  # one that fails is told when it is read
+                texts.append(future.result())
+        self.words.decide(texts)
 
     # -- what changed
 
@@ -144,7 +167,8 @@ class Ingest:
         reuse: dict[str, str] = {}
         if old is not None:
             for number, hash in self.store.images(old.id).items():
-                reuse[hash] = page_id(old.id, number)
+                if hash:
+                    reuse[hash] = page_id(old.id, number)
         return FileJob(new, old, missing, reuse)
 
     # -- from files to pages
@@ -173,12 +197,10 @@ class Ingest:
             return
         self._begin(pages)
         reused = self._read_reused(pages)
-        stored = []
-        for page in pages:
-            vectors = reused[page.file, page.number] if page.vectors is None else page.vectors
-            stored.append(StoredPage(page.file, page.number, page.hash, vectors))
+        stored = [self._make_stored(page, reused.get((page.file, page.number))) for page in pages]
         self.store.add(stored)
-        self.bytes += BYTES_PER_NUMBER * sum(page.vectors.size for page in stored)
+        for one in stored:
+            self.bytes += 0 if one.vectors is None else BYTES_PER_NUMBER * one.vectors.size
         self.summary.encoded += sum(page.vectors is not None for page in pages)
         self.pages_done += len(pages)
         self.summary.vector_bytes_per_page = self.bytes // self.pages_done
@@ -202,14 +224,30 @@ class Ingest:
             self.manifest.put(*new.values())
             self.begun.update(new)
 
-    def _read_reused(self, pages: list[ReadPage]) -> dict[tuple[str, int], Vectors]:
-        """Return the vectors of pages that the old version of their file has too, by file and number."""
+    def _read_reused(self, pages: list[ReadPage]) -> dict[tuple[str, int], StoredPage]:
+        """Return pages that the old version of their file has too, by the file and number of the new one."""
         ids: dict[tuple[str, int], str] = {}
         for page in pages:
-            if page.vectors is None:
-                ids[page.file, page.number] = self.jobs[page.file].reuse[page.hash]
+            reuse = self.jobs[page.file].reuse
+            if page.vectors is None and page.hash in reuse:
+                ids[page.file, page.number] = reuse[page.hash]
         stored = self.store.read(list(ids.values()))
-        return {place: stored[id].vectors for place, id in ids.items()}
+        return {place: stored[id] for place, id in ids.items()}
+
+    def _make_stored(self, page: ReadPage, old: StoredPage | None) -> StoredPage:
+        """Return a page as it is stored, with what the same page of the old version has."""
+        vectors = old.vectors if old and page.vectors is None else page.vectors
+        text = self._make_text(page)
+        if old and old.text and old.text.origin == "ocr" and text and text.origin == "none":
+            text = old.text
+        return StoredPage(page.file, page.number, page.hash, vectors, text)
+
+    def _make_text(self, page: ReadPage) -> StoredText | None:
+        if page.text is None:
+            return None
+        if not page.text.text:
+            return StoredText("none")
+        return make_stored_text(page.text, "layer", self.words.decide([page.text.text]))
 
     # -- from pages to visible files
 

@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
 from ..files import write_whole
-from ..model.hub import EMBEDDED
 from ..model.reader import Identity, PageReader
-from ..pages import open_page, short
+from ..pages import NO_TEXT, PageText, open_page, short
+from ..words.languages import find_language
+from ..words.query import WordQuery, check_length, read_query
+from ..words.snippets import Found, find_words
 from .address import is_address, read_address
-from .binding import check_model, load_bound, read_binding
+from .binding import EMBEDDED, check_model, load_bound, read_binding
+from .fill import Fill
 from .filters import check_metadata, make_where
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
-from .location import FORMAT, Location, clear
+from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
 from .reading.local import LocalReader
 from .reading.reader import FileReader
 from .reading.workers import Renderers
-from .results import Hit, Match, Progress, Status, Summary
+from .results import BY, By, Hit, Match, Progress, Status, Summary
 from .sources import is_below, is_gone, is_match, list_files
-from .stores.store import BYTES_PER_NUMBER, StoredPage, StoreHit, Vectors
+from .stores.store import BYTES_PER_NUMBER, StoredPage, StoreHit, StoreQuery, Vectors
+from .texts import read_stored_text
+from .trust import estimate_trust, read_trust
 from .verify import find_problems
+from .words import LibraryWords
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
 
-NOTES = logging.getLogger("randslot")
 Name = str | os.PathLike[str]
+Ocr = Literal["missing", "all"]
 
 
 class Library:
@@ -59,8 +65,9 @@ class Library:
         """Open a library, or make one.
 
         folder: a folder, or the address of a server as in "qdrant://host:6334/papers". model: a folder, a hub id, a
-        loaded model, or the binding of another library; a new library takes the embedded one unless another is named,
-        and an open one loads its own when it is needed. repair: open it also if its pages are lost, to verify it.
+        loaded model, or the binding of another library. A new library without a model finds pages by their words; one
+        that is there and has no vectors gets those of the model with the next `add`. An open one loads its own model
+        when it is needed. repair: open it also if its pages are lost, to verify it.
 
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
         another process, or has lost its pages.
@@ -72,29 +79,38 @@ class Library:
         try:
             about = self.location.read()
             self.binding = self._create(model) if about is None else self._open(about, model)
-            self.location.open(self.binding.dimension, repair=repair)
+            about = about or self._read_about()
+            self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
+            self.words = LibraryWords((about.get("words") or {}).get("language"), self._keep_language)
+            self.trust = read_trust(about.get("trust"))
+            if about["model"] is None and model is not None:
+                self._adopt(model, create)
         except BaseException:
             self.location.abandon()
             raise
 
-    def _create(self, model: Name | PageReader | Identity | None) -> Identity:
-        if model is None:
-            NOTES.warning("note: %s is made with the embedded model, which can read sample pages only", self.name)
-            model = EMBEDDED
-        if isinstance(model, Identity):
-            binding = model
-        else:
-            self._model = _load(model) if isinstance(model, str | os.PathLike) else _as_reader(model)
-            binding = self._model.identity
-        self.location.write({"format": FORMAT, "model": binding.as_dict()})
+    def _create(self, model: Name | PageReader | Identity | None) -> Identity | None:
+        binding = self._take_model(model) if model is not None else None
+        described = binding.as_dict() if binding else None
+        self.location.write({"format": FORMAT, "model": described, "words": {"language": None}})
         return binding
 
-    def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity:
-        if about.get("format") != FORMAT:
+    def _take_model(self, model: Name | PageReader | Identity) -> Identity:
+        """Load a model, if it is not loaded, and return which one it is."""
+        if isinstance(model, Identity):
+            return model
+        self._model = _load(model) if isinstance(model, str | os.PathLike) else _as_reader(model)
+        return self._model.identity
+
+    def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity | None:
+        if about.get("format") not in FORMATS:
+            known = " and ".join(map(str, FORMATS))
             raise RandSlotError(
-                f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {FORMAT}"
+                f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {known}"
             )
+        if about["format"] == FORMAT and about.get("model") is None:
+            return None
         binding = read_binding(about.get("model"), self.name)
         if isinstance(model, Identity):
             check_model(binding, model, self.name, "name another place")
@@ -105,11 +121,35 @@ class Library:
             check_model(binding, self._model.identity, self.name)
         return binding
 
+    def _adopt(self, model: Name | PageReader | Identity, create: bool) -> None:
+        """Give a model to a library that has none; its pages get vectors with the next `add`."""
+        if not create:
+            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+        binding = self._take_model(model)
+        with self.write():
+            self.store.prepare(dim=binding.dimension, words=False)
+            self.location.write(self._read_about() | {"model": binding.as_dict(), "trust": None})
+        self.binding = binding
+
+    def _read_about(self) -> dict[str, Any]:
+        about = self.location.read()
+        assert about is not None, "it was read or written before"
+        return about
+
+    def _keep_language(self, language: str) -> None:
+        self.store.prepare(dim=None, words=True)
+        self.location.write(self._read_about() | {"format": FORMAT, "words": {"language": language}})
+
     @property
     def model(self) -> PageReader:
-        """The model that the library belongs to, loaded when it is first needed."""
+        """The model that the library belongs to, loaded when it is first needed.
+
+        Errors: UsageError if the library has no vectors.
+        """
         with self._encoding:
             if self._model is None:
+                if self.binding is None:
+                    raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
                 self._model = load_bound(self.binding, None, self.name)
             return self._model
 
@@ -164,13 +204,69 @@ class Library:
         try:
             with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
                 reader = self._make_reader(renderers, batch, ray)
-                ingest = Ingest(self.manifest, self.store, renderers, reader, metadata, progress, summary)
+                ingest = Ingest(self.manifest, self.store, self.words, renderers, reader, metadata, progress, summary)
                 ingest.run([*listing.files, *images])
+                summary.encoded += self._complete(renderers, reader, progress)
             if prune:
                 summary.removed = self._prune(listing.folders)
+            summary.without_text = self.count_without_text()
         finally:
             summary.seconds = round(time.monotonic() - start, 3)
         return summary
+
+    def _complete(self, renderers: Renderers, reader: FileReader, progress: Callable[[Progress], None]) -> int:
+        """Read and encode what pages lack that are stored already; return how many were encoded."""
+        fill = Fill(self.manifest, self.store, self.words, renderers, progress)
+        read = fill.read_layers()
+        encoded = fill.encode(reader) if self.binding is not None else 0
+        if read or encoded:
+            self.store.optimize()
+        if self._model is not None:
+            self._estimate_trust()
+        return encoded
+
+    def read_words(
+        self,
+        *,
+        language: str | None = None,
+        ocr: Ocr | None = None,
+        workers: int = 0,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> int:
+        """Read the words of pages that have none yet; nothing is encoded. Return how many pages have been read.
+
+        language: another one for the whole library, whose words are counted anew. ocr: also read pages without a text
+        layer by OCR, or all pages. Searches go on meanwhile; stopped or killed, the same call goes on.
+
+        Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
+        """
+        wanted = None if language is None else find_language(language)
+        with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
+            fill = Fill(self.manifest, self.store, self.words, renderers, progress)
+            self.store.prepare(dim=None, words=True)
+            if wanted and wanted != self.words.language:
+                self.words.set(wanted)
+                fill.analyse_again()
+            num = fill.read_layers()
+            if ocr is not None:
+                num += fill.read_scans(all_pages=ocr == "all")
+            self.store.flush()
+            if num:
+                self.store.optimize()
+        return num
+
+    def count_without_text(self) -> int:
+        """Return how many pages no search by words can find: those that OCR has not read, or nobody has looked at."""
+        contents = self.store.contents(self.manifest.hidden())
+        return contents.origins.get("none", 0) + contents.origins.get("", 0)
+
+    def _estimate_trust(self) -> None:
+        """Find out whether the model can read these pages, and keep it for searches to come."""
+        visible = {file.id for file in self.manifest.find(state="done")}
+        trust = estimate_trust(self.store, visible, lambda lines: self._encode(list(lines), None))
+        if trust is not None and trust != self.trust:
+            self.trust = trust
+            self.location.write(self._read_about() | {"trust": trust.as_dict()})
 
     def _sort_inputs(self, inputs: Iterable[Name | Image.Image] | Name) -> tuple[list[Name], list[str]]:
         """Return the paths that were given, and the paths of images that were given without a file."""
@@ -187,7 +283,9 @@ class Library:
 
     def _make_reader(self, renderers: Renderers, batch: int, ray: str | None) -> FileReader:
         if ray is None:
-            return LocalReader(renderers, lambda: self.model, batch)
+            return LocalReader(renderers, lambda: self.model if self.binding else None, batch)
+        if self.binding is None:
+            raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
         from .reading.ray import RayReader  # an extra, and slow to import
 
         return RayReader(ray, self.binding, self.name, lambda: self.model, batch)
@@ -246,23 +344,27 @@ class Library:
         query: str,
         k: int = 5,
         *,
+        by: By | None = None,
         filters: Mapping[str, Any] | None = None,
         exact: bool = False,
         query_vectors: int | None = None,
     ) -> list[Hit]:
         """Return the k best pages for a query, best first.
 
-        filters: "source" (a path, name, folder or wildcards), "page" (a number, or first and last), and metadata by
-        their keys; all must hold. exact: score every page in full, not only the best by their compressed vectors.
-        query_vectors: another budget of the query than the model's own.
+        by: "words", "vectors" or "both"; by default what the library has and its model can read. Words may be in
+        quotes, as a phrase, or have a minus before them, so that pages with them are left out. filters: "source" (a
+        path, name, folder or wildcards), "page" (a number, or first and last), and metadata by their keys; all must
+        hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
+        budget of the query than the model's own.
         """
-        return self.search_all([query], k, filters=filters, exact=exact, query_vectors=query_vectors)[0]
+        return self.search_all([query], k, by=by, filters=filters, exact=exact, query_vectors=query_vectors)[0]
 
     def search_all(
         self,
         queries: Sequence[str],
         k: int = 5,
         *,
+        by: By | None = None,
         filters: Mapping[str, Any] | None = None,
         exact: bool = False,
         query_vectors: int | None = None,
@@ -270,19 +372,88 @@ class Library:
         """Search for several queries at once; options as `search`."""
         if k < 1:
             raise UsageError(f"k must be at least 1, not {k}")
+        by = self.choose_by(by)
+        for query in queries:
+            check_length(query)
         where = make_where(filters or {}, self.manifest, self.name)
-        vectors = self._encode(list(queries), query_vectors)
-        if where is None or not vectors:
-            return [[] for _ in queries]
-        found = self.store.search(vectors, k, where, exact)
+        words = [read_query(query, self.words.analyzer) for query in queries]
+        asked = self._make_queries(list(queries), words, by, query_vectors)
+        hits: list[list[Hit]] = [[] for _ in queries]
+        able = [i for i, query in enumerate(asked) if query.terms is not None or query.vectors is not None]
+        if where is None or not able:
+            return hits
+        found = self.store.search([asked[i] for i in able], k, where, exact)
         ids: set[str] = set()
         file_ids: set[str] = set()
-        for hits in found:
-            ids.update(hit.id for hit in hits)
-            file_ids.update(hit.file for hit in hits)
+        for some in found:
+            ids.update(hit.id for hit in some)
+            file_ids.update(hit.file for hit in some)
         pages = self.store.read(list(ids))
         files = self.manifest.get(file_ids)
-        return [_make_hits(hits, query, pages, files) for query, hits in zip(vectors, found, strict=True)]
+        for i, some in zip(able, found, strict=True):
+            hits[i] = self._make_hits(some, asked[i], words[i], pages, files)
+        return hits
+
+    def choose_by(self, by: By | None = None) -> By:
+        """Return what a search compares: what is asked for, or what the library has and its model can read.
+
+        Errors: UsageError if it is not there.
+        """
+        has_words, has_vectors = self.words.language is not None, self.binding is not None
+        if by is None:
+            if has_words and has_vectors:
+                return "words" if self.trust and not self.trust.reads else "both"
+            return "vectors" if has_vectors else "words"
+        if by not in BY:
+            raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
+        if by != "words" and not has_vectors:
+            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+        if by != "vectors" and not has_words and has_vectors:
+            raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
+        return by
+
+    def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
+        """Return what the store is asked. A query without any word is asked by vectors alone, or not at all."""
+        vectors: list[Vectors] | list[None] = [None] * len(queries)
+        if by == "vectors":
+            vectors = self._encode(queries, num)
+        elif by == "both":
+            vectors = self._encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
+        made = []
+        for word, own in zip(words, vectors, strict=True):
+            if by == "vectors":
+                made.append(StoreQuery(own))
+            else:
+                terms = word.terms if word.terms.numbers else None
+                made.append(StoreQuery(own, terms, word.phrases, word.excluded))
+        return made
+
+    def _make_hits(
+        self,
+        found: list[StoreHit],
+        asked: StoreQuery,
+        words: WordQuery,
+        pages: Mapping[str, StoredPage],
+        files: Mapping[str, File],
+    ) -> list[Hit]:
+        """Return what a store found as hits, best first, and equal ones by name.
+
+        Files that another thread has removed since are left out.
+        """
+        by: By = "words" if asked.vectors is None else "vectors" if asked.terms is None else "both"
+        hits = []
+        for one in found:
+            file = files.get(one.file)
+            if file is None or file.state != "done" or one.id not in pages:
+                continue
+            page = pages[one.id]
+            matches = _find_matches(asked.vectors, page.vectors)
+            hit = Hit(one.id, file.source, one.number, one.score, matches, file.metadata, file.id, by)
+            if page.text is not None and page.text.text:
+                marked = find_words(read_stored_text(page.text), words, self.words.analyzer)
+                hit = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
+            hits.append(hit)
+        return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page, which is given by its id.
@@ -291,12 +462,28 @@ class Library:
 
         Errors: RandSlotError if there is no such page.
         """
-        found = self.store.read([page])
-        if page not in found:
+        stored = self.store.read([page]).get(page)
+        if stored is None:
             raise RandSlotError(f"no page {short(page)} in library {self.name}")
+        if stored.vectors is None:
+            raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
         (vectors,) = self._encode([query], None)
-        similarities: Vectors = vectors @ found[page].vectors.astype(np.float32).T
+        similarities: Vectors = vectors @ stored.vectors.astype(np.float32).T
         return similarities
+
+    def read_text(self, page: str) -> PageText:
+        """Return the text of a page, which is given by its id; an empty one if it has none.
+
+        Errors: RandSlotError if there is no such page.
+        """
+        stored = self.store.read([page]).get(page)
+        if stored is None:
+            raise RandSlotError(f"no page {short(page)} in library {self.name}")
+        return read_stored_text(stored.text) if stored.text else NO_TEXT
+
+    def find_on_page(self, query: str, page: str) -> Found:
+        """Return where the words of a query stand on a page, which is given by its id."""
+        return find_words(self.read_text(page), read_query(query, self.words.analyzer), self.words.analyzer)
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
         model = self.model
@@ -313,7 +500,8 @@ class Library:
         """Return what the library holds; the model is not loaded for it."""
         files, pages = self.manifest.totals()
         size = self.location.size()
-        numbers = (self.binding.num_vectors("page") or 0) * self.binding.dimension
+        contents = self.store.contents(self.manifest.hidden())
+        numbers = (self.binding.num_vectors("page") or 0) * self.binding.dimension if self.binding else 0
         return Status(
             folder=self.name,
             files=files,
@@ -323,9 +511,24 @@ class Library:
             bytes=size,
             bytes_per_page=size // max(pages, 1),
             vector_bytes_per_page=BYTES_PER_NUMBER * numbers,
-            model=self.binding.as_dict(),
-            format=FORMAT,
+            model=self.binding.as_dict() if self.binding else None,
+            format=int(self._read_about()["format"]),
+            language=self.words.language,
+            with_vectors=contents.with_vectors,
+            origins=contents.origins,
+            notes=tuple(self.notes()),
         )
+
+    def notes(self) -> list[str]:
+        """Return what everybody who searches this library should know, a line each."""
+        notes = []
+        if self.binding is not None and self.binding.name == EMBEDDED:
+            notes.append("the embedded model of this library reads sample pages only, and no real documents")
+        if self.trust is not None and not self.trust.reads:
+            notes.append(
+                "the vectors of this library rank its pages little better than chance, so searches are by words"
+            )
+        return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
         """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.
@@ -368,27 +571,15 @@ def _as_reader(model: Any) -> PageReader:
     return adopt(model)
 
 
-def _make_hits(
-    found: list[StoreHit], query: Vectors, pages: Mapping[str, StoredPage], files: Mapping[str, File]
-) -> list[Hit]:
-    """Return what a store found as hits, best first, and equal ones by name.
-
-    Files that another thread has removed since are left out.
-    """
-    hits = []
-    for one in found:
-        file = files.get(one.file)
-        if file is not None and file.state == "done" and one.id in pages:
-            hits.append(_make_hit(one, file, query, pages[one.id].vectors))
-    return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
-
-
-def _make_hit(found: StoreHit, file: File, query: Vectors, page: Vectors) -> Hit:
+def _find_matches(query: Vectors | None, page: Vectors | None) -> tuple[Match, ...]:
+    """Return which readout of a page is nearest to each of a query."""
+    if query is None or page is None:
+        return ()
     similarities = query @ page.T
     matches = []
     for i, best in enumerate(similarities.argmax(1)):
         matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
-    return Hit(found.id, file.source, found.number, found.score, tuple(matches), file.metadata, file.id)
+    return tuple(matches)
 
 
 def delete_library(folder: Path) -> None:

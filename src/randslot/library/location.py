@@ -12,7 +12,8 @@ from ..errors import RandSlotError
 from .manifest import File, Manifest
 from .stores.store import Store
 
-FORMAT = 1
+FORMAT = 2  # of new libraries
+FORMATS = (1, 2)  # that can be opened; 1 has vectors and no words
 
 
 class Location(Protocol):
@@ -38,10 +39,12 @@ class Location(Protocol):
     def write(self, about: dict[str, Any]) -> None:
         """Write about the library; from then on there is one."""
 
-    def open(self, dim: int, *, repair: bool) -> None:
+    def open(self, dim: int | None, *, repair: bool) -> None:
         """Open the manifest and the store, or make them.
 
-        repair: make the store also where there was one. Errors: RandSlotError if it is lost, and not to be repaired.
+        dim: of the vectors; None if the library has none. repair: make the store also where there was one.
+
+        Errors: RandSlotError if it is lost, and not to be repaired.
         """
 
     def hold_lease(self) -> AbstractContextManager[None]:

@@ -5,27 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
 from ..pages import PIXELS, open_file_page
+from ..words.snippets import Box, Snippet
+
+By = Literal["words", "vectors", "both"]
+BY: tuple[By, ...] = ("words", "vectors", "both")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is; `finished` are the files that became visible since the last report."""
+    """How far a run is; `finished` are the files that became visible since the last report.
+
+    stage: what is being done to pages: "reading", or for pages that are stored already "words", "scans", "vectors".
+    """
 
     files_done: int
     num_files: int
     pages_done: int
     num_pages: int
     finished: tuple[str, ...] = ()
+    stage: str = "reading"
 
 
 @dataclass
 class Summary:
-    """What a run did: the files by what became of them, the pages stored and encoded, the time."""
+    """What a run did: the files by what became of them, the pages stored and encoded, the time.
+
+    by_ocr: pages that OCR has read. without_text: pages of the whole library that no search by words can find.
+    """
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -38,6 +49,8 @@ class Summary:
     encoded: int = 0
     vector_bytes_per_page: int = 0
     seconds: float = 0.0
+    by_ocr: int = 0
+    without_text: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,9 +67,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Hit:
-    """A page that was found: its id, its file, its number from 1, its score, and the matches that add up to it.
+    """A page that was found: its id, its file, its number from 1, and its score.
 
-    file: the id of the version of the file that the page belongs to.
+    score: BM25 by words, MaxSim by vectors, and by both a sum over ranks; it compares pages of one search and no more.
+    matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
+    snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
     """
 
     id: str
@@ -66,6 +81,9 @@ class Hit:
     matches: tuple[Match, ...]
     metadata: Mapping[str, Any]
     file: str = ""
+    by: By = "vectors"
+    snippet: Snippet | None = None
+    boxes: tuple[Box, ...] = ()
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.
@@ -83,7 +101,9 @@ class Status:
     """What a library holds: files and pages that can be found, files that are not complete yet, sizes, and its model.
 
     bytes: on disk, with codes, payload and the list of files; of a library on a server, of the vectors alone.
-    vector_bytes_per_page: 0 if pages of this model differ in their number of vectors.
+    vector_bytes_per_page: 0 if pages of this model differ in their number of vectors. model: None for a library without
+    vectors. language: None if no page has text. origins: pages by where their text was found; see `StoredText`.
+    notes: what everybody who searches it should know.
     """
 
     folder: str
@@ -94,8 +114,17 @@ class Status:
     bytes: int
     bytes_per_page: int
     vector_bytes_per_page: int
-    model: Mapping[str, Any]
+    model: Mapping[str, Any] | None
     format: int
+    language: str | None = None
+    with_vectors: int = 0
+    origins: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def with_text(self) -> int:
+        """How many pages have text, from the file or by OCR."""
+        return self.origins.get("layer", 0) + self.origins.get("ocr", 0)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

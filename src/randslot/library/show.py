@@ -9,17 +9,27 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from ..model.reader import read_identity
+from ..words.snippets import Snippet
 from .address import is_address
 from .results import Hit, Progress, Status, Summary
 
 NAMES = 10  # of other files that are listed one by one
 SHOWN = ("slots", "inference")  # settings of the model, where it has them
+STAGES = {
+    "reading": "reading pages",
+    "words": "reading words",
+    "scans": "reading scans",
+    "vectors": "encoding pages",
+}
+SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
+MARK = "bold yellow"
 
 
 class Progressing:
@@ -29,19 +39,21 @@ class Progressing:
         self.bar = bar
         self.task = bar.add_task("looking at files", total=None, more="")
         self.pages = self.files = 0
+        self.stage = ""
 
     def __call__(self, now: Progress) -> None:
         if not now.num_pages:
             self.bar.update(self.task, completed=now.files_done, total=now.num_files)
             return
-        if not self.pages:
-            self.bar.reset(self.task, description="reading pages", total=now.num_pages)
+        if not self.pages or now.stage != self.stage:
+            self.stage = now.stage
+            self.bar.reset(self.task, description=STAGES[now.stage], total=now.num_pages)
         self.pages = now.pages_done
         self.files += len(now.finished)
         speed = self.bar.tasks[self.task].speed
         rate = f"{speed:.1f} pages/s" if speed else ""
         files = f"{now.files_done} of {now.num_files} files" if now.num_files else ""
-        more = ", ".join(filter(None, (rate, files))) if now.pages_done else "loading the model"
+        more = ", ".join(filter(None, (rate, files)))
         self.bar.update(self.task, completed=now.pages_done, more=more)
 
 
@@ -66,75 +78,141 @@ def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
     return nullcontext() if quiet or not console.is_terminal else console.status(what)
 
 
-def print_summary(summary: Summary, total: int, size: str) -> None:
-    """Print what a run did, and what it could not do."""
-    counts = {
-        "added": len(summary.added),
-        "changed": len(summary.changed),
-        "moved": len(summary.moved),
-        "removed": len(summary.removed),
-        "unchanged": summary.unchanged,
-    }
-    what = ", ".join(f"{num} {name}" for name, num in counts.items() if num) or "none"
-    failed = f", {len(summary.failed)} failed" if summary.failed else ""
-    print(f"files: {what}{failed}")
-    if summary.pages:
-        speed = summary.encoded / max(summary.seconds, 1e-9)
+def print_summary(summary: Summary, status: Status, quiet: bool) -> None:
+    """Print what a run did, and on stderr what it could not do."""
+    if not quiet:
+        counts = {
+            "added": len(summary.added),
+            "changed": len(summary.changed),
+            "moved": len(summary.moved),
+            "removed": len(summary.removed),
+            "unchanged": summary.unchanged,
+        }
+        what = ", ".join(f"{num} {name}" for name, num in counts.items() if num) or "none"
+        failed = f", {len(summary.failed)} failed" if summary.failed else ""
+        print(f"files: {what}{failed}")
+        if summary.pages:
+            speed = summary.pages / max(summary.seconds, 1e-9)
+            encoded = f", {summary.encoded} of them encoded" if status.model else ""
+            print(
+                f"{plural(summary.pages, 'page')}{encoded}, in {summary.seconds:.1f} s ({speed:.1f} pages/s)",
+                flush=True,
+            )
+    print_problems(summary, quiet)
+
+
+def print_end(summary: Summary, status: Status, quiet: bool) -> None:
+    """Print what the library holds now, and what is still to be done about pages without text."""
+    if quiet:
+        return
+    if summary.by_ocr:
+        print(f"{plural(summary.by_ocr, 'page')} read by OCR")
+    if summary.without_text:
+        verb = "has" if summary.without_text == 1 else "have"
         print(
-            f"{plural(summary.pages, 'page')}, {summary.encoded} of them read, in {summary.seconds:.1f} s "
-            f"({speed:.1f} pages/s)"
+            f"{plural(summary.without_text, 'page')} {verb} no text, and no search by words finds them: "
+            'pip install "randslot[ocr]", then randslot library words reads them'
         )
-    print(f"the library has {plural(total, 'page')}, {size}")
+    for note in status.notes:
+        print(f"note: {note}")
+    print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
 
 
-def print_problems(summary: Summary) -> None:
+def print_problems(summary: Summary, quiet: bool) -> None:
     """Print on stderr which files could not be indexed, and which are not documents."""
-    for name in summary.others[:NAMES]:
+    others = [] if quiet else summary.others
+    for name in others[:NAMES]:
         print(f"left out, not a PDF or an image: {shorten(name)}", file=sys.stderr)
-    if len(summary.others) > NAMES:
-        print(f"left out, not a PDF or an image: {len(summary.others) - NAMES} more", file=sys.stderr)
+    if len(others) > NAMES:
+        print(f"left out, not a PDF or an image: {len(others) - NAMES} more", file=sys.stderr)
     for name, reason in summary.failed.items():
         print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 
 
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
-    """Print ranked pages with their scores, and on demand which readout of the page answered which of the query."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for rank, hit in enumerate(hits, start=1):
-        table.add_row(f"{rank}.", f"{hit.score:.3f}", Text(f"{shorten(hit.source)}  page {hit.page}"))
-        if explain:
-            matches = "  ".join(f"{one.query}>{one.page} {one.similarity:.3f}" for one in hit.matches)
-            table.add_row("", "", Text(matches, style="dim"))
+    """Print ranked pages with the words of the query marked, and on demand their scores and matching readouts."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(table if hits else "no pages found")
-    if explain and hits:
+    if not hits:
+        console.print("no pages found")
+    for rank, hit in enumerate(hits, start=1):
+        console.print(Text.assemble((f"{rank:2}. ", "dim"), (shorten(hit.source), "bold"), f"  page {hit.page}"))
+        if hit.snippet is not None and hit.snippet.text:
+            console.print(Padding(_mark(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
+        if explain:
+            console.print(Text(f"    {_explain(hit)}", style="dim"))
+    if explain and any(hit.matches for hit in hits):
         console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
+
+
+def _mark(snippet: Snippet) -> Text:
+    text = Text()
+    end = 0
+    for start, stop in snippet.marks:
+        text.append(readable(snippet.text[end:start]))
+        text.append(readable(snippet.text[start:stop]), MARK)
+        end = stop
+    text.append(readable(snippet.text[end:]))
+    return text
+
+
+def _explain(hit: Hit) -> str:
+    score = f"{SCORES[hit.by]} {hit.score:.4g}"
+    matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in hit.matches]
+    return "  ".join([score, *matches])
 
 
 def print_status(status: Status) -> None:
     """Print what a library holds."""
-    model = status.model
     table = Table(show_header=False, box=None, pad_edge=False)
-    where = f"{model['name'] or 'made in memory'}, weights {model['weights'][:8]}"
-    identity = read_identity(model)
-    page, query = identity.num_vectors("page"), identity.num_vectors("query")
-    how = f"{page or 'several'} vectors a page, {query or 'several'} a query, {identity.dimension} dimensions"
-    shown = [f"{name} {identity.settings[name]}" for name in SHOWN if name in identity.settings]
     rows = {
         "library": status.folder,
         "files": f"{status.files:,}",
         "pages": f"{status.pages:,}",
         "not complete yet": f"{plural(status.pending, 'file')}: index again to go on" if status.pending else "",
         "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
-        "model": where,
-        "vectors": "; ".join(filter(None, [how, ", ".join(shown)])),
+        "words": show_words(status),
+        "vectors": show_vectors(status),
         "size": show_size(status),
         "format": str(status.format),
+        "note": "; ".join(status.notes),
     }
     for name, value in rows.items():
         if value:
             table.add_row(name, Text(readable(value)))
     Console(highlight=False, soft_wrap=True).print(table)
+
+
+def show_words(status: Status) -> str:
+    """Return which pages have text, and what to do about the others."""
+    if not status.pages:
+        return ""
+    by_ocr, unread = status.origins.get("ocr", 0), status.origins.get("", 0)
+    parts = [f"of {status.with_text:,} pages, {status.language or 'no language yet'}"]
+    if by_ocr:
+        parts.append(f"{by_ocr:,} read by OCR")
+    if status.origins.get("none"):
+        parts.append(f"{plural(status.origins['none'], 'page')} without text: randslot library words, with OCR")
+    if status.origins.get("failed"):
+        parts.append(f"{plural(status.origins['failed'], 'page')} that OCR could not read")
+    if unread:
+        parts.append(f"{plural(unread, 'page')} not looked at: randslot library words")
+    return "; ".join(parts)
+
+
+def show_vectors(status: Status) -> str:
+    """Return which model the vectors are of, and how many there are."""
+    if status.model is None:
+        return "none: randslot index --model adds them"
+    model = read_identity(status.model)
+    page, query = model.num_vectors("page"), model.num_vectors("query")
+    parts = [
+        f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
+        f"{page or 'several'} a page, {query or 'several'} a query, {model.dimension} dimensions",
+    ]
+    parts += [f"{name} {model.settings[name]}" for name in SHOWN if name in model.settings]
+    if status.with_vectors < status.pages:
+        parts.append(f"{plural(status.pages - status.with_vectors, 'page')} without: index again to go on")
+    return "; ".join(parts)
 
 
 def show_size(status: Status) -> str:
@@ -143,8 +221,8 @@ def show_size(status: Status) -> str:
         return f"{status.bytes:,} bytes of vectors, {status.vector_bytes_per_page:,} a page"
     if not status.pages:
         return f"{status.bytes:,} bytes on disk"
-    share = f"{status.vector_bytes_per_page:,} of them vectors"
-    return f"{status.bytes:,} bytes on disk, {status.bytes_per_page:,} a page, {share}"
+    share = f", {status.vector_bytes_per_page:,} of them vectors" if status.vector_bytes_per_page else ""
+    return f"{status.bytes:,} bytes on disk, {status.bytes_per_page:,} a page{share}"
 
 
 def plural(num: int, word: str) -> str:

@@ -90,5 +90,8 @@ def _find_damaged(store: Store, pages: list[str]) -> list[str]:
     return [id for id, page in found.items() if not _are_units(page.vectors)]
 
 
-def _are_units(vectors: Vectors) -> bool:
+def _are_units(vectors: Vectors | None) -> bool:
+    """Whether vectors have the length of one; a page without any has nothing that could be damaged."""
+    if vectors is None:
+        return True
     return bool(len(vectors) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.05))  # half precision

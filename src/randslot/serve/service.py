@@ -49,7 +49,8 @@ class Service:
 
     def __init__(self, library: Library, *, read_only: bool = False, upload_limits: UploadLimits | None = None) -> None:
         self.library = library
-        _ = library.model  # the first search should not wait for it
+        if library.choose_by() != "words":
+            _ = library.model  # the first search should not wait for it
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
         self.searches = Searches(library)
         self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
@@ -165,12 +166,24 @@ class Service:
             "bytes": found.bytes,
             "bytes_per_page": found.bytes_per_page,
             "vector_bytes_per_page": found.vector_bytes_per_page,
-            "model": Path(found.model["name"] or "a model in memory").name,
-            "page_vectors": self.library.binding.num_vectors("page"),
-            "query_vectors": self.library.binding.num_vectors("query"),
-            "dimension": found.model["dimension"],
+            **self._describe_model(),
+            "by": self.library.choose_by(),
+            "language": found.language,
+            "pages_with_text": found.with_text,
+            "notes": list(found.notes),
             "read_only": self.uploads is None,
             "uploads_waiting": self.uploads.num_waiting() if self.uploads else 0,
+        }
+
+    def _describe_model(self) -> dict[str, Any]:
+        binding = self.library.binding
+        if binding is None:
+            return {"model": None, "page_vectors": 0, "query_vectors": 0, "dimension": 0}
+        return {
+            "model": Path(binding.name or "a model in memory").name,
+            "page_vectors": binding.num_vectors("page"),
+            "query_vectors": binding.num_vectors("query"),
+            "dimension": binding.dimension,
         }
 
 

@@ -83,9 +83,9 @@ def measure_libraries(folders: Sequence[Path]) -> Table:
             status, model = library.status(), library.binding
         if not status.pages:
             raise UsageError(f"library {folder} has no pages: index some first")
-        num, on_disk = model.num_vectors("page"), status.bytes / status.pages
-        vectors = float(status.vector_bytes_per_page)
-        rows.append([folder.name, num, model.dimension, status.pages, vectors, on_disk])
+        num, dim = (model.num_vectors("page"), model.dimension) if model else (0, 0)
+        vectors, on_disk = float(status.vector_bytes_per_page), status.bytes / status.pages
+        rows.append([folder.name, num, dim, status.pages, vectors, on_disk])
     heads = ["library", "Kd", "dimensions", "pages", "bytes a page, vectors alone", "bytes a page, on disk"]
     return Table("Libraries: float16 vectors with their codes, payload and the list of files", heads, rows, digits=0)
 

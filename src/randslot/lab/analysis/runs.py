@@ -89,7 +89,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     """
     groups: dict[RunKey, list[Result]] = defaultdict(list)
     for result in read_results(*folders):
-        groups[result.run_key].append(result)
+        if result.vectors:  # a search that was evaluated left none
+            groups[result.run_key].append(result)
+    if not groups:
+        raise UsageError("these results are of searches, which leave no vectors to analyse: evaluate a model")
     names = run_names(list(groups))
     runs = [_make_run(names[key], results) for key, results in groups.items()]
     for run in runs[1:]:

@@ -15,6 +15,7 @@ from ...files import write_json
 from ...model.reader import Side
 
 CUTS = (5, 10)  # nDCG@5 and nDCG@10
+LIBRARIES = "libraries"  # the folder of libraries that searches were evaluated on, beside the results
 NUMBER = (int, float)
 WORDS: dict[Any, str] = {str: "text", int: "a whole number", NUMBER: "a number", dict: "a table", list: "a list"}
 # What marks a file as a result, and what it must have then; the rest is for people.
@@ -74,8 +75,9 @@ class Result:
     """The scores of one model, under its settings, on one task.
 
     label: what tells settings apart in tables, as in "random" or "tokens by kmeans". counts: vectors by side, None
-    where every token has its own. ndcg: the mean over subsets, by cut. vectors: the folder of each side in the cache.
-    cache: where that is, seen from the folder of the result, since both may move together.
+    where every token has its own. ndcg: the mean over subsets, by cut. vectors: the folder of each side in the cache,
+    and nothing if a search was evaluated. cache: where that is, seen from the folder of the result, since both may move
+    together.
     """
 
     file: Path
@@ -195,6 +197,8 @@ def _draws_from_seed(result: Result) -> bool:
 def _read_folder(folder: Path) -> list[Result]:
     found = []
     for file in sorted(folder.rglob("*.json")):
+        if LIBRARIES in file.relative_to(folder).parts:
+            continue
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a model takes of a page, opened by a worker process: its image, or its text. Imports nothing heavy."""
+"""What is taken of a page, opened by a worker process: its text, and its image for a model that looks at pages."""
 
 from __future__ import annotations
 
@@ -9,30 +9,44 @@ from PIL import Image
 
 from ...errors import RandSlotError
 from ...model.reader import Reads
+from ...pages.text import NO_TEXT, PageText
 from .workers import Renderers, hash_image
 
 
 @dataclass(frozen=True)
 class Content:
-    """The image or the text of a page, and a hash of it: a page with the same hash has the same vectors."""
+    """What a model takes of a page (None without a model), the text of the page, and a hash.
 
-    page: Image.Image | str
+    hash: of what the model takes; a page with the same hash has the same vectors. Without a model, of the text.
+    """
+
+    page: Image.Image | str | None
+    text: PageText
     hash: str
 
 
-def read_content(renderers: Renderers, reads: Reads, pixels: int, file: str, number: int) -> Content:
-    """Open a page of a file as a model reads it: as an image of about `pixels` pixels, or as text.
+def read_content(renderers: Renderers, reads: Reads | None, pixels: int, file: str, number: int) -> Content:
+    """Open a page of a file: its text, and an image of about `pixels` pixels if that is what a model reads.
 
     Errors: RandSlotError with the reason why it cannot be opened, or has no text for a model that reads text.
     """
     if reads == "image":
         image = renderers.render(file, number, pixels)
-        return Content(image, hash_image(image))
-    text = renderers.read_text(file, number).text
-    if not text.strip():
+        return Content(image, _read_text_if_any(renderers, file, number), hash_image(image))
+    text = renderers.read_text(file, number)
+    if reads == "text" and not text.text.strip():
         raise RandSlotError("it has no text, and this model reads text: use a model that reads images")
-    return Content(text, _hash_text(text))
+    return Content(text.text if reads == "text" else None, text, hash_text(text.text))
 
 
-def _hash_text(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def _read_text_if_any(renderers: Renderers, file: str, number: int) -> PageText:
+    """Read the text of a page that can be seen; one whose text cannot be read counts as having none."""
+    try:
+        return renderers.read_text(file, number)
+    except RandSlotError:
+        return NO_TEXT
+
+
+def hash_text(text: str) -> str:
+    """Return a hash of a text; "" for none, since pages without text are not all the same."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if text else ""

@@ -1,4 +1,4 @@
-"""Pages read in this process: worker processes open pages while the model encodes others."""
+"""Pages read in this process: worker processes open pages while the model, if there is one, encodes others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ Place = tuple[WantedPages, int]  # a page: its file and its number
 class LocalReader:
     """Reads in this process and its workers; takes memory for a few batches, however many pages there are."""
 
-    def __init__(self, renderers: Renderers, load_model: Callable[[], PageReader], batch: int) -> None:
-        """load_model: called when the first page is wanted. batch: pages that are encoded at once."""
+    def __init__(self, renderers: Renderers, load_model: Callable[[], PageReader | None], batch: int) -> None:
+        """load_model: called when the first page is wanted; without a model pages have text and no vectors.
+
+        batch: pages that are encoded at once.
+        """
         self.renderers, self.load_model, self.batch = renderers, load_model, batch
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
@@ -42,10 +45,10 @@ class LocalReader:
             yield _encode(model, waiting)
 
     def _open_ahead(
-        self, wanted: Sequence[WantedPages], model: PageReader, failed: set[str]
+        self, wanted: Sequence[WantedPages], model: PageReader | None, failed: set[str]
     ) -> Iterator[tuple[Place, Future[Content]]]:
         """Open pages in order, some ahead of the one that is used; those of failed files are passed over."""
-        reads, pixels = model.reads, model.page_pixels
+        reads, pixels = (model.reads, model.page_pixels) if model else (None, 0)
 
         def open_page(place: Place) -> Content:
             pages, number = place
@@ -71,12 +74,16 @@ def _error(future: Future[Content]) -> str:
     return str(error) if error else ""
 
 
-def _encode(model: PageReader, opened: list[tuple[Place, Content]]) -> list[ReadPage]:
+def _encode(model: PageReader | None, opened: list[tuple[Place, Content]]) -> list[ReadPage]:
     """Encode the pages whose hash is not known, all in one batch."""
-    new = [content.page for (pages, _), content in opened if content.hash not in pages.known]
-    vectors = iter(model.embed_pages(new) if new else [])
+    new = []
+    for (pages, _), content in opened:
+        if content.page is not None and content.hash not in pages.known:
+            new.append(content.page)
+    vectors = iter(model.embed_pages(new) if model and new else [])
     read = []
     for (pages, number), content in opened:
-        own = None if content.hash in pages.known else next(vectors)
-        read.append(ReadPage(pages.file, number, content.hash, own))
+        is_new = content.page is not None and content.hash not in pages.known
+        own = next(vectors) if is_new else None
+        read.append(ReadPage(pages.file, number, content.hash, own, content.text))
     return read

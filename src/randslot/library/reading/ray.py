@@ -24,6 +24,7 @@ from ...model.reader import Identity, PageReader
 from ..binding import load_bound
 from .ray_tasks import open_pages
 from .reader import ReadPage, WantedPages
+from .text_json import parse_text
 
 PAGES_A_ROW = 8  # of one file that a task opens one after the other
 REACH_SECONDS = 10.0  # that a cluster has to answer in
@@ -87,13 +88,14 @@ class RayReader:
             **_places(ray.cluster_resources()),
         )
 
-    def _read(self, file: str, number: int, hash: str, error: str, vectors: bytes) -> ReadPage:
+    def _read(self, file: str, number: int, hash: str, error: str, layer: str, vectors: bytes) -> ReadPage:
         """Return a page as it came back; without vectors or an error it is one whose hash is known."""
         found = np.frombuffer(vectors, np.float16).astype(np.float32).reshape(-1, self.identity.dimension)
-        return ReadPage(str(file), int(number), str(hash), found if len(found) else None, str(error))
+        text = parse_text(str(layer)) if layer else None
+        return ReadPage(str(file), int(number), str(hash), found if len(found) else None, text, str(error))
 
 
-ENCODED = ("file", "number", "hash", "error", "vectors")
+ENCODED = ("file", "number", "hash", "error", "layer", "vectors")
 
 
 def _make_rows(wanted: Sequence[WantedPages], model: PageReader) -> list[dict[str, Any]]:

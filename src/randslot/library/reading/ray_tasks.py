@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import RandSlotError
 from .content import read_content
+from .text_json import write_text
 from .workers import Renderers
 
 
@@ -23,14 +24,15 @@ def open_pages(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _open_page(row: dict[str, Any], number: int) -> dict[str, Any]:
     page = {"file": row["file"], "number": number, "hash": "", "error": ""}
-    page |= {"width": 0, "height": 0, "pixels": b"", "text": ""}
+    page |= {"width": 0, "height": 0, "pixels": b"", "text": "", "layer": ""}
     try:
         content = read_content(_renderers(), row["reads"], row["size"], os.fsdecode(row["source"]), number)
     except RandSlotError as error:
         return page | {"error": str(error)}
-    page["hash"] = content.hash
+    page |= {"hash": content.hash, "layer": write_text(content.text)}
     if content.hash in row["known"]:
         return page
     if isinstance(content.page, str):
         return page | {"text": content.page}
+    assert content.page is not None, "a model reads images or text"
     return page | {"width": content.page.width, "height": content.page.height, "pixels": content.page.tobytes()}

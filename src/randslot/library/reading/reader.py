@@ -1,4 +1,4 @@
-"""From files to vectors: which pages are wanted, what comes back of each, and what does it."""
+"""From files to vectors and text: which pages are wanted, what comes back of each, and what does it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...pages.text import PageText
 from ..stores.store import Vectors
 
 
@@ -24,20 +25,22 @@ class WantedPages:
 
 @dataclass(frozen=True)
 class ReadPage:
-    """A page that was read: the hash of what the model takes of it, and its vectors; None if its hash is known.
+    """A page that was read: the hash of what was read of it, its vectors, and its text.
 
-    file: the file's id. error: why it could not be opened; then there is nothing else.
+    file: the file's id. vectors: None if the hash is known, or there is no model. text: None if it was not asked for.
+    error: why the page could not be opened; then there is nothing else.
     """
 
     file: str
     number: int
     hash: str = ""
     vectors: Vectors | None = None
+    text: PageText | None = None
     error: str = ""
 
 
 class FileReader(Protocol):
-    """Opens pages of files and has a model encode them."""
+    """Opens pages of files, and has a model encode them if the library has one."""
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         """Yield the pages, some at a time; after one that cannot be opened, others of its file may be left out."""

@@ -25,7 +25,7 @@ T = TypeVar("T")
 NOTES = logging.getLogger("randslot")
 
 KEY = "QDRANT_API_KEY"
-OLDEST = (1, 17)  # of servers: older ones do not know updates with a condition
+OLDEST = (1, 16)  # of servers: the lease needs updates with a condition, and phrases an index of words
 LISTED_POINTS = 1000  # in one answer or update, without vectors
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a request is sent again
 SHORT_WAITS = WAITS[:3]  # when it may be the address that is wrong
@@ -102,18 +102,23 @@ class Connection:
         """Return how many points a collection has."""
         return int(self.ask("count", collection_name=collection, exact=True).count)
 
-    def make(self, collection: str, fields: Mapping[str, models.PayloadSchemaType], **settings: Any) -> None:
+    def make(self, collection: str, fields: Mapping[str, Any], **settings: Any) -> None:
         """Make a collection with indexes of these fields; it may be half made by a node that was lost since."""
         try:
             self.ask("create_collection", collection_name=collection, **settings)
         except RandSlotError:
             if not self.exists(collection):
                 raise
+        self.index(collection, fields)
+
+    def index(self, collection: str, fields: Mapping[str, Any]) -> None:
+        """Make indexes of some fields."""
         for field, kind in fields.items():
             self.ask("create_payload_index", collection_name=collection, field_name=field, field_schema=kind, wait=True)
 
     def scroll(self, collection: str, some: models.Filter, **options: Any) -> Iterator[Any]:
-        """Yield the points that a filter lets through, with their payload."""
+        """Yield the points that a filter lets through, with their payload, or parts of it."""
+        options = {"with_payload": True, **options}
         offset = None
         while True:
             records, offset = self.ask(
@@ -122,7 +127,6 @@ class Connection:
                 scroll_filter=some,
                 limit=LISTED_POINTS,
                 offset=offset,
-                with_payload=True,
                 **options,
             )
             yield from records

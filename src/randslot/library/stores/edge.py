@@ -4,102 +4,199 @@ Vectors are kept in half precision, and large ones have codes beside them, one b
 compares codes, then scores the best candidates in full; an exact one scores every page, and so does every search of
 small vectors, since comparing their codes takes no less time. There is no graph: a page is four vectors, and comparing
 the codes of all pages takes milliseconds.
+
+Terms are a sparse vector, which the engine weighs by how rare they are. Phrases are looked up in an index of words.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import qdrant_edge as edge
 
 from ...errors import RandSlotError, first_line
-from .store import DamagedError, StoredPage, StoreHit, Vectors, Where
-from .tuning import DEFAULT_TUNING, VECTOR_NAME, Tuning
+from ...files import read_json
+from ...words.terms import Terms
+from .payload import PLACE, make_changes, make_payload, read_page
+from .store import Contents, DamagedError, Origin, StoredPage, StoreHit, StoreQuery, Where
+from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
 CHUNK = 64  # points in one update: its vectors are Python lists on their way in
+CONFIG = "edge_config.json"  # of the engine, in its folder
 SCROLLED = 1000  # points in one answer, without vectors
 
 
 class EdgeStore:
-    """Pages in a folder, as points with a multivector and the payload file, number and image."""
+    """Pages in a folder, as points with a multivector, terms, and a payload: file, number, image, and the text."""
 
-    def __init__(self, folder: Path, dim: int, tuning: Tuning = DEFAULT_TUNING) -> None:
-        """Open a store, or make one if there is none.
+    def __init__(self, folder: Path, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> None:
+        """Open a store, or make one if there is none. dim: of the vectors; None for a store of words alone.
 
         Errors: RandSlotError if it is damaged, or open in another process.
         """
+        self.folder, self.tuning, self.dim = folder, tuning, dim
         if not folder.exists():
             _create(folder, dim, tuning)
-        self.folder, self.tuning = folder, tuning
-        self.coded = tuning.has_codes(dim)
+        self.coded = dim is not None and tuning.has_codes(dim)
         self.warm = False
         _read_through(folder, "quantized*")
+        self.shard = self._load()
+        self.has_words = "origin" in self.shard.info().payload_schema
+
+    def _load(self, config: edge.EdgeConfig | None = None) -> edge.EdgeShard:
         try:
-            self.shard = edge.EdgeShard.load(str(folder))
+            return edge.EdgeShard.load(str(self.folder), config)
         except Exception as error:  # the engine has no errors of its own
             reason = "open in another process" if "WouldBlock" in str(error) else first_line(error)
-            raise RandSlotError(f"cannot open the vectors in {folder}: {reason}") from error
+            raise RandSlotError(f"cannot open the pages in {self.folder}: {reason}") from error
+
+    def prepare(self, *, dim: int | None, words: bool) -> None:
+        if words and not self.has_words:
+            self._update(edge.UpdateOperation.create_sparse_vector(TERMS_NAME, edge.Modifier.Idf))
+            _index_words(self.shard)
+            self.has_words = True
+        if dim is not None and self.dim is None:
+            self._add_vectors(dim)
+
+    def _add_vectors(self, dim: int) -> None:
+        """Make room for vectors: the engine takes their codes and their place in memory when it loads the folder."""
+        parameters = _vector_parameters(dim, self.tuning)
+        if VECTOR_NAME in read_json(self.folder / CONFIG).get("vectors", {}):  # of a process that was stopped just here
+            self._update(edge.UpdateOperation.delete_vector_name(VECTOR_NAME))
+        self._update(
+            edge.UpdateOperation.create_dense_vector(
+                VECTOR_NAME,
+                dim,
+                parameters.distance,
+                multivector_config=parameters.multivector_config,
+                datatype=parameters.datatype,
+            )
+        )
+        self.shard.flush()
+        self.shard.close()
+        self.shard = self._load(_make_config(dim, self.tuning))
+        self.dim, self.coded = dim, self.tuning.has_codes(dim)
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         for start in range(0, len(pages), CHUNK):
-            points = [_point(page) for page in pages[start : start + CHUNK]]
+            points = [_make_point(page) for page in pages[start : start + CHUNK]]
             self._update(edge.UpdateOperation.upsert_points(points))
 
+    def update(self, pages: Sequence[StoredPage]) -> None:
+        for start in range(0, len(pages), CHUNK):
+            some = pages[start : start + CHUNK]
+            vectors = [edge.PointVectors(page.id, _vectors(page)) for page in some if _vectors(page)]
+            if vectors:
+                self._update(edge.UpdateOperation.update_vectors(vectors))
+            wordless: list[Any] = [page.id for page in some if page.text is not None and not page.text.terms.numbers]
+            if wordless:
+                self._update(edge.UpdateOperation.delete_vectors(wordless, [TERMS_NAME]))
+            for page in some:  # last: what says where the text was found also says that its terms are there
+                self._update(edge.UpdateOperation.set_payload([page.id], make_changes(page)))
+
     def delete(self, file: str) -> None:
-        self._update(edge.UpdateOperation.delete_points_by_filter(_of_file(file)))
+        self._update(edge.UpdateOperation.delete_points_by_filter(edge.Filter(must=[_is("file", file)])))
 
     def _update(self, operation: edge.UpdateOperation) -> None:
         try:
             self.shard.update(operation)
         except Exception as error:  # a full disk, for example; the engine has no errors of its own
-            raise RandSlotError(f"cannot write vectors into {self.folder}: {first_line(error)}") from error
+            raise RandSlotError(f"cannot write pages into {self.folder}: {first_line(error)}") from error
 
-    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+    # -- searches
+
+    def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         exact = exact or not self.coded
-        if exact and not self.warm:
+        if exact and not self.warm and any(query.vectors is not None for query in queries):
             _read_through(self.folder, "vectors")
             self.warm = True
-        codes = edge.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k))
-        requests = [
-            edge.QueryRequest(
-                limit=k,
-                query=edge.Query.Nearest(query.tolist(), VECTOR_NAME),
-                filter=_filter(where),
-                with_payload=["file", "number"],
-                params=edge.SearchParams(exact=exact, quantization=codes),
-            )
-            for query in queries
-        ]
+        requests = [self._make_request(query, k, where, exact) for query in queries]
         with _reading():
             found = self.shard.query_batch(edge.QueryBatchRequest(requests))
-        return [[_hit(point) for point in points] for points in found]
+        return [[_make_hit(point) for point in points] for points in found]
+
+    def _make_request(self, query: StoreQuery, k: int, where: Where, exact: bool) -> edge.QueryRequest:
+        some = _make_filter(where, query)
+        if query.vectors is not None and query.terms is not None:
+            pool = self.tuning.pool_for(k)
+            prefetches = [
+                edge.Prefetch(pool, _nearest_words(query), params=_rare_among(where), filter=some),
+                edge.Prefetch(pool, _nearest_vectors(query), params=self._vector_search(pool, exact), filter=some),
+            ]
+            weights = [self.tuning.words_weight, self.tuning.vectors_weight]
+            # This engine counts ranks from 0.
+            together: Any = edge.Fusion.Rrf(k=self.tuning.rank_offset + 1, weights=weights)
+            return edge.QueryRequest(k, query=together, prefetches=prefetches, with_payload=PLACE)
+        if query.vectors is not None:
+            how = self._vector_search(k, exact)
+            return edge.QueryRequest(k, query=_nearest_vectors(query), params=how, filter=some, with_payload=PLACE)
+        how = _rare_among(where)
+        return edge.QueryRequest(k, query=_nearest_words(query), params=how, filter=some, with_payload=PLACE)
+
+    def _vector_search(self, k: int, exact: bool) -> edge.SearchParams:
+        codes = edge.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k))
+        return edge.SearchParams(exact=exact, quantization=codes)
+
+    # -- what is stored
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
             records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
-        return {str(record.id): _page(record) for record in records}
+        return {str(record.id): _read_page(record) for record in records}
 
     def images(self, file: str) -> dict[int, str]:
         found: dict[int, str] = {}
-        offset = None
-        while True:
-            request = edge.ScrollRequest(offset=offset, limit=SCROLLED, filter=_of_file(file), with_payload=True)
-            records, offset = self.shard.scroll(request)
-            for record in records:
-                payload = record.payload or {}
-                found[int(payload["number"])] = str(payload["image"])
-            if offset is None:
-                return found
+        for page in self._scroll(edge.Filter(must=[_is("file", file)])):
+            found[page.number] = page.image
+        return found
 
     def counts(self) -> dict[str, int]:
         hits = self.shard.facet(edge.FacetRequest("file", limit=self.shard.info().points_count + 1, exact=True)).hits
         return {str(hit.value): int(hit.count) for hit in hits if hit.count}
+
+    def contents(self, hidden: Collection[str]) -> Contents:
+        unseen = _hide(hidden)
+        pages = self.shard.count(edge.CountRequest(filter=edge.Filter(must_not=unseen)))
+        with_vectors = 0
+        if self.dim is not None:
+            has_vectors = edge.HasVectorCondition(VECTOR_NAME)
+            with_vectors = self.shard.count(edge.CountRequest(filter=edge.Filter(must=[has_vectors], must_not=unseen)))
+        origins: dict[str, int] = {}
+        if self.has_words:
+            request = edge.FacetRequest("origin", limit=10, filter=edge.Filter(must_not=unseen), exact=True)
+            for hit in self.shard.facet(request).hits:
+                origins[str(hit.value)] = int(hit.count)
+        origins[""] = pages - sum(origins.values())
+        return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
+
+    def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
+        must: list[Any] = []
+        must_not: list[Any] = []
+        if vectors is not None and self.dim is not None:
+            (must if vectors else must_not).append(edge.HasVectorCondition(VECTOR_NAME))
+        if origins is not None and self.has_words:
+            should: list[Any] = [_is("origin", origin) for origin in origins if origin]
+            if "" in origins:
+                should.append(edge.IsEmptyCondition("origin"))
+            must.append(edge.Filter(should=should))
+        elif origins is not None and "" not in origins:
+            return
+        yield from self._scroll(edge.Filter(must=must, must_not=must_not))
+
+    def _scroll(self, some: edge.Filter) -> Iterator[StoredPage]:
+        offset = None
+        while True:
+            request = edge.ScrollRequest(offset, SCROLLED, some, with_payload=[*PLACE, "image"])
+            records, offset = self.shard.scroll(request)
+            for record in records:
+                yield _read_page(record)
+            if offset is None:
+                return
 
     def flush(self) -> None:
         self.shard.flush()
@@ -124,13 +221,34 @@ def _reading() -> Iterator[None]:
         ) from error
 
 
-def _create(folder: Path, dim: int, tuning: Tuning) -> None:
+# -- a new store
+
+
+def _create(folder: Path, dim: int | None, tuning: Tuning) -> None:
     """Make an empty store: it appears complete, or not at all."""
     part = folder.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
+    shard = edge.EdgeShard.create(str(part), _make_config(dim, tuning))
+    shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
+    shard.update(edge.UpdateOperation.create_field_index("number", edge.PayloadSchemaType.Integer))
+    _index_words(shard)
+    shard.flush()
+    shard.close()
+    os.rename(part, folder)
+
+
+def _make_config(dim: int | None, tuning: Tuning) -> edge.EdgeConfig:
+    return edge.EdgeConfig(
+        vectors={} if dim is None else {VECTOR_NAME: _vector_parameters(dim, tuning)},
+        sparse_vectors={TERMS_NAME: edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)},
+        optimizers=edge.EdgeOptimizersConfig(indexing_threshold=tuning.compress_from),
+    )
+
+
+def _vector_parameters(dim: int, tuning: Tuning) -> edge.EdgeVectorParams:
     codes = edge.BinaryQuantizationConfig(memory=edge.Memory.Cached)
-    vectors = edge.EdgeVectorParams(
+    return edge.EdgeVectorParams(
         size=dim,
         distance=edge.Distance.Dot,
         multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
@@ -139,15 +257,15 @@ def _create(folder: Path, dim: int, tuning: Tuning) -> None:
         quantization_config=codes if tuning.has_codes(dim) else None,
         hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
     )
-    config = edge.EdgeConfig(
-        vectors={VECTOR_NAME: vectors}, optimizers=edge.EdgeOptimizersConfig(indexing_threshold=tuning.compress_from)
+
+
+def _index_words(shard: edge.EdgeShard) -> None:
+    """Index where texts were found, and words by their places; they are words already, with a space between them."""
+    words = edge.TextIndexParams(
+        tokenizer=edge.TokenizerType.Whitespace, phrase_matching=True, lowercase=False, memory=edge.Memory.Cold
     )
-    shard = edge.EdgeShard.create(str(part), config)
-    shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
-    shard.update(edge.UpdateOperation.create_field_index("number", edge.PayloadSchemaType.Integer))
-    shard.flush()
-    shard.close()
-    os.rename(part, folder)
+    shard.update(edge.UpdateOperation.create_field_index("words", words))
+    shard.update(edge.UpdateOperation.create_field_index("origin", edge.PayloadSchemaType.Keyword))
 
 
 def _read_through(folder: Path, name: str) -> None:
@@ -164,31 +282,69 @@ def _read_through(folder: Path, name: str) -> None:
                     pass
 
 
-def _point(page: StoredPage) -> edge.Point:
-    payload = {"file": page.file, "number": page.number, "image": page.image}
-    return edge.Point(page.id, {VECTOR_NAME: page.vectors.tolist()}, payload)
+# -- from pages to points and back
 
 
-def _page(record: Any) -> StoredPage:
-    payload, vectors = record.payload, np.array(record.vector[VECTOR_NAME], np.float32)
-    return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), vectors)
+def _make_point(page: StoredPage) -> edge.Point:
+    return edge.Point(page.id, _vectors(page), make_payload(page))
 
 
-def _hit(point: Any) -> StoreHit:
+def _vectors(page: StoredPage) -> dict[str, Any]:
+    vectors: dict[str, Any] = {}
+    if page.vectors is not None:
+        vectors[VECTOR_NAME] = page.vectors.tolist()
+    if page.text is not None and page.text.terms.numbers:
+        vectors[TERMS_NAME] = _sparse(page.text.terms)
+    return vectors
+
+
+def _read_page(record: Any) -> StoredPage:
+    return read_page(record.payload, record.vector or {})
+
+
+def _make_hit(point: Any) -> StoreHit:
     return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
 
 
-def _of_file(file: str) -> edge.Filter:
-    return edge.Filter(must=[edge.FieldCondition("file", match=edge.MatchValue(file))])
+# -- queries and filters
 
 
-def _filter(where: Where) -> edge.Filter | None:
-    if where == Where():
-        return None
+def _sparse(terms: Terms) -> edge.SparseVector:
+    return edge.SparseVector(list(terms.numbers), list(terms.weights))
+
+
+def _nearest_vectors(query: StoreQuery) -> edge.Query:
+    assert query.vectors is not None
+    return edge.Query.Nearest(query.vectors.tolist(), VECTOR_NAME)
+
+
+def _nearest_words(query: StoreQuery) -> edge.Query:
+    assert query.terms is not None
+    return edge.Query.Nearest(_sparse(query.terms), TERMS_NAME)
+
+
+def _rare_among(where: Where) -> edge.SearchParams:
+    """Count how rare words are over what is visible: pages of hidden files do not count, nor do deleted ones."""
+    return edge.SearchParams(idf=edge.IdfParams(edge.Filter(must_not=_hide(where.hidden))))
+
+
+def _is(key: str, value: str) -> edge.FieldCondition:
+    return edge.FieldCondition(key, match=edge.MatchValue(value))
+
+
+def _hide(files: Collection[str]) -> list[Any]:
+    return [edge.FieldCondition("file", match=edge.MatchAny(sorted(files)))] if files else []
+
+
+def _make_filter(where: Where, query: StoreQuery) -> edge.Filter | None:
     must: list[Any] = []
     if where.files is not None:
         must.append(edge.FieldCondition("file", match=edge.MatchAny(sorted(where.files))))
     if where.first > 1 or where.last is not None:
         must.append(edge.FieldCondition("number", range=edge.RangeFloat(gte=where.first, lte=where.last)))
-    hidden: list[Any] = [edge.FieldCondition("file", match=edge.MatchAny(sorted(where.hidden)))] if where.hidden else []
-    return edge.Filter(must=must, must_not=hidden)
+    for phrase in query.phrases:
+        must.append(edge.FieldCondition("words", match=edge.MatchPhrase(phrase)))
+    must_not = _hide(where.hidden)
+    for phrase in query.excluded:
+        must_not.append(edge.FieldCondition("words", match=edge.MatchPhrase(phrase)))
+    return edge.Filter(must=must, must_not=must_not) if must or must_not else None

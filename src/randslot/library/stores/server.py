@@ -1,11 +1,11 @@
 """The store on a Qdrant server or cluster: the pages of a library in a collection that any client can read.
 
-Pages are points with a multivector and the payload file, number and image.
+Pages are points with a multivector, terms as a sparse vector, and a payload: file, number, image, and the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any, TypeVar
@@ -13,18 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 from qdrant_client import models
 
-from ...errors import UsageError
+from ...errors import BusyError, RandSlotError, UsageError
+from ...words.terms import Terms
 from ..address import SETTINGS
 from ..records import is_id
 from .connection import Connection, any_of, chunks, equal
-from .store import StoredPage, StoreHit, Vectors, Where
-from .tuning import DEFAULT_TUNING, VECTOR_NAME, Tuning
+from .payload import PLACE, make_changes, make_payload, read_page
+from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Where
+from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
 T = TypeVar("T")
 
 READ_POINTS = 64  # in one answer, with vectors
 ID_BYTES = 40  # of an id in a filter
 FLOAT_BYTES = 4  # of a number in a request
+TERM_BYTES = 8  # of a term in a request
 POINT_BYTES = 256  # of a point or query in a request, beside its vectors and ids
 
 
@@ -48,55 +51,92 @@ class ServerStore:
     def __init__(
         self,
         connection: Connection,
-        dim: int,
+        dim: int | None,
         tuning: Tuning = DEFAULT_TUNING,
         limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Open a collection, or make one.
+        """Open a collection, or make one. dim: of the vectors; None for a store of words alone.
 
         Errors: UsageError if it is there with other settings than the address says.
         """
         self.connection, self.address = connection, connection.address
         self.name = self.address.collection
-        self.tuning, self.limits = tuning, limits
+        self.tuning, self.limits, self.dim = tuning, limits, dim
+        self.has_words = True
         if connection.exists(self.name):
             self._check(dim)
         else:
             self._make(dim)
 
-    def _check(self, dim: int) -> None:
+    def _check(self, dim: int | None) -> None:
         params = self._params()
+        self.has_words = TERMS_NAME in (params.sparse_vectors or {})
         vectors = params.vectors.get(VECTOR_NAME) if isinstance(params.vectors, Mapping) else None
-        if vectors is None or vectors.size != dim or vectors.multivector_config is None:
+        if dim is not None and (vectors is None or vectors.size != dim or vectors.multivector_config is None):
             raise UsageError(f"{self.address} is there and holds no pages of {dim} dimensions: name another collection")
+        if dim is None and not self.has_words:
+            raise UsageError(f"{self.address} is there and holds no pages with words: name another collection")
         found = (params.shard_number, params.replication_factor, params.write_consistency_factor)
         for name, now in zip(SETTINGS, found, strict=True):
             wanted = getattr(self.address, name)
             if wanted not in (None, now):
                 raise UsageError(f"{self.address} has {name}={now}, which was chosen when it was made, not {wanted}")
 
-    def _make(self, dim: int) -> None:
+    def _make(self, dim: int | None) -> None:
         """Make the collection: half precision on disk, codes of large vectors in memory, no graph yet."""
-        codes = models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
-        vectors = models.VectorParams(
-            size=dim,
-            distance=models.Distance.DOT,
-            multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
-            datatype=models.Datatype.FLOAT16,
-            on_disk=True,
-            quantization_config=codes if self.tuning.has_codes(dim) else None,
-            hnsw_config=models.HnswConfigDiff(m=0),
-        )
         self.connection.make(
             self.name,
-            {"file": models.PayloadSchemaType.KEYWORD, "number": models.PayloadSchemaType.INTEGER},
-            vectors_config={VECTOR_NAME: vectors},
+            {"file": models.PayloadSchemaType.KEYWORD, "number": models.PayloadSchemaType.INTEGER, **WORD_FIELDS},
+            vectors_config={} if dim is None else {VECTOR_NAME: _vector_parameters(dim, self.tuning)},
+            sparse_vectors_config={TERMS_NAME: TERM_PARAMETERS},
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=self.tuning.compress_from),
             on_disk_payload=True,
             shard_number=self.address.shards,
             replication_factor=self.address.replicas,
             write_consistency_factor=self.address.consistency,
         )
+
+    def prepare(self, *, dim: int | None, words: bool) -> None:
+        if words and not self.has_words:
+            self._name_vectors(TERMS_NAME, models.SparseVectorNameConfig(sparse=TERM_PARAMETERS))
+            self.connection.index(self.name, WORD_FIELDS)
+            self.has_words = True
+        if dim is not None and self.dim is None:
+            vectors = self._params().vectors
+            if isinstance(vectors, Mapping) and VECTOR_NAME in vectors:  # of a process that was stopped just here
+                self.connection.ask("delete_vector_name", collection_name=self.name, vector_name=VECTOR_NAME)
+            parameters = _vector_parameters(dim, self.tuning)
+            config = models.DenseVectorConfig(
+                size=dim,
+                distance=parameters.distance,
+                multivector_config=parameters.multivector_config,
+                datatype=parameters.datatype,
+            )
+            self._name_vectors(VECTOR_NAME, models.DenseVectorNameConfig(dense=config))
+            change = models.VectorParamsDiff(
+                hnsw_config=parameters.hnsw_config,
+                quantization_config=parameters.quantization_config,
+                on_disk=True,
+            )
+            self.connection.ask("update_collection", collection_name=self.name, vectors_config={VECTOR_NAME: change})
+            self.dim = dim
+
+    def _name_vectors(self, name: str, config: Any) -> None:
+        """Add named vectors to the collection.
+
+        Errors: RandSlotError if the server is too old for that.
+        """
+        try:
+            self.connection.ask(
+                "create_vector_name", collection_name=self.name, vector_name=name, vector_name_config=config
+            )
+        except BusyError:
+            raise
+        except RandSlotError as error:
+            what = "words" if name == TERMS_NAME else "vectors"
+            raise RandSlotError(
+                f"{self.address} cannot get {what}, which takes a newer Qdrant: index its files into a new collection"
+            ) from error
 
     def _params(self) -> Any:
         return self.connection.ask("get_collection", collection_name=self.name).config.params
@@ -105,44 +145,84 @@ class ServerStore:
         for some in split_pages(pages, self.limits.bytes):
             self.connection.write("upsert", collection_name=self.name, points=[make_point(page) for page in some])
 
+    def update(self, pages: Sequence[StoredPage]) -> None:
+        for some in split_pages(pages, self.limits.bytes):
+            vectors = [models.PointVectors(id=page.id, vector=_vectors(page)) for page in some if _vectors(page)]
+            if vectors:
+                self.connection.write("update_vectors", collection_name=self.name, points=vectors)
+            wordless = [page.id for page in some if page.text is not None and not page.text.terms.numbers]
+            if wordless:
+                self.connection.write(
+                    "delete_vectors", collection_name=self.name, vectors=[TERMS_NAME], points=wordless
+                )
+            changes = [_set_payload(page) for page in some]  # last: it also says that the terms are there
+            self.connection.write("batch_update_points", collection_name=self.name, update_operations=changes)
+
     def delete(self, file: str) -> None:
         self.connection.write("delete", collection_name=self.name, points_selector=equal(file=file))
 
-    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+    def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         if where.files is None:
             return self._search(queries, k, where, exact)
         found: list[list[StoreHit]] = [[] for _ in queries]
         visible = sorted(where.files - where.hidden)
         for files in chunks(visible, self.limits.files):  # too many ids for one query: the best of several
-            part = replace(where, files=frozenset(files), hidden=frozenset())
+            part = replace(where, files=frozenset(files))
             for hits, more in zip(found, self._search(queries, k, part, exact), strict=True):
                 hits.extend(more)
         return [nlargest(k, hits, key=_score) for hits in found]
 
-    def _search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+    def _search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         """Search in requests below the server's limit: each query comes with the whole filter."""
-        codes = models.QuantizationSearchParams(
-            ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k)
-        )
-        some = _filter(where)
-        ids = ID_BYTES * len(where.hidden if where.files is None else where.files)
+        ids = ID_BYTES * (len(where.hidden) + len(where.files or ()))
+
+        def size_of(query: StoreQuery) -> int:
+            size = 0
+            if query.vectors is not None:
+                size += FLOAT_BYTES * query.vectors.size + ids
+            if query.terms is not None:
+                size += TERM_BYTES * len(query.terms.numbers) + 2 * ids  # also for how rare words are
+            return size
+
         found: list[list[StoreHit]] = []
-        for batch in _split(queries, lambda query: FLOAT_BYTES * query.size + ids, self.limits.bytes):
-            requests = [
-                models.QueryRequest(
-                    query=query.tolist(),
-                    using=VECTOR_NAME,
-                    limit=k,
-                    filter=some,
-                    with_payload=["file", "number"],
-                    params=models.SearchParams(exact=exact, quantization=codes),
-                )
-                for query in batch
-            ]
+        for batch in _split(queries, size_of, self.limits.bytes):
+            requests = [self._make_request(query, k, where, exact) for query in batch]
             answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=requests)
             for answer in answers:
                 found.append([_hit(point) for point in answer.points])
         return found
+
+    def _make_request(self, query: StoreQuery, k: int, where: Where, exact: bool) -> models.QueryRequest:
+        some = _filter(where, query)
+        if query.vectors is not None and query.terms is not None:
+            pool = self.tuning.pool_for(k)
+            words = models.Prefetch(
+                query=_sparse(query.terms), using=TERMS_NAME, limit=pool, filter=some, params=_rare_among(where)
+            )
+            vectors = models.Prefetch(
+                query=query.vectors.tolist(),
+                using=VECTOR_NAME,
+                limit=pool,
+                filter=some,
+                params=self._vector_search(pool, exact),
+            )
+            weights = [self.tuning.words_weight, self.tuning.vectors_weight]
+            # This engine counts ranks from 0.
+            together = models.RrfQuery(rrf=models.Rrf(k=self.tuning.rank_offset + 1, weights=weights))
+            return models.QueryRequest(query=together, prefetch=[words, vectors], limit=k, with_payload=PLACE)
+        if query.vectors is not None:
+            wanted: Any = query.vectors.tolist()
+            name, how = VECTOR_NAME, self._vector_search(k, exact)
+        else:
+            assert query.terms is not None
+            wanted, name, how = _sparse(query.terms), TERMS_NAME, _rare_among(where)
+        return models.QueryRequest(query=wanted, using=name, limit=k, filter=some, with_payload=PLACE, params=how)
+
+    def _vector_search(self, k: int, exact: bool) -> models.SearchParams:
+        codes = models.QuantizationSearchParams(
+            ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k)
+        )
+        return models.SearchParams(exact=exact, quantization=codes)
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         found: dict[str, StoredPage] = {}
@@ -155,13 +235,54 @@ class ServerStore:
         return found
 
     def images(self, file: str) -> dict[int, str]:
-        records = self.connection.scroll(self.name, equal(file=file))
+        records = self.connection.scroll(self.name, equal(file=file), with_payload=["number", "image"])
         return {int(record.payload["number"]): str(record.payload["image"]) for record in records}
 
     def counts(self) -> dict[str, int]:
         limit = self.num_pages() + 1
         hits = self.connection.ask("facet", collection_name=self.name, key="file", limit=limit, exact=True).hits
         return {str(hit.value): int(hit.count) for hit in hits if hit.count}
+
+    def contents(self, hidden: Collection[str]) -> Contents:
+        unseen = [any_of("file", hidden)] if hidden else None
+        pages = self._count(models.Filter(must_not=unseen))
+        with_vectors = 0
+        if self.dim is not None:
+            has_vectors = models.HasVectorCondition(has_vector=VECTOR_NAME)
+            with_vectors = self._count(models.Filter(must=[has_vectors], must_not=unseen))
+        origins: dict[str, int] = {}
+        if self.has_words:
+            hits = self.connection.ask(
+                "facet",
+                collection_name=self.name,
+                key="origin",
+                facet_filter=models.Filter(must_not=unseen),
+                limit=10,
+                exact=True,
+            ).hits
+            for hit in hits:
+                origins[str(hit.value)] = int(hit.count)
+        origins[""] = pages - sum(origins.values())
+        return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
+
+    def _count(self, some: models.Filter) -> int:
+        return int(self.connection.ask("count", collection_name=self.name, count_filter=some, exact=True).count)
+
+    def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
+        must: list[Any] = []
+        must_not: list[Any] = []
+        if vectors is not None and self.dim is not None:
+            (must if vectors else must_not).append(models.HasVectorCondition(has_vector=VECTOR_NAME))
+        if origins is not None and self.has_words:
+            should: list[Any] = [any_of("origin", [origin]) for origin in origins if origin]
+            if "" in origins:
+                should.append(models.IsEmptyCondition(is_empty=models.PayloadField(key="origin")))
+            must.append(models.Filter(should=should))
+        elif origins is not None and "" not in origins:
+            return
+        some = models.Filter(must=must or None, must_not=must_not or None)
+        for record in self.connection.scroll(self.name, some, with_payload=[*PLACE, "image"]):
+            yield _page(record)
 
     def num_pages(self) -> int:
         """Return how many pages are stored, also of files that are not complete."""
@@ -172,6 +293,8 @@ class ServerStore:
 
     def optimize(self) -> None:
         """Ask for a graph once shards are large enough; the server does the rest by itself."""
+        if self.dim is None:
+            return
         params = self._params()
         edges = self.tuning.num_edges(self.num_pages() // (params.shard_number or 1))
         now = params.vectors[VECTOR_NAME].hnsw_config
@@ -185,7 +308,15 @@ class ServerStore:
 
 def split_pages(pages: Sequence[StoredPage], limit: int = DEFAULT_LIMITS.bytes) -> Iterator[list[StoredPage]]:
     """Split pages into requests of at most `limit` bytes; a page that is larger is a request of its own."""
-    return _split(pages, lambda page: FLOAT_BYTES * page.vectors.size, limit)
+    return _split(pages, _size_of_page, limit)
+
+
+def _size_of_page(page: StoredPage) -> int:
+    size = 0 if page.vectors is None else FLOAT_BYTES * page.vectors.size
+    if page.text is not None:
+        text = 4 * (len(page.text.text) + len(page.text.words)) + 2 * len(page.text.boxes)
+        size += text + TERM_BYTES * len(page.text.terms.numbers)
+    return size
 
 
 def _split(values: Sequence[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
@@ -202,17 +333,60 @@ def _split(values: Sequence[T], size_of: Callable[[T], int], limit: int) -> Iter
         yield some
 
 
+TERM_PARAMETERS = models.SparseVectorParams(modifier=models.Modifier.IDF, index=models.SparseIndexParams(on_disk=True))
+WORD_FIELDS: dict[str, Any] = {
+    "words": models.TextIndexParams(
+        type=models.TextIndexType.TEXT,
+        tokenizer=models.TokenizerType.WHITESPACE,
+        lowercase=False,
+        phrase_matching=True,
+        on_disk=True,
+    ),
+    "origin": models.PayloadSchemaType.KEYWORD,
+}
+
+
+def _vector_parameters(dim: int, tuning: Tuning) -> models.VectorParams:
+    codes = models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
+    return models.VectorParams(
+        size=dim,
+        distance=models.Distance.DOT,
+        multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+        datatype=models.Datatype.FLOAT16,
+        on_disk=True,
+        quantization_config=codes if tuning.has_codes(dim) else None,
+        hnsw_config=models.HnswConfigDiff(m=0),
+    )
+
+
+# -- from pages to points and back
+
+
 def make_point(page: StoredPage) -> models.PointStruct:
     """Return a page as a point of the collection."""
-    payload = {"file": page.file, "number": page.number, "image": page.image}
-    # Half precision is what is kept: rounded here, all copies of a page and all engines have the same numbers.
-    vectors = page.vectors.astype(np.float16).astype(np.float32)
-    return models.PointStruct(id=page.id, vector={VECTOR_NAME: vectors.tolist()}, payload=payload)
+    return models.PointStruct(id=page.id, vector=_vectors(page), payload=make_payload(page))
+
+
+def _vectors(page: StoredPage) -> dict[str, Any]:
+    vectors: dict[str, Any] = {}
+    if page.vectors is not None:
+        # Half precision is what is kept: rounded here, all copies of a page and all engines have the same numbers.
+        vectors[VECTOR_NAME] = page.vectors.astype(np.float16).astype(np.float32).tolist()
+    if page.text is not None and page.text.terms.numbers:
+        vectors[TERMS_NAME] = _sparse(page.text.terms)
+    return vectors
+
+
+def _sparse(terms: Terms) -> models.SparseVector:
+    return models.SparseVector(indices=list(terms.numbers), values=list(terms.weights))
+
+
+def _set_payload(page: StoredPage) -> models.SetPayloadOperation:
+    return models.SetPayloadOperation(set_payload=models.SetPayload(payload=make_changes(page), points=[page.id]))
 
 
 def _page(record: Any) -> StoredPage:
-    payload, vectors = record.payload, np.array(record.vector[VECTOR_NAME], np.float32)
-    return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), vectors)
+    return read_page(record.payload, record.vector or {})
 
 
 def _hit(point: Any) -> StoreHit:
@@ -223,13 +397,23 @@ def _score(hit: StoreHit) -> float:
     return hit.score
 
 
-def _filter(where: Where) -> models.Filter | None:
+def _rare_among(where: Where) -> models.SearchParams:
+    """Count how rare words are over what is visible; servers before 1.18 count over all pages."""
+    hidden: list[Any] = [any_of("file", where.hidden)] if where.hidden else []
+    return models.SearchParams(idf=models.IdfCorpusParams(corpus=models.Filter(must_not=hidden)))
+
+
+def _filter(where: Where, query: StoreQuery) -> models.Filter | None:
     must: list[Any] = []
     if where.files is not None:
         must.append(any_of("file", where.files))
     if where.first > 1 or where.last is not None:
         must.append(models.FieldCondition(key="number", range=models.Range(gte=where.first, lte=where.last)))
+    for phrase in query.phrases:
+        must.append(models.FieldCondition(key="words", match=models.MatchPhrase(phrase=phrase)))
     must_not: list[Any] = [any_of("file", where.hidden)] if where.hidden else []
+    for phrase in query.excluded:
+        must_not.append(models.FieldCondition(key="words", match=models.MatchPhrase(phrase=phrase)))
     if not must and not must_not:
         return None
     return models.Filter(must=must or None, must_not=must_not or None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from qdrant_client import models
@@ -21,7 +21,7 @@ from ..location import Location, lost_pages
 from ..records import ServerManifest
 from .connection import LISTED_POINTS, Connection, chunks, connect, equal
 from .server import ServerStore
-from .store import BYTES_PER_NUMBER
+from .store import BYTES_PER_NUMBER, Store
 
 ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
 LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))  # the name that servers have stored
@@ -141,14 +141,15 @@ class ServerLocation:
         """Write about the library last: one that is half made is not a library yet, and can be made again."""
         if not self.records.exist():
             self.records.make()
-        ServerStore(self.connection, int(about["model"]["dimension"]))
-        with self.hold_lease():
+        if self.read() is None:
+            ServerStore(self.connection, about["model"] and int(about["model"]["dimension"]))
+        with nullcontext() if self.lease.token else self.hold_lease():
             self.records.put({ABOUT_ID: about})
 
-    def open(self, dim: int, *, repair: bool) -> None:
+    def open(self, dim: int | None, *, repair: bool) -> None:
         if not (repair or self.connection.exists(self.connection.address.collection)):
             raise lost_pages(self.name)
-        self.store = ServerStore(self.connection, dim)
+        self.store: Store = ServerStore(self.connection, dim)
 
     def hold_lease(self) -> AbstractContextManager[None]:
         return self.lease.hold()
@@ -160,8 +161,14 @@ class ServerLocation:
     def size(self) -> int:
         """Return the bytes of the vectors: a server does not say what it takes on disk."""
         about = self.read() or {}
+        if about.get("model") is None:
+            return 0
         model = read_binding(about.get("model"), self.name)
-        numbers = self.store.num_pages() * (model.num_vectors("page") or 0) * model.dimension
+        numbers = (
+            self.connection.count(self.connection.address.collection)
+            * (model.num_vectors("page") or 0)
+            * model.dimension
+        )
         return BYTES_PER_NUMBER * numbers
 
     def close(self) -> None:

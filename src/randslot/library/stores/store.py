@@ -1,4 +1,4 @@
-"""Where page vectors are kept and searched: one small interface, with an engine behind it.
+"""Where pages are kept and searched, by vectors and by words: one small interface, with an engine behind it.
 
 A store knows pages by the id of their file (one version of it) and their number. What a file is, and whether its pages
 may be found, is the manifest's business: a search is given the files that count and those that are hidden.
@@ -9,14 +9,15 @@ Shapes: K vectors of one page or query, D dimension.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import RandSlotError
+from ...words.terms import Terms
 
 Vectors = NDArray[np.float32]
 BYTES_PER_NUMBER = 2  # of a vector: stores keep half precision
@@ -31,18 +32,63 @@ def page_id(file: str, number: int) -> str:
     return str(uuid.uuid5(uuid.UUID(file), str(number)))
 
 
+Origin = Literal["layer", "ocr", "none", "failed", ""]
+"""Where the text of a page was found: in the file, or by OCR. Or why it has none: there is no layer and it waits for
+OCR, OCR failed, or nobody has looked yet, as in libraries of earlier versions."""
+
+
+@dataclass(frozen=True)
+class StoredText:
+    """The text of a page, and what searches by words compare.
+
+    boxes: of its words, eight bytes each. words: as they follow each other, for phrases. terms: with their weights.
+    """
+
+    origin: Origin
+    text: str = ""
+    boxes: bytes = b""
+    words: str = ""
+    terms: Terms = field(default_factory=Terms)
+
+
 @dataclass(frozen=True)
 class StoredPage:
-    """A page to keep: the file's id, its number from 1, a hash of its image, and its unit vectors (K, D)."""
+    """A page to keep: the file's id, its number from 1, a hash of its content, its unit vectors (K, D) and its text.
+
+    vectors: None in a library without a model, or if they are still to come. text: None if nobody has looked for one.
+    """
 
     file: str
     number: int
     image: str
-    vectors: Vectors
+    vectors: Vectors | None = None
+    text: StoredText | None = None
 
     @property
     def id(self) -> str:
         return page_id(self.file, self.number)
+
+
+@dataclass(frozen=True)
+class StoreQuery:
+    """What to look for: by vectors (K, D), by words, or by both, whose ranks are then combined.
+
+    phrases: all must be on the page, word by word. excluded: none of these phrases may be.
+    """
+
+    vectors: Vectors | None = None
+    terms: Terms | None = None
+    phrases: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """How many pages there are, how many of them have vectors, and how many have text by where it was found."""
+
+    pages: int
+    with_vectors: int
+    origins: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -57,7 +103,7 @@ class Where:
 
 @dataclass(frozen=True)
 class StoreHit:
-    """A page that was found, and its MaxSim score."""
+    """A page that was found, and its score: MaxSim by vectors, BM25 by words, of the ranks if it was by both."""
 
     id: str
     file: str
@@ -66,18 +112,25 @@ class StoreHit:
 
 
 class Store(Protocol):
-    """Pages and their vectors. What `add` and `delete` did survives a killed process once they have returned."""
+    """Pages with their vectors and words. What writes did survives a killed process once they have returned."""
+
+    def prepare(self, *, dim: int | None, words: bool) -> None:
+        """Make room for vectors of a dimension, or for words, in a store that was made without."""
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         """Keep pages; one that is there already is replaced."""
 
+    def update(self, pages: Sequence[StoredPage]) -> None:
+        """Change the vectors of pages that are there, or their text, whichever is given; the rest stays."""
+
     def delete(self, file: str) -> None:
         """Forget the pages of a file."""
 
-    def search(self, queries: Sequence[Vectors], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
-        """Return the k best pages of each query (K, D), best first.
+    def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+        """Return the k best pages of each query, best first.
 
-        exact: score every page in full; otherwise a store may look at compressed vectors first.
+        Words that are on many of the pages that are not hidden count less. exact: score every page in full; otherwise
+        a store may look at compressed vectors first.
 
         Errors: DamagedError if vectors cannot be read.
         """
@@ -93,6 +146,15 @@ class Store(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Return how many pages of each file are stored."""
+
+    def contents(self, hidden: Collection[str]) -> Contents:
+        """Return what is stored, without the pages of hidden files."""
+
+    def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
+        """Yield pages by where their text was found and by whether they have vectors; without vectors and text.
+
+        What is changed meanwhile may be left out or not.
+        """
 
     def flush(self) -> None:
         """Bring everything to the disk, so that it survives a power cut too."""

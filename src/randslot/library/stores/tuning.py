@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 VECTOR_NAME = "page"  # of the vectors of a point
+TERMS_NAME = "words"  # of its terms, which are a sparse vector
 GRAPH_EDGES = 16  # of a page, where there is a graph
 
 
@@ -16,6 +17,9 @@ class Tuning:
     for each hit. compress_from: KB of vectors from which a segment is worth its codes. codes_from: dimensions from
     which codes save time, and one bit of each number says enough (see docs/log.md). graph_from: pages of a shard from
     which an index of neighbours is worth its memory (see docs/scale.md); only servers make one.
+
+    A search by words and vectors takes the best `pool` pages by each (or two for each hit, if that is more), and gives
+    a page at rank r the sum of 1 / (rank_offset + r / weight). How these were chosen: docs/log.md.
     """
 
     candidates: int = 1000
@@ -23,6 +27,10 @@ class Tuning:
     compress_from: int = 1000
     codes_from: int = 1024
     graph_from: int = 1_000_000
+    pool: int = 100
+    rank_offset: int = 1
+    words_weight: float = 1.0
+    vectors_weight: float = 0.7
 
     def has_codes(self, dim: int) -> bool:
         """Whether vectors of this dimension have codes beside them."""
@@ -31,6 +39,10 @@ class Tuning:
     def oversampling_for(self, k: int) -> float:
         """Return how many pages are scored in full for each of k hits."""
         return max(self.oversampling, self.candidates / max(k, 1))
+
+    def pool_for(self, k: int) -> int:
+        """Return how many pages are taken by words and by vectors before their ranks are combined."""
+        return max(self.pool, 2 * k)
 
     def num_edges(self, pages: int) -> int:
         """Return how many edges a page has in the graph of a shard with this many pages; 0 for no graph."""

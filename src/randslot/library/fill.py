@@ -1,0 +1,143 @@
+"""What stored pages still lack: words of libraries of earlier versions, text of scans by OCR, vectors of a new model.
+
+Pages can be found meanwhile by what they have. A run may be stopped or killed at any moment: what was read is stored,
+and the next run goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import RandSlotError
+from ..pages.text import PageText
+from .ingest import SAFE_SECONDS
+from .manifest import Manifest
+from .reading.reader import FileReader, WantedPages
+from .reading.workers import Renderers
+from .results import Progress
+from .stores.store import Origin, Store, StoredPage, StoredText
+from .texts import make_stored_text
+from .words import LibraryWords
+
+TOGETHER = 32  # pages that are stored at once
+STORE_SECONDS = 2.0  # after which they are stored even if they are fewer: reading a scan takes as long
+
+
+@dataclass
+class Fill:
+    """One run over pages that are stored."""
+
+    manifest: Manifest
+    store: Store
+    words: LibraryWords
+    renderers: Renderers
+    report: Callable[[Progress], None]
+
+    def read_layers(self) -> int:
+        """Read the text layers of pages that nobody has looked at; return how many have text."""
+        return self._read("words", ("",), self.renderers.read_text, "layer", "none")
+
+    def read_scans(self, *, all_pages: bool) -> int:
+        """Read pages without text by OCR, or all pages; return how many were read."""
+        origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "") if all_pages else ("none",)
+        return self._read("scans", origins, self.renderers.read_by_ocr, "ocr", "ocr")
+
+    def encode(self, reader: FileReader) -> int:
+        """Have a model encode pages that have no vectors; return how many were encoded."""
+        wanted = self._list_wanted(self.store.find(None, vectors=False))
+        total = sum(len(pages.numbers) for pages in wanted)
+        done = num = 0
+        flushed = time.monotonic()
+        for pages in reader.read(wanted) if wanted else ():
+            stored = []
+            for page in pages:
+                if page.vectors is not None:
+                    stored.append(StoredPage(page.file, page.number, page.hash, page.vectors))
+            self.store.update(stored)
+            done, num = done + len(pages), num + len(stored)
+            self.report(Progress(0, 0, done, total, stage="vectors"))
+            if time.monotonic() - flushed >= SAFE_SECONDS:
+                self.store.flush()
+                flushed = time.monotonic()
+        return num
+
+    def analyse_again(self) -> None:
+        """Count the words of all stored texts anew, in another language."""
+        for page in self.store.find(("layer", "ocr")):
+            full = self.store.read([page.id]).get(page.id)
+            if full and full.text:
+                terms = self.words.analyzer.weigh_page(full.text.text)
+                self.store.update([replace(full, vectors=None, text=replace(full.text, terms=terms))])
+
+    def _read(
+        self,
+        stage: str,
+        origins: tuple[Origin, ...],
+        read: Callable[[str, int], PageText],
+        origin: Origin,
+        without: Origin,
+    ) -> int:
+        """Read the text of pages, some ahead of those that are stored; `without` is what pages without text get."""
+        wanted = self._list_wanted(self.store.find(origins))
+        total = sum(len(pages.numbers) for pages in wanted)
+        stored: list[StoredPage] = []
+        num = 0
+        stored_at = flushed_at = time.monotonic()
+        for done, (place, text) in enumerate(self._read_ahead(wanted, read), start=1):
+            num += bool(text and text.text)
+            stored.append(self._make_page(place, text, origin, without))
+            now = time.monotonic()
+            if len(stored) == TOGETHER or now - stored_at >= STORE_SECONDS:
+                self.store.update(stored)
+                stored, stored_at = [], now
+            if now - flushed_at >= SAFE_SECONDS:
+                self.store.flush()
+                flushed_at = now
+            self.report(Progress(0, 0, done, total, stage=stage))
+        if stored:
+            self.store.update(stored)
+        return num
+
+    def _read_ahead(
+        self, wanted: list[WantedPages], read: Callable[[str, int], PageText]
+    ) -> Iterator[tuple[tuple[WantedPages, int], PageText | None]]:
+        """Yield pages with their text; None for one that cannot be read."""
+
+        def places() -> Iterator[tuple[WantedPages, int]]:
+            for pages in wanted:
+                for number in pages.numbers:
+                    yield pages, number
+
+        def read_one(place: tuple[WantedPages, int]) -> PageText:
+            return read(place[0].source, place[1])
+
+        for place, future in self.renderers.ahead(read_one, places(), 4 * len(self.renderers.workers)):
+            error = future.exception()
+            if error is not None and not isinstance(error, RandSlotError):
+                raise error
+            yield place, None if error else future.result()
+
+    def _make_page(
+        self, place: tuple[WantedPages, int], text: PageText | None, origin: Origin, without: Origin
+    ) -> StoredPage:
+        pages, number = place
+        if text is None:
+            stored = StoredText("failed" if origin == "ocr" else "none")
+        elif text.text:
+            stored = make_stored_text(text, origin, self.words.decide([text.text]))
+        else:
+            stored = StoredText(without)
+        return StoredPage(pages.file, number, "", None, stored)
+
+    def _list_wanted(self, found: Iterable[StoredPage]) -> list[WantedPages]:
+        """Return pages of files that are complete, file by file in the order of their names."""
+        numbers: dict[str, list[int]] = {}
+        for page in found:
+            numbers.setdefault(page.file, []).append(page.number)
+        wanted = []
+        for file in self.manifest.find(state="done"):
+            if file.id in numbers:
+                wanted.append(WantedPages(file.id, file.source, tuple(sorted(numbers[file.id]))))
+        return wanted

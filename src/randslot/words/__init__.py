@@ -1,0 +1,1 @@
+"""Words of pages and queries: tokens, stems, languages, queries with phrases, and snippets. Imports nothing heavy."""

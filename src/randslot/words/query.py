@@ -1,0 +1,110 @@
+"""What somebody typed to find pages: words, "phrases in quotes", and -words that the page must not have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .analyzer import Analyzer, list_words
+from .terms import Terms
+from .tokens import Token, tokenize
+
+MOST_CHARACTERS = 10_000  # of a query
+SHORT_PART = 2  # characters of a part of an identifier that says nothing alone
+QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'
+PIECE = re.compile(
+    rf"(?P<minus>(?<!\S)-)?[{QUOTES}](?P<phrase>[^{QUOTES}]*)[{QUOTES}]"
+    r"|(?<!\S)-(?P<excluded>[^\W\d_]\S*)"  # a letter must follow: -5 is a number, and --prune an option
+)
+
+
+@dataclass(frozen=True)
+class WordQuery:
+    """A query by words.
+
+    plain: the query without quotes and excluded words, for a model. terms: what pages are compared by. phrases and
+    excluded: words with a space between them. marked: the terms that are worth marking on a page.
+    """
+
+    plain: str
+    terms: Terms
+    phrases: tuple[str, ...]
+    excluded: tuple[str, ...]
+    marked: frozenset[str]
+
+
+def read_query(text: str, analyzer: Analyzer) -> WordQuery:
+    """Read a query. A quote that nobody closed is ignored, and a query that only excludes is taken as plain words.
+
+    Errors: UsageError if it is far too long.
+    """
+    check_length(text)
+    phrases, excluded = [], []
+    rest = []
+    end = 0
+    for piece in PIECE.finditer(text):
+        rest.append(text[end : piece.start()])
+        end = piece.end()
+        words = " ".join(list_words(piece["excluded"] or piece["phrase"] or ""))
+        if piece["excluded"] or piece["minus"]:
+            excluded.append(words)
+            continue
+        phrases.append(words)
+        rest.append(piece["phrase"])
+    rest.append(text[end:])
+    plain = " ".join("".join(rest).split())
+    if excluded and not plain:
+        plain, phrases, excluded = text, [], []
+    terms = list(_find_terms(plain, analyzer))
+    return WordQuery(
+        plain,
+        analyzer.weigh_query(terms),
+        tuple(phrase for phrase in phrases if phrase),
+        tuple(phrase for phrase in excluded if phrase),
+        _choose_marked(plain, analyzer) or frozenset(terms),
+    )
+
+
+def check_length(text: str) -> None:
+    """Refuse a query that is a document.
+
+    Errors: UsageError.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"the query has {len(text):,} characters: ask with at most {MOST_CHARACTERS:,}")
+
+
+def _find_terms(text: str, analyzer: Analyzer) -> Iterator[str]:
+    """Yield the terms of a query.
+
+    Of characters that are written without spaces, pairs alone count where there are any: single ones are everywhere.
+    """
+    tokens = list(tokenize(text))
+    paired: set[int] = set()
+    for token in tokens:
+        if _is_pair(token):
+            paired.update((token.start, token.start + 1))
+    for token in tokens:
+        if token.extra or token.start not in paired:
+            yield analyzer.find_term(token)
+
+
+def _is_pair(token: Token) -> bool:
+    return token.extra and token.end - token.start == 2 and token.text.isalpha()
+
+
+def _choose_marked(text: str, analyzer: Analyzer) -> frozenset[str]:
+    """Return the terms that mean something by themselves: not "of", and not the 4 of 4.2.1."""
+    tokens = list(tokenize(text))
+    joined: set[int] = set()
+    for token in tokens:
+        if token.extra:
+            joined.update(range(token.start, token.end))
+    found = set()
+    for token in tokens:
+        is_part = not token.extra and token.start in joined and len(token.text) <= SHORT_PART
+        if not is_part and token.text not in analyzer.function_words:
+            found.add(analyzer.find_term(token))
+    return frozenset(found)
