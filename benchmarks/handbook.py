@@ -4,6 +4,7 @@
 
 Markdown becomes HTML (markdown-it-py, which comes with rich), and Chromium prints it. A chapter is a file; their order
 is that of the README's "Read on", and a file that is not there comes last. The same text gives the same bytes.
+handbook.json beside it has questions for the demo; their pages are found again by the words that answer them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import itertools
+import json
 import re
 import shutil
 import struct
@@ -26,9 +28,11 @@ from markdown_it.token import Token
 from playwright.sync_api import Browser, sync_playwright
 
 import randslot
+from randslot.pages import Page, num_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 HANDBOOK = ROOT / "src" / "randslot" / "handbook.pdf"
+QUESTIONS = HANDBOOK.with_suffix(".json")
 STYLE = Path(__file__).with_suffix(".css")
 DATE = "20261117000000"  # of every build, in place of the clock's
 OVERVIEW, READ_ON = "In short", "## Read on"
@@ -373,18 +377,30 @@ def _hide_machine(pdf: bytes) -> bytes:
     return re.sub(rb"/Creator \((\\.|[^\\)])*\)", lambda found: b"/Creator (RandSlot)".ljust(len(found[0])), pdf)
 
 
+def find_answers(file: Path) -> str:
+    """Return the questions as JSON, each with the first page after the contents that has the words of its answer."""
+    texts = [" ".join(Page(file, number).text().text.split()) for number in range(1, num_pages(file) + 1)]
+    questions = json.loads(QUESTIONS.read_text(encoding="utf-8"))
+    for question in questions:
+        pages = [number for number, text in enumerate(texts, start=1) if question["answer"] in text]
+        if not pages:
+            sys.exit(f"{QUESTIONS}: no page says {question['answer']!r}; give the question other words for its answer")
+        question["page"] = pages[0]
+    return json.dumps(questions, indent=1) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=HANDBOOK)
-    options = parser.parse_args()
+    parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("no Chromium here: apt-get install chromium")
     pdf = make_handbook(chromium)
     if len(pdf) > MAX_BYTES:
         sys.exit(f"the handbook has {len(pdf):,} bytes, at most {MAX_BYTES:,} ship: make a picture smaller")
-    options.output.write_bytes(pdf)
-    print(f"{options.output}: {len(pypdfium2.PdfDocument(pdf))} pages, {len(pdf) // 1024} KB")
+    HANDBOOK.write_bytes(pdf)
+    QUESTIONS.write_text(find_answers(HANDBOOK), encoding="utf-8")
+    print(f"{HANDBOOK}: {len(pypdfium2.PdfDocument(pdf))} pages, {len(pdf) // 1024} KB")
 
 
 if __name__ == "__main__":
