@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test quick check browser benchmark screenshot embedded clean
+.PHONY: demo test quick check browser benchmark screenshot handbook embedded clean
 
 demo: $(READY)
 	$(BIN)/randslot demo
@@ -43,6 +43,10 @@ benchmark: $(READY)
 # The picture of the page in the README; needs Chromium.
 screenshot: $(READY) browser
 	$(BIN)/python benchmarks/screenshot.py
+
+# The README and docs/ as src/randslot/handbook.pdf; needs Chromium. Run it again when they have changed.
+handbook: $(READY) browser
+	$(BIN)/python benchmarks/handbook.py
 
 # The embedded model from nothing, in under two hours on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
