@@ -381,14 +381,15 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     queries = asked[:: max(len(asked) // num_queries, 1)][:num_queries]
     with randslot.Library(folder / "library", "embedded") as library:
         summary = library.add(folder, batch=16)
-        right, found = (library.search_all(queries, HITS, exact=exact) for exact in (True, False))
+        right, found = (library.search_all(queries, HITS, by="vectors", exact=exact) for exact in (True, False))
         ids = []
         for file, num in library.store.counts().items():
             ids += [page_id(file, number) for number in range(1, num + 1)]
         pages = list(library.store.read(ids).values())
-        vectors = library.model.embed_queries(queries)
+        vectors = [StoreQuery(own) for own in library.model.embed_queries(queries)]
+        assert library.binding is not None
     as_if_large = Tuning(codes_from=0)
-    coded = EdgeStore(folder / "coded", pages[0].vectors.shape[-1], as_if_large)
+    coded = EdgeStore(folder / "coded", library.binding.dimension, as_if_large)
     coded.add(pages)
     coded.optimize()
     by_codes = coded.search(vectors, HITS, Where(), False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -252,13 +252,10 @@ def evaluate(
 
         if any(value is not None for value in settings.values()):
             raise UsageError(f"--by {by.value} takes the model as it is saved: no settings of it")
+        how: Any = by.value
         results = []
         for task in chosen:
-            results.append(
-                evaluate_search(
-                    task, output, by=by.value, model=model, name=name, tell=lambda line: print(line, file=sys.stderr)
-                )
-            )
+            results.append(evaluate_search(task, output, by=how, model=model, name=name, tell=_tell))
     for line in list_means(results):
         print(line)
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
@@ -456,6 +453,10 @@ def pairs(
         print(f"without outline: {len(found.without_outline)} PDFs", file=sys.stderr)
     if found.failed:
         raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect
 from .. import __version__
 from ..errors import RandSlotError
 from ..library.manifest import File
-from ..library.results import Hit
+from ..library.results import By, Hit
+from ..words.snippets import Snippet
 from .guard import COOKIE, Access, Guard
 from .limits import HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
 from .searches import Options
@@ -78,6 +79,7 @@ class SearchBody(Body):
         None, min_length=1, max_length=SOURCE_CHARACTERS, description="a name, folder/name, or wildcards as in *.pdf"
     )
     exact: bool = Field(False, description="score every page in full")
+    by: By | None = Field(None, description="by default what the library has and its model can read")
 
 
 class ExplainBody(Body):
@@ -109,11 +111,25 @@ class MatchAnswer(BaseModel):
     similarity: float
 
 
-class HitAnswer(BaseModel):
+Fractions = tuple[float, float, float, float]
+
+
+class SnippetAnswer(BaseModel):
+    text: str
+    marks: list[tuple[int, int]] = Field(description="where words of the query begin and end in the text")
+
+
+class WordsAnswer(BaseModel):
+    snippet: SnippetAnswer | None = Field(description="null if the page has no text")
+    boxes: list[Fractions] = Field(description="left, top, right, bottom of each marked word, in fractions of the page")
+
+
+class HitAnswer(WordsAnswer):
     document: Document
     page: int
-    score: float
-    matches: list[MatchAnswer]
+    score: float = Field(description="BM25 by words, MaxSim by vectors, a sum over ranks by both")
+    by: By
+    matches: list[MatchAnswer] = Field(description="of readouts; none where no vectors were compared")
     image: str = Field(description="address of the page's image")
 
 
@@ -139,7 +155,11 @@ class Status(BaseModel):
     bytes: int = Field(description="on disk; of a library on a server, of the vectors alone")
     bytes_per_page: int
     vector_bytes_per_page: int
-    model: str
+    model: str | None = Field(description="null for a library without vectors")
+    by: By = Field(description="what searches compare by default")
+    language: str | None = Field(description="of the words; null if no page has any")
+    pages_with_text: int
+    notes: list[str] = Field(description="what everybody who searches should know")
     page_vectors: int | None = Field(description="null if that depends on the page")
     query_vectors: int | None = Field(description="null if that depends on the query")
     dimension: int
@@ -270,9 +290,15 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        options = Options(body.k, body.source, body.exact)
+        options = Options(body.k, body.source, body.exact, body.by)
         found = await service.search(body.query, options)
         return SearchAnswer(hits=[_hit(one.hit, one.document) for one in found])
+
+    @app.post("/api/words", tags=["search"])
+    def words(body: ExplainBody) -> WordsAnswer:
+        """Where the words of a query stand on a page."""
+        found = service.find_words(body.query, str(body.document), body.page)
+        return WordsAnswer(snippet=_snippet(found.snippet), boxes=list(found.boxes))
 
     @app.post("/api/explain", tags=["search"])
     def explain(body: ExplainBody) -> ExplainAnswer:
@@ -286,9 +312,18 @@ def _hit(hit: Hit, file: File) -> HitAnswer:
         document=_document(file),
         page=hit.page,
         score=hit.score,
+        by=hit.by,
+        snippet=_snippet(hit.snippet),
+        boxes=list(hit.boxes),
         matches=[MatchAnswer(query=one.query, page=one.page, similarity=one.similarity) for one in hit.matches],
         image=f"/api/documents/{file.id}/pages/{hit.page}/image",
     )
+
+
+def _snippet(snippet: Snippet | None) -> SnippetAnswer | None:
+    if snippet is None or not snippet.text:
+        return None
+    return SnippetAnswer(text=snippet.text, marks=list(snippet.marks))
 
 
 def _document(file: File) -> Document:

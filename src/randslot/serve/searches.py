@@ -9,7 +9,7 @@ from queue import Empty, Full, Queue
 from threading import Thread
 from typing import Any, Protocol
 
-from ..library.results import Hit
+from ..library.results import By, Hit
 from .limits import BATCH, WAITING_SEARCHES, Refused
 
 
@@ -20,6 +20,7 @@ class Options:
     k: int = 10
     source: str | None = None
     exact: bool = False
+    by: By | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Searchable(Protocol):
     """What answers several queries at once: a library."""
 
     def search_all(
-        self, queries: Sequence[str], k: int, *, filters: Mapping[str, Any], exact: bool
+        self, queries: Sequence[str], k: int, *, by: By | None, filters: Mapping[str, Any], exact: bool
     ) -> list[list[Hit]]: ...
 
 
@@ -91,7 +92,7 @@ class Searches:
         filters = {} if options.source is None else {"source": options.source}
         try:
             found = self.library.search_all(
-                [asked.query for asked in group], options.k, filters=filters, exact=options.exact
+                [asked.query for asked in group], options.k, by=options.by, filters=filters, exact=options.exact
             )
         except Exception as error:  # raised again where the answer is awaited; the thread must go on
             for asked in group:

@@ -18,6 +18,7 @@ from ..library.reading.workers import Renderers
 from ..library.results import Hit
 from ..library.stores.store import Vectors, page_id
 from ..pages import KINDS
+from ..words.snippets import Found
 from .limits import RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches
 from .uploads import Uploads
@@ -153,6 +154,14 @@ class Service:
         similarities: Vectors = self.library.compare(query, page_id(id, number))
         winners = [int(one) + 1 for one in similarities.argmax(1)]
         return Explanation(similarities.tolist(), winners, float(similarities.max(1).sum()))
+
+    def find_words(self, query: str, id: str, number: int) -> Found:
+        """Return where the words of a query stand on a page.
+
+        Errors: Refused if there is no such page.
+        """
+        self.page(id, number)
+        return self.library.find_on_page(query, page_id(id, number))
 
     # -- state
 
