@@ -28,7 +28,10 @@ def read_content(renderers: Renderers, reads: Reads, pixels: int, file: str, num
     if reads == "image":
         image = renderers.render(file, number, pixels)
         return Content(image, hash_image(image))
-    text = renderers.read_text(file, number).text
+    read = renderers.read_text(file, number)
+    if read.problem:
+        raise RandSlotError(read.problem)
+    text = read.text
     if not text.strip():
         raise RandSlotError("it has no text, and this model reads text: use a model that reads images")
     return Content(text, _hash_text(text))
