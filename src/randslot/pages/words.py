@@ -170,7 +170,7 @@ def _is_shifted(words: Sequence[str]) -> bool:
         return False
     text = " ".join(words)
     for shift in SHIFTS:
-        moved = text.translate({code: code + shift for code in range(1, 127 - shift)})
+        moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
         if _count_common(moved.split()) >= max(3, 3 * common + 1):
             return True
     return False
