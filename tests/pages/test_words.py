@@ -60,7 +60,7 @@ def test_a_hyphen_stays_or_goes_as_elsewhere_on_the_page():
         ("\U0001d465\U0001d7cf", "x1"),
         ("\ud835\udc65", "x"),
         ("\uf731\uf739\uf739\uf735", "1995"),
-        ("\u200fשלי\u200e", "שלי"),
+        ("\u200fשלמ\u200e", "שלמ"),
         ("zero\u200bwidth\u2060\ufeff", "zerowidth"),
         ("葛\U000e0100", "葛"),
         ("a\x00b\x1b\x85c\x7f", "abc"),
