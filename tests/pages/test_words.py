@@ -138,7 +138,7 @@ def test_nonsense_is_not_legible(words):
 def test_a_page_of_nonsense_has_no_layer(tmp_path):
     """As where a font gives the numbers of its glyphs for letters."""
     shifted = "7KLV LV WKH PDQXDO RI D VPDOO PDFKLQH IRU WKH NLWFKHQ"
-    write_lines(tmp_path / "shifted.pdf", [shifted])
+    write_lines(tmp_path / "shifted.pdf", [shifted, "WKDW RSHQV LQ WKH KRXVH"])
     codes = " ".join(f"<{code:02x}> <{0xE000 + code:04x}>" for code in range(0x61, 0x7B))
     write_lines(tmp_path / "private.pdf", ["this page cannot be read by anyone"] * 3, codes=codes)
     for name in ("shifted.pdf", "private.pdf"):

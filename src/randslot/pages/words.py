@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 HYPHEN = "\x02"  # pdfium's mark for a hyphen at the end of a line; nothing stands for the line's end
@@ -36,30 +36,12 @@ MOST_LOST = 10  # words that cannot be read on a page of text
 
 # Fonts without a map give the numbers of their glyphs: the letters of the alphabet, moved by as much.
 SHIFTS = (29, 31, 28, 30)
-ENGLISH = ("the", "of", "and", "to", "in", "is", "for", "that", "with", "are", "be", "this")
-ROMANCE = (
-    "la",
-    "le",
-    "les",
-    "de",
-    "et",
-    "des",
-    "en",
-    "un",
-    "une",
-    "que",
-    "el",
-    "los",
-    "las",
-    "di",
-    "il",
-    "che",
-    "da",
-    "os",
-)
-GERMAN = ("der", "die", "und", "das", "den", "von", "mit", "zu", "ist", "nicht")
+# Common words of three letters or more: numbers and abbreviations easily become shorter ones when they are moved.
+ENGLISH = ("the", "and", "for", "that", "with", "are", "this", "not", "can", "from", "you", "will", "which")
+ROMANCE = ("les", "des", "une", "que", "los", "las", "che", "pour", "dans", "est", "con", "por", "para", "del")
+GERMAN = ("der", "die", "und", "das", "den", "von", "mit", "ist", "nicht", "ein", "eine", "auf", "zum")
 COMMON_WORDS = frozenset((*ENGLISH, *ROMANCE, *GERMAN))
-FEW_COMMON = 0.03  # of the words; ordinary text has ten times as many
+LEAST_COMMON = 3  # different ones: one may be an abbreviation that a table repeats
 
 
 def is_plain(word: str) -> bool:
@@ -164,17 +146,13 @@ def _is_found(word: str) -> bool:
 
 
 def _is_shifted(words: Sequence[str]) -> bool:
-    """Whether moving every letter by the same number gives many more common words."""
-    common = _count_common(words)
-    if common > FEW_COMMON * len(words):
-        return False
+    """Whether moving every letter by the same number gives several times as many common words."""
     text = " ".join(words)
+    num_common = len(COMMON_WORDS.intersection(text.lower().split()))
+    if 3 * num_common >= len(COMMON_WORDS):
+        return False
     for shift in SHIFTS:
         moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
-        if _count_common(moved.split()) >= max(3, 3 * common + 1):
+        if len(COMMON_WORDS.intersection(moved.split())) >= max(LEAST_COMMON, 3 * num_common + 1):
             return True
     return False
-
-
-def _count_common(words: Iterable[str]) -> int:
-    return sum(word.lower() in COMMON_WORDS for word in words)
