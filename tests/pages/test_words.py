@@ -37,11 +37,13 @@ def test_a_hyphen_at_the_end_of_a_line_goes_only_between_letters(word, expected)
 
 
 def test_a_hyphen_stays_or_goes_as_elsewhere_on_the_page():
-    known = find_known('A "well-known" WARRANTY; apt-get')
+    known = find_known('A "well-known" WARRANTY; apt-get /get')
     assert join_parts("well\x02known", known) == "well-known"
     assert join_parts("(Well\x02Known)", known) == "(Well-Known)"
     assert join_parts("WAR\x02RANTY.", known) == "WARRANTY."
     assert join_parts("apt\x02get", known) == "apt-get"
+    assert join_parts("/get/apt/Ne\x02tRestrict", known) == "/get/apt/NetRestrict"
+    assert join_parts("/a/war\x02ranty-x", known) == "/a/warranty-x"
     assert join_parts("UNDE\x02TERMINED", known) == "UNDE-TERMINED"
 
 

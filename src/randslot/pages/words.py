@@ -99,14 +99,10 @@ def _is_broken(first: str, second: str, known: AbstractSet[str]) -> bool:
     """Whether two parts are one word without a hyphen."""
     if not first[-1:].isalpha() or not second[:1].isalpha():
         return False
-    if _is_known(f"{first}-{second}", known):
+    before, after = KNOWN.findall(first.lower())[-1], KNOWN.findall(second.lower())[0]  # without paths and punctuation
+    if f"{before}-{after}" in known:
         return False
-    return second[:1].islower() or _is_known(first + second, known)
-
-
-def _is_known(word: str, known: AbstractSet[str]) -> bool:
-    found = KNOWN.search(word.lower())
-    return found is not None and found[0] in known
+    return second[:1].islower() or before + after in known
 
 
 def is_unreadable(character: str) -> bool:
