@@ -19,7 +19,7 @@ from randslot.library.reading.workers import Renderers, Worker
 from randslot.pages import NO_TEXT, Page, open_page
 from support.libraries import write_tiff
 from support.models import noise
-from support.pdf import write_lines, write_pdf
+from support.pdf import write_drawings, write_lines, write_pdf
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,53 @@ def test_text_of_a_broken_file_is_one_line_without_its_name(renderers, tmp_path)
         renderers.read_text(str(tmp_path / "x.pdf"), 1)
     with pytest.raises(RandSlotError, match=r"^PDF not found$"):
         renderers.read_text(str(tmp_path / "gone.pdf"), 1)
+
+
+def test_several_pages_are_read_at_once(renderers, tmp_path, monkeypatch):
+    write_pdf(tmp_path / "x.pdf", 40, [])
+    texts = renderers.read_texts(str(tmp_path / "x.pdf"), range(1, 41))
+    assert texts == [Page(tmp_path / "x.pdf", number).text() for number in range(1, 41)]
+    assert renderers.read_texts(str(tmp_path / "x.pdf"), []) == []
+
+
+def test_a_long_answer_is_given_in_parts(tmp_path, monkeypatch):
+    write_pdf(tmp_path / "x.pdf", 3, [])
+    monkeypatch.setattr(worker, "MOST_ANSWERED", 10)
+    reply, _ = worker.answer({"file": str(tmp_path / "x.pdf"), "numbers": [1, 2, 3], "text": True})
+    assert [page["text"] for page in reply["pages"]] == ["Page 1", "Page 2"]
+
+
+def test_a_page_that_fails_does_not_fail_the_others(renderers, tmp_path):
+    write_pdf(tmp_path / "x.pdf", 2, [])
+    first, missing, second = renderers.read_texts(str(tmp_path / "x.pdf"), [1, 3, 2])
+    assert (first.text, second.text) == ("Page 1", "Page 2")
+    assert (missing.has_layer, missing.text) == (False, "")
+    assert missing.problem == "it has 2 pages, so there is no page 3"
+
+
+def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_path, monkeypatch):
+    """A single text object of megabytes, for which pdfium ends its process."""
+    code = "from randslot.library.reading import worker; worker.MEMORY = 700 * 2**20; worker.main()"
+    start = workers.subprocess.Popen
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **rest: start([command[0], "-c", code], **rest))
+    huge = "BT /F1 12 Tf 50 300 Td [" + f"({'a' * 30_000})" * 200 + "] TJ ET"
+    write_drawings(tmp_path / "x.pdf", ["BT /F1 12 Tf 50 300 Td (before) Tj ET", huge, "BT /F1 12 Tf (after) Tj ET"])
+    with Renderers(1) as renderers:
+        before, bad, after = renderers.read_texts(str(tmp_path / "x.pdf"), [1, 2, 3])
+    assert (before.text, after.text) == ("before", "after")
+    assert bad.problem == "its text cannot be read: opening it ended the renderer"
+    assert not bad.has_layer
+
+
+def test_a_file_is_closed_when_nobody_asks_for_it(tmp_path):
+    write_pdf(tmp_path / "x.pdf", 1, [])
+    with Renderers(1) as renderers:
+        assert renderers.read_text(str(tmp_path / "x.pdf"), 1).text == "Page 1"
+        files = Path(f"/proc/{renderers.workers[0].process.pid}/fd")
+        assert str(tmp_path / "x.pdf") in [os.readlink(file) for file in files.iterdir()]
+        time.sleep(worker.IDLE + 0.5)
+        assert str(tmp_path / "x.pdf") not in [os.readlink(file) for file in files.iterdir()]
+        assert renderers.read_text(str(tmp_path / "x.pdf"), 1).text == "Page 1"
 
 
 def test_a_request_for_text_renders_nothing_and_one_for_an_image_reads_no_text(tmp_path, monkeypatch):

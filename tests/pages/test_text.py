@@ -11,6 +11,7 @@ import pytest
 
 from randslot.errors import RandSlotError
 from randslot.pages import NO_TEXT, Page, pdf_text
+from randslot.pages.words import clean_word
 from randslot.samples.drawing import draw_report
 from randslot.samples.reports import make_reports
 from support.models import noise
@@ -111,7 +112,7 @@ def test_words_broken_at_the_end_of_a_line_are_joined(tmp_path):
 
 def test_soft_hyphens_that_pdfium_leaves_are_joined_or_dropped():
     words = pdf_text.WORD.findall("soft\xad\r\nware in\xadside x\ufffe\ny")
-    assert [pdf_text._clean(word) for word in words] == ["software", "inside", "xy"]
+    assert [clean_word(word) for word in words] == ["software", "inside", "xy"]
 
 
 def test_ligatures_are_written_out_and_controls_dropped(tmp_path):

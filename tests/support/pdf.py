@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 HELVETICA = "/Type /Font /Subtype /Type1 /BaseFont /Helvetica"
+GLYPH_NUMBERS = (  # a font that says only which glyphs to draw, and not what they mean
+    "/Type /Font /Subtype /Type0 /BaseFont /Unknown /Encoding /Identity-H /DescendantFonts [<< /Type /Font "
+    "/Subtype /CIDFontType2 /BaseFont /Unknown /CIDSystemInfo << /Registry (Adobe) /Ordering (Identity) "
+    "/Supplement 0 >> /DW 600 /FontDescriptor << /Type /FontDescriptor /FontName /Unknown /Flags 4 /Ascent 800 "
+    "/Descent -200 /ItalicAngle 0 /StemV 80 /CapHeight 700 /FontBBox [0 -200 1000 800] >> >>]"
+)
 
 
 def write_pdf(file: Path, num_pages: int, outline: list[tuple[str, int]], size: tuple[int, int] = (200, 280)) -> None:
@@ -30,6 +36,22 @@ def write_pdf(file: Path, num_pages: int, outline: list[tuple[str, int]], size: 
         before = f"/Prev {first_item + i - 1} 0 R" if i else ""
         target = f"/Dest [{first_page + 2 * page} 0 R /Fit]"
         objects[first_item + i] = f"<< /Title ({title}) /Parent 3 0 R {target} {following} {before} >>"
+    _write_objects(file, objects)
+
+
+def write_drawings(file: Path, drawings: list[str], font: str = f"{HELVETICA} /Encoding /WinAnsiEncoding") -> None:
+    """Write a PDF with a page for each of some strings of drawing operators, with the font /F1."""
+    kids = " ".join(f"{3 + 2 * i} 0 R" for i in range(len(drawings)))
+    objects = {
+        1: "<< /Type /Catalog /Pages 2 0 R >>",
+        2: f"<< /Type /Pages /Count {len(drawings)} /Kids [{kids}] >>",
+    }
+    for i, drawing in enumerate(drawings):
+        objects[3 + 2 * i] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 400 600] /Contents {4 + 2 * i} 0 R "
+            f"/Resources << /Font << /F1 << {font} >> >> >> >>"
+        )
+        objects[4 + 2 * i] = _stream(drawing)
     _write_objects(file, objects)
 
 

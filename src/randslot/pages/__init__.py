@@ -6,8 +6,8 @@ from .images import limit_aspect, shrink
 from .kinds import DOCUMENT_SUFFIXES, HEAD, IMAGE_SUFFIXES, KINDS, TIFF_SUFFIXES, Kind
 from .page import Page, PageInput, list_pages, num_pages, open_file_page, open_page, read_file_text
 from .paths import FILE_PAGE, is_file, page_file, short
-from .pdf import PDF_SIDE, PDFIUM, PIXELS, num_pdf_pages, render_pdf_page
-from .text import NO_TEXT, PageText, Word
+from .pdf import PDF_SIDE, PDFIUM, PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
+from .text import NO_TEXT, PARTS, PageText, Word
 
 __all__ = [
     "DOCUMENT_SUFFIXES",
@@ -16,11 +16,13 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "KINDS",
     "NO_TEXT",
+    "PARTS",
     "PDFIUM",
     "PDF_SIDE",
     "PIXELS",
     "TIFF_SUFFIXES",
     "Kind",
+    "OpenPdf",
     "Page",
     "PageInput",
     "PageText",

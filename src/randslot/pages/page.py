@@ -13,7 +13,7 @@ from ..errors import RandSlotError
 from .images import image_page, num_image_pages, open_image, to_upright_rgb
 from .kinds import IMAGE_SUFFIXES, KINDS
 from .paths import FILE_PAGE, is_file, short
-from .pdf import PIXELS, num_pdf_pages, render_pdf_page
+from .pdf import PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
 from .pdf_text import read_pdf_text
 from .text import NO_TEXT, PageText
 
@@ -120,13 +120,15 @@ def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image
     return open_image(file, str(file), number)
 
 
-def read_file_text(file: Path, number: int) -> PageText:
+def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
     """Read the text of one page of a PDF, TIFF or other image file, counted from 1.
+
+    kept: where a PDF stays open for the next page.
 
     Errors: as `open_file_page`, but for corrupt pixels, which are not looked at.
     """
     if file.suffix.lower() == ".pdf":
-        return read_pdf_text(file, number)
+        return read_pdf_text(file, number, kept)
     _check_found(file)
     with image_page(file, str(file), number):
         return NO_TEXT

@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdf_api
 
-from .pdf import open_pdf_page
-from .text import NO_TEXT, PageText, Word
+from .pdf import OpenPdf, open_pdf_page
+from .text import NO_TEXT, PARTS, PageText, Word
+from .words import HYPHEN, LINE_BREAK, SOFT_BREAK, clean_word, decode, find_known, is_legible, is_plain
 
 MOST_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
 # pdfium takes about 300 bytes for each character. A page of more objects is read in parts, so that a text layer of many
 # megabytes is not all in memory; one of few but huge objects is, so unknown files belong into a worker process.
 MOST_OBJECTS = 10_000
-DIGITS = 5  # of a box: a hundredth of a point on ordinary paper
 
-HYPHEN = 2  # pdfium's character for a hyphen that breaks a word at the end of a line; nothing stands for the line's end
-LINE_END_HYPHEN = re.compile(r"\x02|[\xad\ufffe][\r\n]+")
-WORD = re.compile(r"(?:[\xad\ufffe][\r\n]+|\S)+")
-DROPPED = re.compile("[\x00-\x1f\x7f-\x9f\xad\ufeff\ufffe\uffff]")  # controls, soft hyphens, non-characters
+WORD = re.compile(rf"(?:{SOFT_BREAK.pattern}|\S)+")
+MARKS = re.compile(f"[{HYPHEN}\ufffe]")  # may be a hyphen at the end of a line, which pdfium writes in two ways
 
-Box = tuple[float, float, float, float]
+Sides = tuple[npt.NDArray[np.float64], ...]  # of boxes: four arrays with a value for each box
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Frame:
     top: float
     rotation: int
 
-    def place(self, box: Box) -> Box:
+    def place(self, sides: Sides) -> Sides:
         """Turn (left, bottom, right, top) in points into (left, top, right, bottom) in fractions of the page."""
         width, height = self.right - self.left, self.top - self.bottom
-        left, right = (box[0] - self.left) / width, (box[2] - self.left) / width
-        top, bottom = (self.top - box[3]) / height, (self.top - box[1]) / height
+        left, right = (sides[0] - self.left) / width, (sides[2] - self.left) / width
+        top, bottom = (self.top - sides[3]) / height, (self.top - sides[1]) / height
         if self.rotation == 90:
             return 1 - bottom, left, 1 - top, right
         if self.rotation == 180:
@@ -56,32 +56,32 @@ class Frame:
         return left, top, right, bottom
 
 
-def read_pdf_text(file: Path, number: int) -> PageText:
+def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
     """Read the text of one page of a PDF, counted from 1: at most `MOST_CHARACTERS` characters.
 
     Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
-    every page.
+    every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text.
 
     Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
     """
-    with open_pdf_page(file, number) as page:
+    with open_pdf_page(file, number, kept) as page:
         left, bottom, right, top = page.get_bbox()
-        frame = Frame(left, bottom, right, top, page.get_rotation())
+        reading = Reading(Frame(left, bottom, right, top, page.get_rotation()))
         num = 0
-        lines: list[str] = []
-        words: list[Word] = []
         truncated = False
         for part in _parts(page):
             text_page = part.get_textpage()
             num_here = max(pdf_api.FPDFText_CountChars(text_page), 0)
             characters = _read_characters(text_page, min(num_here, MOST_CHARACTERS - num))
-            _add_lines(text_page, characters, frame, lines, words)
+            reading.add(text_page, characters)
             text_page.close()
             num += num_here
             if num > MOST_CHARACTERS:
                 truncated = True
                 break
-    return PageText("\n".join(lines), tuple(words), truncated=truncated) if num else NO_TEXT
+    if not reading.words or not is_legible(reading.found):
+        return NO_TEXT
+    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=truncated)
 
 
 def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
@@ -103,78 +103,112 @@ def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
 
 def _read_characters(text_page: pdfium.PdfTextPage, num: int) -> str:
     """Return the first characters as they are, one for each index of pdfium's."""
-    characters = []
-    for i in range(num):
-        code = pdf_api.FPDFText_GetUnicode(text_page, i)
-        if code == HYPHEN and not pdf_api.FPDFText_IsHyphen(text_page, i):
-            code = 0  # an ordinary control character
-        characters.append(chr(code))
-    return "".join(characters)
+    if num < 1:
+        return ""
+    buffer = (ctypes.c_ushort * (num + 1))()
+    num_written = pdf_api.FPDFText_GetText(text_page, 0, num, buffer) - 1
+    characters = bytes(buffer)[: 2 * num].decode("utf-16-le", "surrogatepass")
+    if num_written != num or len(characters) != num:  # pdfium left some out, or wrote some as two
+        return "".join(_read_character(text_page, i) for i in range(num))
+    for found in MARKS.finditer(characters):
+        i = found.start()
+        characters = characters[:i] + _read_character(text_page, i) + characters[i + 1 :]
+    return characters
 
 
-def _add_lines(
-    text_page: pdfium.PdfTextPage, characters: str, frame: Frame, lines: list[str], words: list[Word]
-) -> None:
-    """Add the lines and words of some characters to those of the page."""
-    line: list[str] = []
-    end = 0
-    broken = False  # the last word goes on to the next line, and ends there
-    for found in WORD.finditer(characters):
-        gap = characters[end : found.start()]
-        if line and (broken or "\n" in gap or "\r" in gap):
-            lines.append(" ".join(line))
-            line = []
-        end = found.end()
-        broken = LINE_END_HYPHEN.search(found[0]) is not None
-        word = _make_word(text_page, found[0], found.start(), frame)
-        if word is not None:
-            words.append(word)
-            line.append(word.text)
-    if line:
-        lines.append(" ".join(line))
+def _read_character(text_page: pdfium.PdfTextPage, i: int) -> str:
+    character = chr(pdf_api.FPDFText_GetUnicode(text_page, i))
+    if character == HYPHEN and not pdf_api.FPDFText_IsHyphen(text_page, i):
+        return "\0"  # an ordinary control character
+    return character
 
 
-def _make_word(text_page: pdfium.PdfTextPage, characters: str, start: int, frame: Frame) -> Word | None:
-    """Return a word, or None if nothing of it can be read or seen."""
-    text = _clean(characters)
-    left, top, right, bottom = frame.place(_find_box(text_page, start, len(characters)))
-    if not text or right < 0 or bottom < 0 or left > 1 or top > 1:
-        return None
-    return Word(text, _limit(left), _limit(top), _limit(right), _limit(bottom))
+class Reading:
+    """What was read of a page so far.
+
+    found: the words as the PDF has them, also those of which nothing can be read.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.lines: list[str] = []
+        self.words: list[Word] = []
+        self.found: list[str] = []
+
+    def add(self, text_page: pdfium.PdfTextPage, characters: str) -> None:
+        """Add the lines and words of some characters."""
+        spans = [found.span() for found in WORD.finditer(characters)]
+        if not spans:
+            return
+        known = find_known(characters) if HYPHEN in characters else set()
+        line: list[str] = []
+        last = 0
+        broken = False  # the last word goes on to the next line, and ends there
+        for (start, end), (box, seen) in zip(spans, self._find_boxes(text_page, spans), strict=True):
+            if line and (broken or _has_line_end(characters, last, start)):
+                self.lines.append(" ".join(line))
+                line = []
+            last = end
+            text = raw = characters[start:end]
+            broken = False
+            if not is_plain(raw):
+                broken = LINE_BREAK.search(raw) is not None
+                text = clean_word(raw, known)
+                raw = decode(raw).replace(HYPHEN, "")
+            if seen:
+                self.found.append(raw)
+                if text:
+                    self.words.append(Word(text, *box))
+                    line.append(text)
+        if line:
+            self.lines.append(" ".join(line))
+
+    def _find_boxes(
+        self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]
+    ) -> list[tuple[list[float], bool]]:
+        """Return the box of each word in fractions of the page, and whether it can be seen there."""
+        boxes = Boxes(text_page)
+        points = np.array([boxes.find(start, end - start) for start, end in spans])
+        left, top, right, bottom = self.frame.place(tuple(points.T))
+        seen = (right >= 0) & (bottom >= 0) & (left <= 1) & (top <= 1)
+        fractions = np.clip(np.stack([left, top, right, bottom], axis=1), 0.0, 1.0)
+        rounded = np.rint(fractions * PARTS) / PARTS
+        return list(zip(rounded.tolist(), seen.tolist(), strict=True))
 
 
-def _clean(characters: str) -> str:
-    """Return the characters of a word as text: joined where it was hyphenated, without what cannot be read."""
-    joined = LINE_END_HYPHEN.sub("", characters)
-    # pdfium gives characters beyond the first 65,536 as two surrogates; a surrogate alone means nothing.
-    decoded = joined.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
-    return DROPPED.sub("", decoded)
+def _has_line_end(characters: str, start: int, end: int) -> bool:
+    return characters.find("\n", start, end) >= 0 or characters.find("\r", start, end) >= 0
 
 
-def _find_box(text_page: pdfium.PdfTextPage, start: int, num: int) -> Box:
-    """Return (left, bottom, right, top) around some characters; those without an area count only if all are so."""
-    boxes = _find_rectangles(text_page, start, num) or _find_character_boxes(text_page, start, num)
-    return (
-        min(box[0] for box in boxes),
-        min(box[1] for box in boxes),
-        max(box[2] for box in boxes),
-        max(box[3] for box in boxes),
-    )
+class Boxes:
+    """Finds boxes around characters of a page, [left, bottom, right, top] in points.
+
+    Most of the time of reading a page goes into these calls of pdfium, so what they take is made once.
+    """
+
+    def __init__(self, text_page: pdfium.PdfTextPage) -> None:
+        self.text_page = text_page
+        self.raw = text_page.raw
+        self.box = (ctypes.c_double * 4)()
+        self.left, self.bottom, self.right, self.top = (ctypes.c_double.from_buffer(self.box, 8 * i) for i in range(4))
+
+    def find(self, start: int, num: int) -> list[float]:
+        """Return the box around some characters; those without an area count only if all are so.
+
+        pdfium gives a few rectangles that hold the characters: three times as fast as a box of each character.
+        """
+        num_rectangles = pdf_api.FPDFText_CountRects(self.raw, start, num)
+        if num_rectangles == 1:
+            return self._get_rectangle(0)
+        if num_rectangles > 1:
+            return _surround([self._get_rectangle(i) for i in range(num_rectangles)])
+        return _surround([list(self.text_page.get_charbox(i)) for i in range(start, start + num)])
+
+    def _get_rectangle(self, i: int) -> list[float]:
+        pdf_api.FPDFText_GetRect(self.raw, i, self.left, self.top, self.right, self.bottom)
+        return self.box[:]
 
 
-def _find_rectangles(text_page: pdfium.PdfTextPage, start: int, num: int) -> list[Box]:
-    """Return a few boxes that hold the characters: three times as fast as a box of each character."""
-    left, top, right, bottom = (ctypes.c_double() for _ in range(4))
-    boxes = []
-    for i in range(pdf_api.FPDFText_CountRects(text_page, start, num)):
-        pdf_api.FPDFText_GetRect(text_page, i, left, top, right, bottom)
-        boxes.append((left.value, bottom.value, right.value, top.value))
-    return boxes
-
-
-def _find_character_boxes(text_page: pdfium.PdfTextPage, start: int, num: int) -> list[Box]:
-    return [text_page.get_charbox(i) for i in range(start, start + num)]
-
-
-def _limit(fraction: float) -> float:
-    return round(min(max(0.0, fraction), 1.0), DIGITS)
+def _surround(boxes: list[list[float]]) -> list[float]:
+    lefts, bottoms, rights, tops = zip(*boxes, strict=True)
+    return [min(lefts), min(bottoms), max(rights), max(tops)]

@@ -34,6 +34,8 @@ def read_content(renderers: Renderers, reads: Reads | None, pixels: int, file: s
         image = renderers.render(file, number, pixels)
         return Content(image, _read_text_if_any(renderers, file, number), hash_image(image))
     text = renderers.read_text(file, number)
+    if reads == "text" and text.problem:
+        raise RandSlotError(text.problem)
     if reads == "text" and not text.text.strip():
         raise RandSlotError("it has no text, and this model reads text: use a model that reads images")
     return Content(text.text if reads == "text" else None, text, hash_text(text.text))

@@ -1,8 +1,10 @@
 """A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
 
 It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. A
-request has a "file" and, for a page, its "number" with either "pixels" (for its image) or "text". It loads no model,
-ends when its parent does, and its memory is limited.
+request has a "file" and, for a page, its "number" with either "pixels" (for its image) or "text"; "numbers" with "text"
+asks for several pages. It loads no model, ends when its parent does, and its memory is limited.
+
+Between requests for text, it keeps the last PDF open: opening one takes longer than reading a page of it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import signal
 import sys
 import warnings
@@ -18,12 +21,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from ...errors import RandSlotError
-from ...pages import DOCUMENT_SUFFIXES, Page, num_pages, short, shrink
+from ...pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, Page, num_pages, read_file_text, short, shrink
 
 MEMORY = 4 * 2**30  # bytes that one file may take
+MOST_ANSWERED = 2_000_000  # characters of an answer for several pages; pages after that many are to be asked for again
+IDLE = 2.0  # seconds without a request, after which no file is kept open
 
 
 def inspect(file: Path) -> dict[str, Any]:
@@ -49,32 +55,64 @@ def render(file: Path, number: int, pixels: int) -> Image.Image:
     return image if file.suffix.lower() == ".pdf" else shrink(image, pixels)  # a PDF is rendered at that size
 
 
-def read_text(file: Path, number: int) -> dict[str, Any]:
-    """Read the text of one page of a file; each word is [text, left, top, right, bottom]."""
-    text = Page(file, number).text()
-    words = [[word.text, word.left, word.top, word.right, word.bottom] for word in text.words]
-    return {"text": text.text, "words": words, "has_layer": text.has_layer, "truncated": text.truncated}
+def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str, Any]:
+    """Read the text of one page of a file.
+
+    The words are those of the text between its spaces; "boxes" has left, top, right, bottom of one after the other, in
+    whole numbers of 1 / `PARTS`.
+    """
+    text = read_file_text(file, number, kept)
+    sides: list[float] = []
+    for word in text.words:
+        sides += (word.left, word.top, word.right, word.bottom)
+    boxes = np.rint(np.array(sides) * PARTS).astype(int).tolist()
+    return {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
 
 
-def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def read_texts(file: Path, numbers: list[int], kept: OpenPdf | None = None) -> dict[str, Any]:
+    """Read the text of several pages of a file; of the first of them only, if that is long.
+
+    A page that fails has its "error" in place of its text.
+    """
+    pages: list[dict[str, Any]] = []
+    num = 0
+    for number in numbers:
+        try:
+            page = read_text(file, number, kept)
+        except Exception as error:
+            page = {"error": _say_why(file, error)}
+        pages.append(page)
+        num += len(page.get("text", ""))
+        if num > MOST_ANSWERED:
+            break
+    return {"pages": pages}
+
+
+def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the answer to a request: its line, and the bytes that follow it."""
     file = Path(request["file"])
     try:
+        if "numbers" in request:
+            return read_texts(file, request["numbers"], kept), b""
         if "text" in request:
-            return read_text(file, request["number"]), b""
+            return read_text(file, request["number"], kept), b""
         if "pixels" in request:
             image = render(file, request["number"], request["pixels"])
             return {"size": image.size}, image.tobytes()
         return inspect(file), b""
-    except RandSlotError as error:
-        reason = _leave_out(str(file), str(error))
-    except MemoryError:
-        reason = f"needs more than {MEMORY >> 30} GB of memory"
-    except OSError as error:
-        reason = error.strerror or str(error)
     except Exception as error:  # a broken file can make a library fail in any way
-        reason = f"cannot be read: {type(error).__name__}: {error}"
-    return {"error": short(reason)}, b""
+        return {"error": _say_why(file, error)}, b""
+
+
+def _say_why(file: Path, error: Exception) -> str:
+    """Return the reason of an error in one line."""
+    if isinstance(error, RandSlotError):
+        return short(_leave_out(str(file), str(error)))
+    if isinstance(error, MemoryError):
+        return f"needs more than {MEMORY >> 30} GB of memory"
+    if isinstance(error, OSError):
+        return short(error.strerror or str(error))
+    return short(f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _leave_out(name: str, reason: str) -> str:
@@ -94,14 +132,24 @@ def main() -> None:
         pass
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
+    kept = OpenPdf()
     try:
-        for line in sys.stdin.buffer:
-            reply, content = answer(json.loads(line))
-            out.write(json.dumps(reply).encode() + b"\n" + content)
+        while line := _next_request(kept):
+            reply, content = answer(json.loads(line), kept)
+            out.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n" + content)
             out.flush()
     except BrokenPipeError:  # the parent has ended, and nobody reads the answer
         with suppress(BrokenPipeError):
             out.close()  # here, as Python would print a traceback when it closes the pipe at exit
+
+
+def _next_request(kept: OpenPdf) -> bytes:
+    """Wait for a request; a file that nobody asks for is closed soon, so that it can be moved and deleted."""
+    if kept.pdf is not None and os.name == "posix":  # elsewhere a pipe cannot be waited for
+        ready, _, _ = select.select([sys.stdin], [], [], IDLE)
+        if not ready:
+            kept.close()
+    return sys.stdin.buffer.readline()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,15 +20,21 @@ from threading import Event, Lock, Timer
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from ...errors import RandSlotError
-from ...pages import PageText, Word
+from ...pages import PARTS, PageText, Word
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 SECONDS = 60.0  # that one page may take
+BATCH = 16  # pages of one request for text
+
+
+class WorkerEnded(RandSlotError):
+    """A worker died or took too long."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +88,37 @@ class Renderers:
     def read_text(self, file: str, number: int) -> PageText:
         """Read the text of one page of a file, without rendering it.
 
+        A page that takes too much time or memory has no text, and says so as its `problem`: the file may still be fine.
+
         Errors: RandSlotError with the reason why it cannot be read.
         """
-        reply, _ = self._ask({"file": file, "number": number, "text": True})
-        words = tuple(Word(*fields) for fields in reply["words"])
-        return PageText(reply["text"], words, reply["has_layer"], reply["truncated"])
+        try:
+            reply, _ = self._ask({"file": file, "number": number, "text": True})
+        except WorkerEnded as error:
+            return _no_text(f"its text cannot be read: {error}")
+        return _make_text(reply)
+
+    def read_texts(self, file: str, numbers: Sequence[int]) -> list[PageText]:
+        """Read the text of several pages of a file, faster than one by one.
+
+        A page that cannot be read has no text, and the reason as its `problem`.
+        """
+        texts: list[PageText] = []
+        while len(texts) < len(numbers):
+            batch = list(numbers[len(texts) : len(texts) + BATCH])
+            try:
+                reply, _ = self._ask({"file": file, "numbers": batch, "text": True})
+            except WorkerEnded:  # one by one, to find the page that did it
+                texts += [self._try_text(file, number) for number in batch]
+                continue
+            texts += [_make_text(page) for page in reply["pages"]]
+        return texts
+
+    def _try_text(self, file: str, number: int) -> PageText:
+        try:
+            return self.read_text(file, number)
+        except RandSlotError as error:
+            return _no_text(str(error))
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
         """Do pieces of work in order, at most `depth` ahead of the one that is used; yield each when it is done.
@@ -113,6 +145,19 @@ def _done(waiting: deque[tuple[T, Future[R]]]) -> tuple[T, Future[R]]:
     piece, future = waiting.popleft()
     future.exception()  # waits
     return piece, future
+
+
+def _make_text(reply: dict[str, Any]) -> PageText:
+    """Make the text of a page from the answer of a worker."""
+    if "error" in reply:
+        return _no_text(reply["error"])
+    boxes = (np.array(reply["boxes"]) / PARTS).reshape(-1, 4).tolist()
+    words = [Word(text, *box) for text, box in zip(reply["text"].split(), boxes, strict=True)]
+    return PageText(reply["text"], tuple(words), reply["has_layer"], reply["truncated"])
+
+
+def _no_text(problem: str) -> PageText:
+    return PageText(has_layer=False, problem=problem)
 
 
 def hash_image(image: Image.Image) -> str:
@@ -150,7 +195,7 @@ class Worker:
                 raise EOFError
         except (OSError, ValueError, EOFError) as error:
             self._end()
-            raise RandSlotError(
+            raise WorkerEnded(
                 f"took more than {seconds:g} s" if late.is_set() else "opening it ended the renderer"
             ) from error
         finally:
