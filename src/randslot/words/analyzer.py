@@ -39,9 +39,12 @@ class Analyzer:
 
     def find_term(self, token: Token) -> str:
         """Return the term that a token counts as."""
-        if token.extra or not token.text.isalpha():
-            return remove_accents(token.text)
-        return remove_accents(self._stem(token.text))
+        word = token.text
+        if self.language == DEFAULT:  # its stems know no accents
+            word = remove_accents(word)
+        if token.extra or not word.isalpha():
+            return remove_accents(word)
+        return remove_accents(self._stem(word))
 
     def weigh_page(self, text: str) -> Terms:
         """Return the terms of a page with their weights."""

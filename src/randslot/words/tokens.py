@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 UNSPACED = (  # scripts whose words are not separated: Thai to Burmese, Khmer, kana, Chinese characters, Hangul
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
@@ -28,8 +28,7 @@ ACCENTS = re.compile("[\u0300-\u036f]")
 LONGEST = 200  # characters of a token that count; a longer run of letters is not a word
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One token, in lower case, and where it stands in the text.
 
     extra: it stands for several tokens or for a pair of characters, beside them; a phrase does not count it.
@@ -44,9 +43,12 @@ class Token:
 def tokenize(text: str) -> Iterator[Token]:
     """Yield the tokens of a text, in order."""
     for found in COMPOUND.finditer(text):
-        start = found.start()
+        start, word = found.start(), found[0]
+        if word.isascii() and word.isalnum():  # most words, the quick way
+            yield Token(word[:LONGEST].lower(), start, found.end())
+            continue
         num = 0
-        for part in PART.finditer(found[0]):
+        for part in PART.finditer(word):
             place = start + part.start()
             if IS_UNSPACED.match(part[0]):
                 yield from _split_unspaced(part[0], place)
@@ -54,7 +56,7 @@ def tokenize(text: str) -> Iterator[Token]:
                 yield Token(fold_case(part[0]), place, place + len(part[0]))
             num += 1
         if num > 1:
-            yield from _join(found[0], start)
+            yield from _join(word, start)
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Token]:
@@ -67,9 +69,10 @@ def _split_unspaced(run: str, start: int) -> Iterator[Token]:
 
 def _join(compound: str, start: int) -> Iterator[Token]:
     """Yield what is joined as one name: INV-20931, 4.2.1, e-mail; not l'eau, and not and/or."""
-    if APOSTROPHES.search(compound) or not NAME_MARKS.search(compound):
+    whole = DASHES.sub("-", compound)
+    if APOSTROPHES.search(whole) or not NAME_MARKS.search(whole):
         return
-    whole = fold_case(DASHES.sub("-", compound))
+    whole = fold_case(whole)
     if GROUPED.fullmatch(whole):
         whole = whole.replace(",", "")
     yield Token(whole, start, start + len(compound), extra=True)

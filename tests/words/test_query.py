@@ -1,0 +1,105 @@
+"""What somebody types: words, phrases, words to leave out; and where they stand on a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from randslot.errors import UsageError
+from randslot.pages.text import PageText, Word
+from randslot.words.analyzer import get_analyzer
+from randslot.words.query import MOST_CHARACTERS, read_query
+from randslot.words.snippets import LENGTH, MOST_BOXES, find_words
+
+ENGLISH = get_analyzer("english")
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "phrases", "excluded"),
+    [
+        ("deferred tax", "deferred tax", (), ()),
+        ('"Deferred Tax" assets', "Deferred Tax assets", ("deferred tax",), ()),
+        ("“deferred tax” «net»", "deferred tax net", ("deferred tax", "net"), ()),
+        ("tax -income", "tax", (), ("income",)),
+        ('tax -"income tax"', "tax", (), ("income tax",)),
+        ("-5 degrees", "-5 degrees", (), ()),
+        ("--prune option", "--prune option", (), ()),
+        ("well-known word", "well-known word", (), ()),
+        ('an "open quote', 'an "open quote', (), ()),
+        ('""', "", (), ()),
+        ('"..." tax', "... tax", (), ()),
+        ("-all", "-all", (), ()),
+        ('"INV-20931"', "INV-20931", ("inv 20931",), ()),
+    ],
+)
+def test_what_a_query_means(text, plain, phrases, excluded):
+    query = read_query(text, ENGLISH)
+    assert (query.plain, query.phrases, query.excluded) == (plain, phrases, excluded)
+
+
+@pytest.mark.parametrize("text", ["", "...", '"" -', "§ !", "\x00\x01", "\u202e\u200f"])
+def test_a_query_without_words_has_no_terms(text):
+    assert read_query(text, ENGLISH).terms.numbers == ()
+
+
+def test_a_query_is_not_a_document():
+    read_query("a" * MOST_CHARACTERS, ENGLISH)
+    with pytest.raises(UsageError, match="the query has 1,000,000 characters: ask with at most 10,000"):
+        read_query("a" * 1_000_000, ENGLISH)
+
+
+def test_what_is_marked():
+    assert read_query("the tax of the year", ENGLISH).marked == {"tax", "year"}
+    assert read_query("to be or not to be", ENGLISH).marked == {"to", "be", "or", "not"}
+    assert read_query("section 4.2.1", ENGLISH).marked == {"section", "4.2.1"}
+    assert read_query("中文字", ENGLISH).marked == {"中文", "文字"}
+
+
+def make_page(text: str) -> PageText:
+    words = []
+    for i, word in enumerate(text.split()):
+        words.append(Word(word, i / 1000, 0.5, (i + 1) / 1000, 0.6))
+    return PageText(text, tuple(words))
+
+
+def marked(text: str, query: str) -> list[str]:
+    snippet = find_words(make_page(text), read_query(query, ENGLISH), ENGLISH).snippet
+    return [snippet.text[start:end] for start, end in snippet.marks]
+
+
+def test_a_snippet_marks_the_words_of_the_query():
+    assert marked("Deferred\ntaxes of INV-20931, and taxed.", "tax inv-20931") == ["taxes", "INV-20931", "taxed"]
+    assert marked("nothing here", "tax") == []
+    assert marked("", "tax") == []
+
+
+def test_a_snippet_is_where_most_of_the_words_are():
+    text = "tax " + "filler " * 200 + "deferred tax assets " + "filler " * 200
+    snippet = find_words(make_page(text), read_query("deferred tax", ENGLISH), ENGLISH).snippet
+    assert "deferred tax assets" in snippet.text
+    assert snippet.text.startswith("\u2026 filler")
+    assert snippet.text.endswith("filler \u2026")
+    assert len(snippet.text) <= LENGTH + 4
+
+
+def test_a_snippet_of_a_page_without_the_words_is_its_beginning():
+    snippet = find_words(make_page("first words " * 100), read_query("tax", ENGLISH), ENGLISH).snippet
+    assert snippet.text.startswith("first words")
+    assert snippet.marks == ()
+
+
+def test_boxes_are_those_of_the_words():
+    found = find_words(make_page("a deferred tax, a tax"), read_query("tax", ENGLISH), ENGLISH)
+    # "tax," is a word with its comma: three of four characters are marked
+    assert found.boxes == ((0.002, 0.5, 0.00275, 0.6), (0.004, 0.5, 0.005, 0.6))
+
+
+def test_a_box_in_a_line_without_spaces_is_a_part_of_it():
+    page = PageText("这份报告的内容", (Word("这份报告的内容", 0.0, 0.1, 0.7, 0.2),))
+    found = find_words(page, read_query("报告", get_analyzer("none")), get_analyzer("none"))
+    assert found.boxes == ((0.2, 0.1, 0.4, 0.2),)
+    assert found.snippet.marks == ((2, 4),)
+
+
+def test_a_page_of_one_word_has_not_too_many_boxes():
+    found = find_words(make_page("tax " * 10_000), read_query("tax", ENGLISH), ENGLISH)
+    assert len(found.boxes) == MOST_BOXES

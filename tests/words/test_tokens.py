@@ -1,0 +1,122 @@
+"""Text as tokens: words, numbers and identifiers as typed, and scripts without spaces."""
+
+from __future__ import annotations
+
+import pytest
+
+from randslot.words.analyzer import get_analyzer, list_words
+from randslot.words.languages import LANGUAGES, NO_STEMS, detect_language, find_language
+from randslot.words.tokens import LONGEST, tokenize
+
+
+def split(text: str) -> list[str]:
+    return [token.text for token in tokenize(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Deferred Tax, 2023.", ["deferred", "tax", "2023"]),
+        ("INV-20931", ["inv", "20931", "inv-20931"]),
+        ("see § 4.2.1!", ["see", "4", "2", "1", "4.2.1"]),
+        ("Form 10-K", ["form", "10", "k", "10-k"]),
+        ("1,234,567.89", ["1", "234", "567", "89", "1234567.89"]),
+        ("foo_bar e-mail", ["foo", "bar", "foo_bar", "e", "mail", "e-mail"]),
+        ("and/or", ["and", "or"]),
+        ("l'eau d\u2019été", ["l", "eau", "d", "été"]),
+        ("user's", ["user", "s"]),
+        ("Straße ﬁne Ｆｕｌｌ", ["strasse", "fine", "full"]),
+        ("non\u2011breaking", ["non", "breaking", "non-breaking"]),
+        ("中文字", ["中", "中文", "文", "文字", "字"]),
+        ("第3章", ["第", "3", "章", "第3章"]),
+        ("カタカナ", ["カ", "カタ", "タ", "タカ", "カ", "カナ", "ナ"]),
+        ("Donaudampfschifffahrt", ["donaudampfschifffahrt"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("... !? -- \u200f", []),
+        ("", []),
+    ],
+)
+def test_tokens(text, tokens):
+    assert split(text) == tokens
+
+
+def test_tokens_know_where_they_stand():
+    text = "The INV-20931, of 中文."
+    for token in tokenize(text):
+        assert text[token.start : token.end].lower() == token.text
+
+
+def test_a_run_of_letters_without_end_is_cut():
+    assert split("x" * 100_000) == ["x" * LONGEST]
+
+
+def test_a_phrase_is_made_of_words_without_their_extras():
+    assert " ".join(list_words("Café INV-20931 中文")) == "cafe inv 20931 中 文"
+
+
+@pytest.mark.parametrize(
+    ("language", "one", "other"),
+    [
+        ("english", "deferred taxes", "Defer tax"),
+        ("english", "resumé", "resume"),
+        ("german", "Häuser", "haus"),
+        ("french", "l'utilisateur généraux", "utilisateurs général"),
+        ("spanish", "canciones", "canción"),
+        ("none", "taxes", "TAXES"),
+    ],
+)
+def test_words_of_one_stem_are_one_term(language, one, other):
+    analyzer = get_analyzer(language)
+    first = [analyzer.find_term(token) for token in tokenize(one)]
+    second = [analyzer.find_term(token) for token in tokenize(other)]
+    assert set(second) <= set(first)
+
+
+def test_numbers_and_identifiers_have_no_stem():
+    analyzer = get_analyzer("english")
+    terms = [analyzer.find_term(token) for token in tokenize("INV-2093s 10s")]
+    assert terms == ["inv", "2093s", "inv-2093s", "10s"]
+
+
+def test_every_language_can_be_had():
+    for language in LANGUAGES:
+        assert get_analyzer(language).weigh_page("word").numbers
+
+
+def test_weights_rise_with_the_count_and_fall_with_the_length():
+    analyzer = get_analyzer("english")
+    once = analyzer.weigh_page("tax and other words").weights[0]
+    twice = analyzer.weigh_page("tax tax and other words").weights[0]
+    long = analyzer.weigh_page("tax " + "other words " * 500).weights[0]
+    assert long < once < twice < 2 * once
+
+
+TEXTS = {
+    "english": "The report of the board is to be read with the accounts that are in this document and on the site.",
+    "german": "Der Bericht ist mit den Angaben zu lesen, die sich auf der Seite und in dem Anhang befinden, und nicht.",
+    "french": "Le rapport est à lire avec les comptes qui sont dans ce document et sur le site de la société.",
+    "spanish": "El informe se lee con las cuentas que están en este documento y en la página de la empresa.",
+    "italian": "La relazione si legge con i conti che sono in questo documento e sul sito della società.",
+    "dutch": "Het verslag is te lezen met de cijfers die in dit document en op de site van het bedrijf staan.",
+    "portuguese": "O relatório deve ser lido com as contas que estão em um documento e não na página da empresa.",
+    "russian": "Отчет не читается без того, что есть в документе и на сайте, как это было и для других.",
+    NO_STEMS: "这份报告应与本文件中的财务报表一并阅读。公司的网站上也有这份报告。",
+}
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_a_language_is_known_by_its_words(language):
+    assert detect_language([TEXTS[language]]) == language
+
+
+def test_most_of_the_text_decides_and_too_little_says_nothing():
+    assert detect_language([TEXTS["german"]] * 3 + [TEXTS["english"]]) == "german"
+    assert detect_language(["12 34 56", "INV-20931"]) is None
+    assert detect_language([]) is None
+
+
+def test_a_language_has_a_name_and_a_code():
+    assert find_language("German") == find_language("de") == "german"
+    assert find_language("ja") == NO_STEMS
+    with pytest.raises(ValueError, match="no language 'klingon': one of arabic, .*, or a code such as de"):
+        find_language("klingon")
