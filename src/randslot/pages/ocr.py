@@ -1,0 +1,331 @@
+"""The text of page images by OCR: words with their boxes, as a text layer would give them.
+
+The only file that knows an OCR engine. RapidOCR comes with the extra randslot[ocr], models included; Tesseract is used
+where it is installed and the extra is not.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from ..errors import RandSlotError
+from .images import WHITE, limit_aspect, shrink
+from .text import PageText, Word
+
+OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
+MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
+ASPECT = 8.0  # the detector enlarges images by their short side, so strips are padded to this shape
+LEAST_SIDE = 32  # pixels: smaller images are padded
+KEPT = 0.5  # lines that are read with a lower score are left out
+SURE = 0.8  # lines that are read with a lower score are also read upside down
+WIDE = (0, 2)  # the turns in which a line may be read that is wider than high, in quarters of a circle
+TALL = 1.5  # times as high as wide: a line that may stand on end
+TALLEST = 3.0  # times as high as wide that a single upright character may be
+DIGITS = 5  # of a box
+HYPHENATED = re.compile(r"[^\W\d_]{2}[-\u2010]$")
+
+Point = tuple[float, float]
+Corners = tuple[Point, Point, Point, Point]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as RapidOCR reads it.
+
+    corners: in pixels; upper left, upper right, lower right and lower left for somebody who reads the line.
+    turn: by how many quarters of a circle, clockwise, the line is turned.
+    words: each with where it begins and ends, in fractions of the line's length.
+    """
+
+    corners: Corners
+    turn: int
+    words: tuple[tuple[str, float, float], ...]
+    score: float
+
+
+def find_engine() -> str | None:
+    """Return the name of the engine that reads page images here, or None if there is none. Loads nothing."""
+    if find_spec("rapidocr") and find_spec("onnxruntime"):
+        return "rapidocr"
+    if shutil.which("tesseract"):
+        return "tesseract"
+    return None
+
+
+def read_image_text(image: Image.Image, engine: str | None = None, pixels: int = OCR_PIXELS) -> PageText:
+    """Read the text of a page image, shrunk to at most `pixels` pixels, with the best engine that is there.
+
+    A page without text gives an empty text. Text that stands on end or upside down is read too.
+
+    Errors: RandSlotError if no engine is there, or it fails.
+    """
+    engine = engine or find_engine()
+    if engine is None:
+        raise RandSlotError(MISSING)
+    small = shrink(image.convert("RGB"), pixels)
+    lines = _read_by_rapidocr(small) if engine == "rapidocr" else _read_by_tesseract(small)
+    texts: list[str] = []
+    words: list[Word] = []
+    for line in _join_hyphenated(lines):
+        texts.append(" ".join(word.text for word in line))
+        words += line
+    return PageText("\n".join(texts), tuple(words), has_layer=False)
+
+
+def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
+    """Make one word of each that is hyphenated at the end of a line, as the text layer of a PDF has it."""
+    joined: list[list[Word]] = []
+    for line in lines:
+        rest = line
+        if joined and HYPHENATED.search(joined[-1][-1].text) and line[0].text[0].islower():
+            joined[-1][-1] = _join(joined[-1][-1], line[0])
+            rest = line[1:]
+        if rest:
+            joined.append(rest)
+    return joined
+
+
+def _join(first: Word, second: Word) -> Word:
+    return Word(
+        first.text[:-1] + second.text,
+        min(first.left, second.left),
+        min(first.top, second.top),
+        max(first.right, second.right),
+        max(first.bottom, second.bottom),
+    )
+
+
+def _make_word(text: str, points: list[Point], size: tuple[int, int]) -> Word:
+    """Return a word with the box around some points of an image of `size` pixels."""
+    xs = [_limit(x / size[0]) for x, _ in points]
+    ys = [_limit(y / size[1]) for _, y in points]
+    return Word(text, min(xs), min(ys), max(xs), max(ys))
+
+
+def _limit(fraction: float) -> float:
+    return round(min(max(0.0, fraction), 1.0), DIGITS)
+
+
+# RapidOCR: a detector finds lines, a recogniser reads each.
+
+
+def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
+    """Return the words of each line, in the order of reading."""
+    engine = _load_rapidocr()
+    padded, left, top = _pad(image)
+    found = engine(padded, use_det=True, use_cls=False, use_rec=False)
+    lines = []
+    for box in [] if found.boxes is None else found.boxes.tolist():
+        line = _read_line(engine, padded, [(x, y) for x, y in box])
+        if line is not None:
+            lines.append(line)
+    read = []
+    for line in _sort(lines):
+        words = []
+        for text, begin, end in line.words:
+            points = [(x - left, y - top) for x, y in _find_points(line.corners, begin, end)]
+            words.append(_make_word(text, points, image.size))
+        read.append(words)
+    return read
+
+
+@cache
+def _load_rapidocr() -> Any:
+    import cv2
+    import rapidocr
+
+    cv2.setNumThreads(1)
+    models = Path(rapidocr.__file__).parent / "models"
+    return rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "critical",
+            "Global.use_preprocess_img": False,  # images are shrunk and padded here
+            "Global.use_vertical_padding": False,
+            # With paths nothing is ever downloaded: without, a model whose hash differs would be.
+            "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
+            "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        }
+    )
+
+
+def _pad(image: Image.Image) -> tuple[Image.Image, int, int]:
+    """Pad a tiny image or a strip with white; return also where its left and its top are now."""
+    size = (max(image.width, LEAST_SIDE), max(image.height, LEAST_SIDE))
+    paper = Image.new("RGB", size, WHITE)
+    left, top = (size[0] - image.width) // 2, (size[1] - image.height) // 2
+    paper.paste(image, (left, top))
+    padded = limit_aspect(paper, ASPECT)
+    return padded, left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
+
+
+def _find_points(corners: Corners, begin: float, end: float) -> list[Point]:
+    """Return the corners of a part of a line; begin and end are fractions of its length."""
+    upper_left, upper_right, lower_right, lower_left = corners
+    points = []
+    for fraction in (begin, end):
+        for start, stop in ((upper_left, upper_right), (lower_left, lower_right)):
+            points.append((start[0] + fraction * (stop[0] - start[0]), start[1] + fraction * (stop[1] - start[1])))
+    return points
+
+
+def _read_line(engine: Any, image: Image.Image, box: list[Point]) -> Line | None:
+    """Read one line; the box has its corners clockwise from the upper left one of the page. None if it has no text.
+
+    The engine's own classifier of upside-down lines is not used: it takes time for every line, turns short ones by
+    mistake, and does not say what it turned. Instead, a line that is read badly, or may stand on end, is also read
+    turned, and the better reading counts.
+    """
+    turns = _find_turns(box)
+    best: Line | None = None
+    for turn in turns:
+        upper_left, upper_right, lower_right, lower_left = box[turn:] + box[:turn]
+        line = _read_turned(engine, image, (upper_left, upper_right, lower_right, lower_left), turn)
+        if best is None or line.score > best.score:
+            best = line
+        if turns == WIDE and best.score >= SURE:
+            break
+    return best if best and best.words and best.score >= KEPT else None
+
+
+def _find_turns(box: list[Point]) -> tuple[int, ...]:
+    """Return the turns in which a line may be read, by the shape of its box, the likeliest first."""
+    ratio = math.dist(box[0], box[3]) / max(math.dist(box[0], box[1]), 1.0)
+    if ratio < TALL:
+        return WIDE
+    return (0, 1, 3) if ratio < TALLEST else (1, 3)
+
+
+def _read_turned(engine: Any, image: Image.Image, corners: Corners, turn: int) -> Line:
+    read = engine(_cut(image, corners), use_det=False, use_cls=False, use_rec=True, return_word_box=True)
+    return Line(corners, turn, _split(read.txts[0], read.word_results[0]), read.scores[0])
+
+
+def _cut(image: Image.Image, corners: Corners) -> Image.Image:
+    """Return what is between four corners as an upright image."""
+    upper_left, upper_right, lower_right, lower_left = corners
+    size = (max(round(math.dist(upper_left, upper_right)), 1), max(round(math.dist(upper_left, lower_left)), 1))
+    quad = (*upper_left, *lower_left, *lower_right, *upper_right)
+    return image.transform(size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC)
+
+
+def _split(text: str, found: Any) -> tuple[tuple[str, float, float], ...]:
+    """Split a line at its spaces into words, each with its begin and end in fractions of the line's length.
+
+    found: the columns in which the recogniser saw each character but spaces, and the number of all columns. The
+    engine can make boxes of words from them, but fails on some lines, and rounds to pixels.
+    """
+    columns: list[int] = []
+    for part in found.word_cols:
+        columns += part
+    half = _character_width(columns) / 2
+    words = []
+    first = 0
+    for word in text.split():
+        last = first + len(word) - 1
+        begin = (columns[first] + 0.5 - half) / found.line_txt_len
+        end = (columns[last] + 0.5 + half) / found.line_txt_len
+        words.append((word, max(begin, 0.0), min(end, 1.0)))
+        first = last + 1
+    return tuple(words)
+
+
+def _character_width(columns: list[int]) -> float:
+    """Return the usual distance of two characters, in columns."""
+    steps = sorted(after - before for before, after in pairwise(columns))
+    return float(steps[len(steps) // 2]) if steps else 2.0
+
+
+def _sort(lines: list[Line]) -> list[Line]:
+    """Put lines in the order of reading: rows from top to bottom, each from left to right.
+
+    A page that lies on its side is sorted as it would be upright.
+    """
+    letters: Counter[int] = Counter()
+    for line in lines:
+        letters[line.turn] += sum(len(text) for text, _, _ in line.words)
+    turn = letters.most_common(1)[0][0] if lines else 0
+    placed = [(_find_upright_box(line.corners, turn), line) for line in lines]
+    placed.sort(key=lambda item: item[0].middle)
+    rows: list[list[tuple[Box, Line]]] = []
+    for box, line in placed:
+        first = rows[-1][0][0] if rows else None
+        if first and box.middle < first.bottom and box.top < first.middle:
+            rows[-1].append((box, line))
+        else:
+            rows.append([(box, line)])
+    ordered = []
+    for row in rows:
+        row.sort(key=lambda item: item[0].left)
+        ordered += [line for _, line in row]
+    return ordered
+
+
+class Box(NamedTuple):
+    """The place of a line for the order of reading, in pixels."""
+
+    left: float
+    top: float
+    bottom: float
+
+    @property
+    def middle(self) -> float:
+        """Half way between top and bottom."""
+        return (self.top + self.bottom) / 2
+
+
+def _find_upright_box(corners: Corners, turn: int) -> Box:
+    """Return where a line is when the page is turned back by some quarters of a circle."""
+    points = list(corners)
+    for _ in range(turn):
+        points = [(y, -x) for x, y in points]
+    ys = [y for _, y in points]
+    return Box(min(x for x, _ in points), min(ys), max(ys))
+
+
+# Tesseract: a program that reads an image and writes a table.
+
+
+def _read_by_tesseract(image: Image.Image) -> list[list[Word]]:
+    """Return the words of each line, in the order of reading."""
+    content = io.BytesIO()
+    image.save(content, "PPM")
+    command = ["tesseract", "stdin", "stdout", *_find_tesseract_options(), "tsv"]
+    one_thread = {**os.environ, "OMP_THREAD_LIMIT": "1"}
+    done = subprocess.run(command, input=content.getvalue(), capture_output=True, env=one_thread)
+    if done.returncode:
+        raise RandSlotError(f"tesseract failed: {done.stderr.decode(errors='replace').strip()[:200]}")
+    lines: dict[tuple[str, str, str], list[Word]] = {}
+    table = io.StringIO(done.stdout.decode(errors="replace"))
+    for row in csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE):
+        left, top = float(row["left"]), float(row["top"])
+        points = [(left, top), (left + float(row["width"]), top + float(row["height"]))]
+        for text in row["text"].split():
+            line = lines.setdefault((row["block_num"], row["par_num"], row["line_num"]), [])
+            line.append(_make_word(text, points, image.size))
+    return list(lines.values())
+
+
+@cache
+def _find_tesseract_options() -> tuple[str, ...]:
+    """Return the options that make it read all languages it has, and turned pages if it can."""
+    listed = subprocess.run(["tesseract", "--list-langs"], capture_output=True, text=True, check=True).stdout
+    found = listed.splitlines()[1:]
+    languages = [name for name in found if name not in ("osd", "equ")]
+    return "-l", "+".join(languages), "--psm", "1" if "osd" in found else "3"
