@@ -33,7 +33,8 @@ from randslot.pages.ocr import read_image_text
 SEED = 17
 LEAST_WORDS = 50  # of a page that is taken
 PAGES = 3  # of each PDF
-SIZES = (1_000_000, 2_000_000, 4_000_000)  # pixels
+MOST_LETTERS = 0.3  # share of words of one character; a text layer with more is cut into letters, and no truth
+SIZES = (1_000_000, 2_000_000)  # pixels
 ENGINES = ("rapidocr", "tesseract")
 WORD = re.compile(r"[^\W_]+")
 
@@ -49,10 +50,16 @@ def choose_pages(folder: Path) -> list[tuple[str, int]]:
         for number in numbers:
             if len(found) == PAGES:
                 break
-            if len(Page(file, number).text().words) >= LEAST_WORDS:
+            if is_truth(Page(file, number).text()):
                 found.append((str(file), number))
         chosen += found
     return chosen
+
+
+def is_truth(text: PageText) -> bool:
+    """Whether a text layer has enough words, and they are words."""
+    letters = [word for word in text.words if len(word.text) == 1]
+    return len(text.words) >= LEAST_WORDS and len(letters) <= MOST_LETTERS * len(text.words)
 
 
 def find_language(file: str) -> str:
@@ -128,11 +135,10 @@ def measure(engine: str, pixels: int, kind: str, pages: list[tuple[str, int]]) -
 
 
 def list_ways() -> Iterator[tuple[str, int, str]]:
-    for pixels in SIZES:
-        for engine in ENGINES:
-            yield engine, pixels, "page"
-    for engine in ENGINES:
-        yield engine, SIZES[1], "scan"
+    for kind in ("page", "scan"):
+        for pixels in SIZES:
+            for engine in ENGINES:
+                yield engine, pixels, kind
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -23,17 +23,18 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from ..errors import RandSlotError
+from ..errors import RandSlotError, first_line
 from .images import WHITE, limit_aspect, shrink
 from .text import PageText, Word
 
 OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
 MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
-ASPECT = 8.0  # the detector enlarges images by their short side, so strips are padded to this shape
+ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
 LEAST_SIDE = 32  # pixels: smaller images are padded
 KEPT = 0.5  # lines that are read with a lower score are left out
-SURE = 0.8  # lines that are read with a lower score are also read upside down
+SURE = 0.9  # lines that are read with a lower score are also read upside down
 WIDE = (0, 2)  # the turns in which a line may be read that is wider than high, in quarters of a circle
+TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}  # to turn back
 TALL = 1.5  # times as high as wide: a line that may stand on end
 TALLEST = 3.0  # times as high as wide that a single upright character may be
 DIGITS = 5  # of a box
@@ -126,32 +127,67 @@ def _limit(fraction: float) -> float:
 
 def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
     """Return the words of each line, in the order of reading."""
+    lines = _read_lines(image)
+    turn = _find_turn(lines)
+    if not turn:
+        return _find_words(lines, image.size)
+    # The page lies on its side or on its head: short words are read better, and lines sorted, when it is upright.
+    upright = image.transpose(TURNS[turn])
+    turned = []
+    for words in _find_words(_read_lines(upright), upright.size):
+        turned.append([_turn_word(word, turn) for word in words])
+    return turned
+
+
+def _read_lines(image: Image.Image) -> list[Line]:
     engine = _load_rapidocr()
     padded, left, top = _pad(image)
-    found = engine(padded, use_det=True, use_cls=False, use_rec=False)
+    found = _run(engine, padded, use_det=True, use_cls=False, use_rec=False)
     lines = []
     for box in [] if found.boxes is None else found.boxes.tolist():
         line = _read_line(engine, padded, [(x, y) for x, y in box])
         if line is not None:
-            lines.append(line)
-    read = []
+            corners = [(x - left, y - top) for x, y in line.corners]
+            lines.append(replace(line, corners=(corners[0], corners[1], corners[2], corners[3])))
+    return lines
+
+
+def _find_turn(lines: list[Line]) -> int:
+    """Return by how many quarters of a circle, clockwise, most of the text is turned."""
+    letters: Counter[int] = Counter()
+    for line in lines:
+        letters[line.turn] += sum(len(text) for text, _, _ in line.words)
+    return letters.most_common(1)[0][0] if lines else 0
+
+
+def _find_words(lines: list[Line], size: tuple[int, int]) -> list[list[Word]]:
+    """Return the words of each line, in the order of reading, on a page of `size` pixels."""
+    found = []
     for line in _sort(lines):
-        words = []
-        for text, begin, end in line.words:
-            points = [(x - left, y - top) for x, y in _find_points(line.corners, begin, end)]
-            words.append(_make_word(text, points, image.size))
-        read.append(words)
-    return read
+        found.append(
+            [_make_word(text, _cut_corners(line.corners, begin, end), size) for text, begin, end in line.words]
+        )
+    return found
+
+
+def _turn_word(word: Word, quarters: int) -> Word:
+    """Return where a word is when the page is turned clockwise by some quarters of a circle."""
+    for _ in range(quarters):
+        word = Word(word.text, round(1 - word.bottom, DIGITS), word.left, round(1 - word.top, DIGITS), word.right)
+    return word
 
 
 @cache
 def _load_rapidocr() -> Any:
-    import cv2
-    import rapidocr
-
+    try:
+        import cv2
+        import rapidocr
+        from rapidocr import RapidOCR  # which imports the rest
+    except ImportError as error:
+        raise RandSlotError(f"cannot load RapidOCR: {first_line(error)}") from error
     cv2.setNumThreads(1)
     models = Path(rapidocr.__file__).parent / "models"
-    return rapidocr.RapidOCR(
+    return RapidOCR(
         params={
             "Global.log_level": "critical",
             "Global.use_preprocess_img": False,  # images are shrunk and padded here
@@ -159,10 +195,19 @@ def _load_rapidocr() -> Any:
             # With paths nothing is ever downloaded: without, a model whose hash differs would be.
             "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
             "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
+            "Det.box_thresh": 0.4,  # 0.5 by default, with which single short words on a wide page are not found
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
         }
     )
+
+
+def _run(engine: Any, image: Image.Image, **steps: bool) -> Any:
+    """Run some steps of RapidOCR. Errors: RandSlotError if it fails, as with too little memory."""
+    try:
+        return engine(image, **steps)
+    except Exception as error:  # a traceback as its text
+        raise RandSlotError(f"RapidOCR failed: {str(error).strip().splitlines()[-1]}") from error
 
 
 def _pad(image: Image.Image) -> tuple[Image.Image, int, int]:
@@ -175,7 +220,7 @@ def _pad(image: Image.Image) -> tuple[Image.Image, int, int]:
     return padded, left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
 
 
-def _find_points(corners: Corners, begin: float, end: float) -> list[Point]:
+def _cut_corners(corners: Corners, begin: float, end: float) -> list[Point]:
     """Return the corners of a part of a line; begin and end are fractions of its length."""
     upper_left, upper_right, lower_right, lower_left = corners
     points = []
@@ -213,7 +258,7 @@ def _find_turns(box: list[Point]) -> tuple[int, ...]:
 
 
 def _read_turned(engine: Any, image: Image.Image, corners: Corners, turn: int) -> Line:
-    read = engine(_cut(image, corners), use_det=False, use_cls=False, use_rec=True, return_word_box=True)
+    read = _run(engine, _cut(image, corners), use_det=False, use_cls=False, use_rec=True, return_word_box=True)
     return Line(corners, turn, _split(read.txts[0], read.word_results[0]), read.scores[0])
 
 
@@ -253,32 +298,24 @@ def _character_width(columns: list[int]) -> float:
 
 
 def _sort(lines: list[Line]) -> list[Line]:
-    """Put lines in the order of reading: rows from top to bottom, each from left to right.
-
-    A page that lies on its side is sorted as it would be upright.
-    """
-    letters: Counter[int] = Counter()
-    for line in lines:
-        letters[line.turn] += sum(len(text) for text, _, _ in line.words)
-    turn = letters.most_common(1)[0][0] if lines else 0
-    placed = [(_find_upright_box(line.corners, turn), line) for line in lines]
-    placed.sort(key=lambda item: item[0].middle)
-    rows: list[list[tuple[Box, Line]]] = []
-    for box, line in placed:
+    """Put lines in the order of reading: rows from top to bottom, each from left to right."""
+    rows: list[list[tuple[Extent, Line]]] = []
+    extents = [(_find_extent(line.corners), line) for line in lines]
+    for extent, line in sorted(extents, key=lambda item: item[0].middle):
         first = rows[-1][0][0] if rows else None
-        if first and box.middle < first.bottom and box.top < first.middle:
-            rows[-1].append((box, line))
+        if first and extent.middle < first.bottom and extent.top < first.middle:
+            rows[-1].append((extent, line))
         else:
-            rows.append([(box, line)])
+            rows.append([(extent, line)])
     ordered = []
     for row in rows:
-        row.sort(key=lambda item: item[0].left)
-        ordered += [line for _, line in row]
+        for _, line in sorted(row, key=lambda item: item[0].left):
+            ordered.append(line)
     return ordered
 
 
-class Box(NamedTuple):
-    """The place of a line for the order of reading, in pixels."""
+class Extent(NamedTuple):
+    """Where a line is, as far as the order of reading needs it."""
 
     left: float
     top: float
@@ -290,13 +327,9 @@ class Box(NamedTuple):
         return (self.top + self.bottom) / 2
 
 
-def _find_upright_box(corners: Corners, turn: int) -> Box:
-    """Return where a line is when the page is turned back by some quarters of a circle."""
-    points = list(corners)
-    for _ in range(turn):
-        points = [(y, -x) for x, y in points]
-    ys = [y for _, y in points]
-    return Box(min(x for x, _ in points), min(ys), max(ys))
+def _find_extent(corners: Corners) -> Extent:
+    ys = [y for _, y in corners]
+    return Extent(min(x for x, _ in corners), min(ys), max(ys))
 
 
 # Tesseract: a program that reads an image and writes a table.
@@ -310,7 +343,7 @@ def _read_by_tesseract(image: Image.Image) -> list[list[Word]]:
     one_thread = {**os.environ, "OMP_THREAD_LIMIT": "1"}
     done = subprocess.run(command, input=content.getvalue(), capture_output=True, env=one_thread)
     if done.returncode:
-        raise RandSlotError(f"tesseract failed: {done.stderr.decode(errors='replace').strip()[:200]}")
+        raise RandSlotError(f"tesseract failed: {done.stderr.decode(errors='replace').strip().splitlines()[0]}")
     lines: dict[tuple[str, str, str], list[Word]] = {}
     table = io.StringIO(done.stdout.decode(errors="replace"))
     for row in csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE):

@@ -1,8 +1,9 @@
 """A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
 
 It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. A
-request has a "file" and, for a page, its "number" with either "pixels" (for its image) or "text". It loads no model,
-ends when its parent does, and its memory is limited.
+request has a "file" and, for a page, its "number" with "pixels" (for its image), "text" (for what the file says) or
+"ocr" (for what can be read in its image). It loads no model but those of OCR, when they are first needed. It ends when
+its parent does, and its memory is limited.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 from PIL import Image
 
 from ...errors import RandSlotError
-from ...pages import DOCUMENT_SUFFIXES, Page, num_pages, short, shrink
+from ...pages import DOCUMENT_SUFFIXES, Page, PageText, num_pages, short, shrink
+from ...pages.ocr import OCR_PIXELS, read_image_text
 
 MEMORY = 4 * 2**30  # bytes that one file may take
 
@@ -50,8 +52,17 @@ def render(file: Path, number: int, pixels: int) -> Image.Image:
 
 
 def read_text(file: Path, number: int) -> dict[str, Any]:
-    """Read the text of one page of a file; each word is [text, left, top, right, bottom]."""
-    text = Page(file, number).text()
+    """Read the text that a file has for one page."""
+    return _describe(Page(file, number).text())
+
+
+def read_by_ocr(file: Path, number: int) -> dict[str, Any]:
+    """Read the text of one page of a file in its image."""
+    return _describe(read_image_text(render(file, number, OCR_PIXELS)))
+
+
+def _describe(text: PageText) -> dict[str, Any]:
+    """Return a text as JSON has it; each word is [text, left, top, right, bottom]."""
     words = [[word.text, word.left, word.top, word.right, word.bottom] for word in text.words]
     return {"text": text.text, "words": words, "has_layer": text.has_layer, "truncated": text.truncated}
 
@@ -62,6 +73,8 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     try:
         if "text" in request:
             return read_text(file, request["number"]), b""
+        if "ocr" in request:
+            return read_by_ocr(file, request["number"]), b""
         if "pixels" in request:
             image = render(file, request["number"], request["pixels"])
             return {"size": image.size}, image.tobytes()

@@ -29,6 +29,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SECONDS = 60.0  # that one page may take
+OCR_SECONDS = 120.0  # that OCR of one page may take, and loading its models before the first
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Renderers:
 
     def __init__(self, num: int, seconds: float = SECONDS) -> None:
         self.seconds = seconds
+        self.ocr_seconds = OCR_SECONDS
         self.workers = [Worker() for _ in range(num)]
         self.idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
@@ -68,7 +70,7 @@ class Renderers:
 
         Errors: RandSlotError with the reason why it cannot be indexed.
         """
-        reply, _ = self._ask({"file": file})
+        reply, _ = self._ask({"file": file}, self.seconds)
         return Inspected(**reply)
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
@@ -76,7 +78,7 @@ class Renderers:
 
         Errors: RandSlotError with the reason why it cannot be opened.
         """
-        reply, content = self._ask({"file": file, "number": number, "pixels": pixels})
+        reply, content = self._ask({"file": file, "number": number, "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
     def read_text(self, file: str, number: int) -> PageText:
@@ -84,9 +86,16 @@ class Renderers:
 
         Errors: RandSlotError with the reason why it cannot be read.
         """
-        reply, _ = self._ask({"file": file, "number": number, "text": True})
-        words = tuple(Word(*fields) for fields in reply["words"])
-        return PageText(reply["text"], words, reply["has_layer"], reply["truncated"])
+        reply, _ = self._ask({"file": file, "number": number, "text": True}, self.seconds)
+        return _make_text(reply)
+
+    def read_by_ocr(self, file: str, number: int) -> PageText:
+        """Read the text of one page of a file in its image, whether or not the file has text for it.
+
+        Errors: RandSlotError with the reason why it cannot be read, or what to install if there is no OCR engine.
+        """
+        reply, _ = self._ask({"file": file, "number": number, "ocr": True}, self.ocr_seconds)
+        return _make_text(reply)
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
         """Do pieces of work in order, at most `depth` ahead of the one that is used; yield each when it is done.
@@ -101,10 +110,10 @@ class Renderers:
         while waiting:
             yield _done(waiting)
 
-    def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         worker = self.idle.get()
         try:
-            return worker.ask(request, self.seconds)
+            return worker.ask(request, seconds)
         finally:
             self.idle.put(worker)
 
@@ -113,6 +122,11 @@ def _done(waiting: deque[tuple[T, Future[R]]]) -> tuple[T, Future[R]]:
     piece, future = waiting.popleft()
     future.exception()  # waits
     return piece, future
+
+
+def _make_text(reply: dict[str, Any]) -> PageText:
+    words = tuple(Word(*fields) for fields in reply["words"])
+    return PageText(reply["text"], words, reply["has_layer"], reply["truncated"])
 
 
 def hash_image(image: Image.Image) -> str:
