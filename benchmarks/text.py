@@ -11,18 +11,17 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from record import keep, print_table
 
-from randslot.library.reading.workers import BATCH, Renderers
+from randslot.library.reading.workers import Renderers
 
 
-def time_single(renderers: Renderers, file: str, num_pages: int) -> list[float]:
-    """Return the milliseconds of each page of a file, read one by one."""
+def time_file(renderers: Renderers, file: str, num_pages: int) -> list[float]:
+    """Return the milliseconds of each page of a file, one after the other."""
     times = []
     for number in range(1, num_pages + 1):
         start = time.perf_counter()
@@ -31,27 +30,14 @@ def time_single(renderers: Renderers, file: str, num_pages: int) -> list[float]:
     return times
 
 
-def time_batches(renderers: Renderers, file: str, num_pages: int) -> list[float]:
-    """Return the milliseconds of each page of a file: those of its batch, shared evenly."""
-    times: list[float] = []
-    for first in range(1, num_pages + 1, BATCH):
-        numbers = range(first, min(first + BATCH, num_pages + 1))
-        start = time.perf_counter()
-        renderers.read_texts(file, numbers)
-        taken = 1000 * (time.perf_counter() - start)
-        times += [taken / len(numbers)] * len(numbers)
-    return times
-
-
-def time_way(way: str, time_file: Callable[[Renderers, str, int], list[float]], files: list[str]) -> dict[str, Any]:
-    """Return a row of the table for one way to read all pages."""
+def time_all(files: list[str]) -> dict[str, Any]:
+    """Return a row of the table for all pages."""
     times: list[float] = []
     start = _cpu_seconds()
     with Renderers(1) as renderers:
         for file in files:
             times += time_file(renderers, file, renderers.inspect(file).num_pages)
     return {
-        "way": way,
         "files": len(files),
         "pages": len(times),
         "ms a page": float(np.mean(times)),
@@ -67,16 +53,13 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Time both ways, print a table and keep it."""
+    """Time reading, print a table and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     files = [str(file) for file in sorted(parser.parse_args().folder.rglob("*.pdf"))]
     if not files:
         parser.error("there are no PDFs below that folder")
-    rows = [
-        time_way("one by one", time_single, files),
-        time_way(f"{BATCH} pages at once", time_batches, files),
-    ]
+    rows = [time_all(files)]
     print_table(rows)
     keep("text", rows)
 

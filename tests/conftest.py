@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from support.models import FAMILIES, STRATEGIES, noise
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["RANDSLOT_OCR"] = "none"  # few tests are about OCR, and it takes seconds: they switch it on
 # datasets serves a changed folder of the same name from its cache: each run of the tests has one of its own.
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="randslot-datasets-")
 
 import pytest
 import torch
 from PIL import Image
+
+from randslot.pages.ocr import find_engine
 
 
 def pytest_unconfigure() -> None:
@@ -31,6 +34,16 @@ def loudness() -> Iterator[None]:
     """A quiet command turns the notes of its process down: back up for the next test."""
     yield
     logging.getLogger("randslot").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def ocr_engine(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The OCR engine of this machine."""
+    monkeypatch.delenv("RANDSLOT_OCR")
+    found = find_engine()
+    if found is None:
+        pytest.skip("no OCR engine is installed: the extra randslot[ocr]")
+    return found
 
 
 @pytest.fixture(params=FAMILIES)

@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from randslot.errors import RandSlotError
 from randslot.library.reading import worker, workers
 from randslot.library.reading.workers import Renderers, Worker
-from randslot.pages import NO_TEXT, Page, open_page
+from randslot.pages import NO_TEXT, Page, ocr, open_page
 from support.libraries import write_tiff
 from support.models import noise
 from support.pdf import write_drawings, write_lines, write_pdf
@@ -84,28 +85,6 @@ def test_text_of_a_broken_file_is_one_line_without_its_name(renderers, tmp_path)
         renderers.read_text(str(tmp_path / "gone.pdf"), 1)
 
 
-def test_several_pages_are_read_at_once(renderers, tmp_path, monkeypatch):
-    write_pdf(tmp_path / "x.pdf", 40, [])
-    texts = renderers.read_texts(str(tmp_path / "x.pdf"), range(1, 41))
-    assert texts == [Page(tmp_path / "x.pdf", number).text() for number in range(1, 41)]
-    assert renderers.read_texts(str(tmp_path / "x.pdf"), []) == []
-
-
-def test_a_long_answer_is_given_in_parts(tmp_path, monkeypatch):
-    write_pdf(tmp_path / "x.pdf", 3, [])
-    monkeypatch.setattr(worker, "MOST_ANSWERED", 10)
-    reply, _ = worker.answer({"file": str(tmp_path / "x.pdf"), "numbers": [1, 2, 3], "text": True})
-    assert [page["text"] for page in reply["pages"]] == ["Page 1", "Page 2"]
-
-
-def test_a_page_that_fails_does_not_fail_the_others(renderers, tmp_path):
-    write_pdf(tmp_path / "x.pdf", 2, [])
-    first, missing, second = renderers.read_texts(str(tmp_path / "x.pdf"), [1, 3, 2])
-    assert (first.text, second.text) == ("Page 1", "Page 2")
-    assert (missing.has_layer, missing.text) == (False, "")
-    assert missing.problem == "it has 2 pages, so there is no page 3"
-
-
 def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_path, monkeypatch):
     """A single text object of megabytes, for which pdfium ends its process."""
     code = "from randslot.library.reading import worker; worker.MEMORY = 700 * 2**20; worker.main()"
@@ -114,7 +93,7 @@ def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_pat
     huge = "BT /F1 12 Tf 50 300 Td [" + f"({'a' * 30_000})" * 200 + "] TJ ET"
     write_drawings(tmp_path / "x.pdf", ["BT /F1 12 Tf 50 300 Td (before) Tj ET", huge, "BT /F1 12 Tf (after) Tj ET"])
     with Renderers(1) as renderers:
-        before, bad, after = renderers.read_texts(str(tmp_path / "x.pdf"), [1, 2, 3])
+        before, bad, after = [renderers.read_text(str(tmp_path / "x.pdf"), number) for number in (1, 2, 3)]
     assert (before.text, after.text) == ("before", "after")
     assert bad.problem == "its text cannot be read: opening it ended the renderer"
     assert not bad.has_layer
@@ -142,6 +121,73 @@ def test_a_request_for_text_renders_nothing_and_one_for_an_image_reads_no_text(t
     reply, content = worker.answer({**request, "pixels": 10_000})
     width, height = reply["size"]
     assert len(content) == 3 * width * height
+
+
+def draw_page(text: str) -> Image.Image:
+    image = Image.new("RGB", (600, 800), "white")
+    ImageDraw.Draw(image).text((80, 100), text, "black", ImageFont.load_default(40))
+    return image
+
+
+def test_scans_are_read_by_ocr(ocr_engine, renderers, tmp_path):
+    pages = [draw_page("First invoice"), draw_page("Second invoice")]
+    pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:])
+    pages[0].save(tmp_path / "x.pdf", save_all=True, append_images=pages[1:])
+    pages[1].save(tmp_path / "x.png")
+    for name, number in (("x.pdf", 2), ("x.tif", 2), ("x.png", 1)):
+        file = str(tmp_path / name)
+        assert renderers.read_text(file, number).text == ""
+        text = renderers.read_by_ocr(file, number)
+        assert text.text == "Second invoice"
+        assert not text.has_layer
+        assert [word.text for word in text.words] == ["Second", "invoice"]
+        assert text.words[0].left == pytest.approx(80 / 600, abs=0.02)
+        assert text.words[0].top == pytest.approx(110 / 800, abs=0.03)
+
+
+def test_what_is_read_by_ocr_is_what_this_process_would_read(ocr_engine, renderers, tmp_path):
+    draw_page("Second invoice").save(tmp_path / "x.png")
+    assert renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == ocr.read_image_text(open_page(tmp_path / "x.png"))
+
+
+def test_a_blank_page_has_no_text_for_ocr(ocr_engine, renderers, tmp_path):
+    Image.new("RGB", (600, 800), "white").save(tmp_path / "x.png")
+    assert renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == NO_TEXT
+
+
+def test_ocr_of_a_broken_file_is_one_line_without_its_name(ocr_engine, renderers, tmp_path):
+    (tmp_path / "x.pdf").write_bytes(b"%PDF-1.4 torn")
+    with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is corrupt, or not a PDF"):
+        renderers.read_by_ocr(str(tmp_path / "x.pdf"), 1)
+    noise(50, 60).save(tmp_path / "x.tif")
+    with pytest.raises(RandSlotError, match="it has 1 pages, so there is no page 2"):
+        renderers.read_by_ocr(str(tmp_path / "x.tif"), 2)
+
+
+def test_ocr_without_an_engine_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(ocr, "find_engine", lambda: None)
+    draw_page("Second invoice").save(tmp_path / "x.png")
+    reply, content = worker.answer({"file": str(tmp_path / "x.png"), "number": 1, "ocr": True})
+    assert reply["error"].endswith('pip install "randslot[ocr]"')
+    assert content == b""
+
+
+def test_ocr_has_its_own_limit_of_time(tmp_path):
+    os.mkfifo(tmp_path / "slow.png")
+    with Renderers(1) as renderers:
+        assert renderers.ocr_seconds > renderers.seconds
+        renderers.ocr_seconds = 0.3
+        with pytest.raises(RandSlotError, match=r"took more than 0\.3 s"):
+            renderers.read_by_ocr(str(tmp_path / "slow.png"), 1)
+
+
+def test_ocr_has_the_limit_of_memory(engine, tmp_path):
+    draw_page("Second invoice").save(tmp_path / "x.png")
+    code = "from randslot.library.reading import worker; worker.MEMORY = 2**28; worker.main()"
+    request = json.dumps({"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}) + "\n"
+    answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True)
+    # A library may end the process when it gets no memory, and then nothing is answered.
+    assert answer.stdout == "" or "error" in json.loads(answer.stdout)
 
 
 def test_the_same_content_has_the_same_hash(renderers, tmp_path):
@@ -269,16 +315,33 @@ def test_a_worker_whose_parent_ends_before_the_answer_prints_nothing(tmp_path):
     assert process.returncode == 0
 
 
-def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
-    noise(50, 60).save(tmp_path / "x.png")
+def run_worker(requests: list[dict[str, object]]) -> tuple[list[dict[str, object]], str]:
+    """Return the answers of a new worker to requests without images, and which heavy modules it has loaded."""
     code = (
         "import sys; from randslot.library.reading import worker; worker.main()\n"
-        "print(sorted({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)), file=sys.stderr)"
+        "heavy = {'torch', 'transformers', 'sentence_transformers', 'rapidocr', 'onnxruntime', 'cv2'}\n"
+        "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    request = json.dumps({"file": str(tmp_path / "x.png")}) + "\n"
-    answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
-    assert json.loads(answer.stdout)["num_pages"] == 1
-    assert answer.stderr.strip() == "[]"
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    answer = subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in answer.stdout.splitlines()], answer.stderr.strip()
+
+
+def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
+    write_pdf(tmp_path / "x.pdf", 3, [])
+    file = {"file": str(tmp_path / "x.pdf")}
+    replies, loaded = run_worker([file, {**file, "number": 2, "text": True}])
+    assert replies[0]["num_pages"] == 3
+    assert replies[1]["text"] == "Page 2"
+    assert loaded == ""
+
+
+def test_a_worker_loads_the_engine_of_ocr_when_it_is_asked_for(tmp_path):
+    pytest.importorskip("rapidocr", reason="RapidOCR is not installed: the extra randslot[ocr]")
+    draw_page("Second invoice").save(tmp_path / "x.png")
+    replies, loaded = run_worker([{"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}] * 2)
+    assert [reply["text"] for reply in replies] == ["Second invoice"] * 2
+    assert loaded == "cv2 onnxruntime rapidocr"
 
 
 def test_memory_has_a_limit(tmp_path, monkeypatch):

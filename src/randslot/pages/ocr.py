@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from ..errors import RandSlotError, first_line
+from ..errors import RandSlotError, UsageError, first_line
 from .images import WHITE, limit_aspect, shrink
 from .text import PageText, Word
 
 OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
+CHOICE = "RANDSLOT_OCR"
 MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
 ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
 LEAST_SIDE = 32  # pixels: smaller images are padded
@@ -60,7 +61,17 @@ class Line:
 
 
 def find_engine() -> str | None:
-    """Return the name of the engine that reads page images here, or None if there is none. Loads nothing."""
+    """Return the name of the engine that reads page images here, or None if there is none. Loads nothing.
+
+    The environment may choose one: RANDSLOT_OCR=tesseract, or none.
+
+    Errors: UsageError if it names something else.
+    """
+    chosen = os.environ.get(CHOICE, "")
+    if chosen not in ("", "none", "rapidocr", "tesseract"):
+        raise UsageError(f"{CHOICE} in the environment is rapidocr, tesseract or none, not {chosen!r}")
+    if chosen:
+        return None if chosen == "none" else chosen
     if find_spec("rapidocr") and find_spec("onnxruntime"):
         return "rapidocr"
     if shutil.which("tesseract"):

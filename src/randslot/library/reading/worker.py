@@ -1,8 +1,9 @@
 """A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
 
 It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. A
-request has a "file" and, for a page, its "number" with either "pixels" (for its image) or "text"; "numbers" with "text"
-asks for several pages. It loads no model, ends when its parent does, and its memory is limited.
+request has a "file" and, for a page, its "number" with "pixels" (for its image), "text" (for what the file says) or
+"ocr" (for what can be read in its image). It loads no model but those of OCR, when they are first needed. It ends when
+its parent does, and its memory is limited.
 
 Between requests for text, it keeps the last PDF open: opening one takes longer than reading a page of it.
 """
@@ -25,10 +26,10 @@ import numpy as np
 from PIL import Image
 
 from ...errors import RandSlotError
-from ...pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, Page, num_pages, read_file_text, short, shrink
+from ...pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, Page, PageText, num_pages, read_file_text, short, shrink
+from ...pages.ocr import OCR_PIXELS, read_image_text
 
 MEMORY = 4 * 2**30  # bytes that one file may take
-MOST_ANSWERED = 2_000_000  # characters of an answer for several pages; pages after that many are to be asked for again
 IDLE = 2.0  # seconds without a request, after which no file is kept open
 
 
@@ -56,12 +57,21 @@ def render(file: Path, number: int, pixels: int) -> Image.Image:
 
 
 def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str, Any]:
-    """Read the text of one page of a file.
+    """Read the text that a file has for one page."""
+    return _describe(read_file_text(file, number, kept))
+
+
+def read_by_ocr(file: Path, number: int) -> dict[str, Any]:
+    """Read the text of one page of a file in its image."""
+    return _describe(read_image_text(render(file, number, OCR_PIXELS)))
+
+
+def _describe(text: PageText) -> dict[str, Any]:
+    """Return a text as JSON has it.
 
     The words are those of the text between its spaces; "boxes" has left, top, right, bottom of one after the other, in
     whole numbers of 1 / `PARTS`.
     """
-    text = read_file_text(file, number, kept)
     sides: list[float] = []
     for word in text.words:
         sides += (word.left, word.top, word.right, word.bottom)
@@ -69,33 +79,14 @@ def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str,
     return {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
 
 
-def read_texts(file: Path, numbers: list[int], kept: OpenPdf | None = None) -> dict[str, Any]:
-    """Read the text of several pages of a file; of the first of them only, if that is long.
-
-    A page that fails has its "error" in place of its text.
-    """
-    pages: list[dict[str, Any]] = []
-    num = 0
-    for number in numbers:
-        try:
-            page = read_text(file, number, kept)
-        except Exception as error:
-            page = {"error": _say_why(file, error)}
-        pages.append(page)
-        num += len(page.get("text", ""))
-        if num > MOST_ANSWERED:
-            break
-    return {"pages": pages}
-
-
 def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the answer to a request: its line, and the bytes that follow it."""
     file = Path(request["file"])
     try:
-        if "numbers" in request:
-            return read_texts(file, request["numbers"], kept), b""
         if "text" in request:
             return read_text(file, request["number"], kept), b""
+        if "ocr" in request:
+            return read_by_ocr(file, request["number"]), b""
         if "pixels" in request:
             image = render(file, request["number"], request["pixels"])
             return {"size": image.size}, image.tobytes()

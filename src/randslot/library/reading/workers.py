@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SECONDS = 60.0  # that one page may take
-BATCH = 16  # pages of one request for text
+OCR_SECONDS = 120.0  # that OCR of one page may take, and loading its models before the first
 
 
 class WorkerEnded(RandSlotError):
@@ -50,6 +50,7 @@ class Renderers:
 
     def __init__(self, num: int, seconds: float = SECONDS) -> None:
         self.seconds = seconds
+        self.ocr_seconds = OCR_SECONDS
         self.workers = [Worker() for _ in range(num)]
         self.idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
@@ -74,7 +75,7 @@ class Renderers:
 
         Errors: RandSlotError with the reason why it cannot be indexed.
         """
-        reply, _ = self._ask({"file": file})
+        reply, _ = self._ask({"file": file}, self.seconds)
         return Inspected(**reply)
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
@@ -82,7 +83,7 @@ class Renderers:
 
         Errors: RandSlotError with the reason why it cannot be opened.
         """
-        reply, content = self._ask({"file": file, "number": number, "pixels": pixels})
+        reply, content = self._ask({"file": file, "number": number, "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
     def read_text(self, file: str, number: int) -> PageText:
@@ -93,32 +94,18 @@ class Renderers:
         Errors: RandSlotError with the reason why it cannot be read.
         """
         try:
-            reply, _ = self._ask({"file": file, "number": number, "text": True})
+            reply, _ = self._ask({"file": file, "number": number, "text": True}, self.seconds)
         except WorkerEnded as error:
-            return _no_text(f"its text cannot be read: {error}")
+            return PageText(has_layer=False, problem=f"its text cannot be read: {error}")
         return _make_text(reply)
 
-    def read_texts(self, file: str, numbers: Sequence[int]) -> list[PageText]:
-        """Read the text of several pages of a file, faster than one by one.
+    def read_by_ocr(self, file: str, number: int) -> PageText:
+        """Read the text of one page of a file in its image, whether or not the file has text for it.
 
-        A page that cannot be read has no text, and the reason as its `problem`.
+        Errors: RandSlotError with the reason why it cannot be read, or what to install if there is no OCR engine.
         """
-        texts: list[PageText] = []
-        while len(texts) < len(numbers):
-            batch = list(numbers[len(texts) : len(texts) + BATCH])
-            try:
-                reply, _ = self._ask({"file": file, "numbers": batch, "text": True})
-            except WorkerEnded:  # one by one, to find the page that did it
-                texts += [self._try_text(file, number) for number in batch]
-                continue
-            texts += [_make_text(page) for page in reply["pages"]]
-        return texts
-
-    def _try_text(self, file: str, number: int) -> PageText:
-        try:
-            return self.read_text(file, number)
-        except RandSlotError as error:
-            return _no_text(str(error))
+        reply, _ = self._ask({"file": file, "number": number, "ocr": True}, self.ocr_seconds)
+        return _make_text(reply)
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
         """Do pieces of work in order, at most `depth` ahead of the one that is used; yield each when it is done.
@@ -133,10 +120,10 @@ class Renderers:
         while waiting:
             yield _done(waiting)
 
-    def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         worker = self.idle.get()
         try:
-            return worker.ask(request, self.seconds)
+            return worker.ask(request, seconds)
         finally:
             self.idle.put(worker)
 
@@ -149,15 +136,9 @@ def _done(waiting: deque[tuple[T, Future[R]]]) -> tuple[T, Future[R]]:
 
 def _make_text(reply: dict[str, Any]) -> PageText:
     """Make the text of a page from the answer of a worker."""
-    if "error" in reply:
-        return _no_text(reply["error"])
     boxes = (np.array(reply["boxes"]) / PARTS).reshape(-1, 4).tolist()
     words = [Word(text, *box) for text, box in zip(reply["text"].split(), boxes, strict=True)]
     return PageText(reply["text"], tuple(words), reply["has_layer"], reply["truncated"])
-
-
-def _no_text(problem: str) -> PageText:
-    return PageText(has_layer=False, problem=problem)
 
 
 def hash_image(image: Image.Image) -> str:
