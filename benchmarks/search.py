@@ -368,7 +368,7 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     """Compare the default search with the exact one on vectors of the embedded model, without codes and with."""
     import randslot
     from randslot.library.stores.edge import EdgeStore
-    from randslot.library.stores.store import Where, page_id
+    from randslot.library.stores.store import StoreQuery, Where, page_id
     from randslot.library.stores.tuning import Tuning
     from randslot.samples.drawing import draw_report
     from randslot.samples.reports import make_reports

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from randslot.errors import RandSlotError
 from randslot.library.reading import worker, workers
@@ -21,6 +21,7 @@ from randslot.pages import NO_TEXT, Page, ocr, open_page
 from support.libraries import write_tiff
 from support.models import noise
 from support.pdf import write_drawings, write_lines, write_pdf
+from support.scans import draw_scan
 
 
 @pytest.fixture(scope="module")
@@ -123,21 +124,21 @@ def test_a_request_for_text_renders_nothing_and_one_for_an_image_reads_no_text(t
     assert len(content) == 3 * width * height
 
 
-def draw_page(text: str) -> Image.Image:
-    image = Image.new("RGB", (600, 800), "white")
-    ImageDraw.Draw(image).text((80, 100), text, "black", ImageFont.load_default(40))
-    return image
+@pytest.fixture
+def ocr_renderers(ocr_engine):
+    with Renderers(1) as made:
+        yield made
 
 
-def test_scans_are_read_by_ocr(ocr_engine, renderers, tmp_path):
-    pages = [draw_page("First invoice"), draw_page("Second invoice")]
+def test_scans_are_read_by_ocr(ocr_renderers, tmp_path):
+    pages = [draw_scan("First invoice"), draw_scan("Second invoice")]
     pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:])
     pages[0].save(tmp_path / "x.pdf", save_all=True, append_images=pages[1:])
     pages[1].save(tmp_path / "x.png")
     for name, number in (("x.pdf", 2), ("x.tif", 2), ("x.png", 1)):
         file = str(tmp_path / name)
-        assert renderers.read_text(file, number).text == ""
-        text = renderers.read_by_ocr(file, number)
+        assert ocr_renderers.read_text(file, number).text == ""
+        text = ocr_renderers.read_by_ocr(file, number)
         assert text.text == "Second invoice"
         assert not text.has_layer
         assert [word.text for word in text.words] == ["Second", "invoice"]
@@ -145,28 +146,28 @@ def test_scans_are_read_by_ocr(ocr_engine, renderers, tmp_path):
         assert text.words[0].top == pytest.approx(110 / 800, abs=0.03)
 
 
-def test_what_is_read_by_ocr_is_what_this_process_would_read(ocr_engine, renderers, tmp_path):
-    draw_page("Second invoice").save(tmp_path / "x.png")
-    assert renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == ocr.read_image_text(open_page(tmp_path / "x.png"))
+def test_what_is_read_by_ocr_is_what_this_process_would_read(ocr_renderers, tmp_path):
+    draw_scan("Second invoice").save(tmp_path / "x.png")
+    assert ocr_renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == ocr.read_image_text(open_page(tmp_path / "x.png"))
 
 
-def test_a_blank_page_has_no_text_for_ocr(ocr_engine, renderers, tmp_path):
+def test_a_blank_page_has_no_text_for_ocr(ocr_renderers, tmp_path):
     Image.new("RGB", (600, 800), "white").save(tmp_path / "x.png")
-    assert renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == NO_TEXT
+    assert ocr_renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == NO_TEXT
 
 
-def test_ocr_of_a_broken_file_is_one_line_without_its_name(ocr_engine, renderers, tmp_path):
+def test_ocr_of_a_broken_file_is_one_line_without_its_name(ocr_renderers, tmp_path):
     (tmp_path / "x.pdf").write_bytes(b"%PDF-1.4 torn")
     with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is corrupt, or not a PDF"):
-        renderers.read_by_ocr(str(tmp_path / "x.pdf"), 1)
+        ocr_renderers.read_by_ocr(str(tmp_path / "x.pdf"), 1)
     noise(50, 60).save(tmp_path / "x.tif")
     with pytest.raises(RandSlotError, match="it has 1 pages, so there is no page 2"):
-        renderers.read_by_ocr(str(tmp_path / "x.tif"), 2)
+        ocr_renderers.read_by_ocr(str(tmp_path / "x.tif"), 2)
 
 
 def test_ocr_without_an_engine_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(ocr, "find_engine", lambda: None)
-    draw_page("Second invoice").save(tmp_path / "x.png")
+    draw_scan("Second invoice").save(tmp_path / "x.png")
     reply, content = worker.answer({"file": str(tmp_path / "x.png"), "number": 1, "ocr": True})
     assert reply["error"].endswith('pip install "randslot[ocr]"')
     assert content == b""
@@ -181,8 +182,8 @@ def test_ocr_has_its_own_limit_of_time(tmp_path):
             renderers.read_by_ocr(str(tmp_path / "slow.png"), 1)
 
 
-def test_ocr_has_the_limit_of_memory(engine, tmp_path):
-    draw_page("Second invoice").save(tmp_path / "x.png")
+def test_ocr_has_the_limit_of_memory(ocr_engine, tmp_path):
+    draw_scan("Second invoice").save(tmp_path / "x.png")
     code = "from randslot.library.reading import worker; worker.MEMORY = 2**28; worker.main()"
     request = json.dumps({"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}) + "\n"
     answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True)
@@ -336,9 +337,9 @@ def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
     assert loaded == ""
 
 
-def test_a_worker_loads_the_engine_of_ocr_when_it_is_asked_for(tmp_path):
+def test_a_worker_loads_the_engine_of_ocr_when_it_is_asked_for(ocr_engine, tmp_path):
     pytest.importorskip("rapidocr", reason="RapidOCR is not installed: the extra randslot[ocr]")
-    draw_page("Second invoice").save(tmp_path / "x.png")
+    draw_scan("Second invoice").save(tmp_path / "x.png")
     replies, loaded = run_worker([{"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}] * 2)
     assert [reply["text"] for reply in replies] == ["Second invoice"] * 2
     assert loaded == "cv2 onnxruntime rapidocr"

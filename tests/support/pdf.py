@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 HELVETICA = "/Type /Font /Subtype /Type1 /BaseFont /Helvetica"
@@ -81,6 +82,23 @@ def write_lines(file: Path, lines: list[str], boxes: str = "/MediaBox [0 0 400 6
     """Write a PDF of one page with lines of text, from the upper left; strings as PDF writes them."""
     drawing = "BT /F1 12 Tf 14 TL 50 550 Td " + " ".join(f"({line}) Tj T*" for line in lines) + " ET"
     write_drawing(file, drawing, boxes, codes)
+
+
+def write_pages(file: Path, pages: list[list[str]]) -> None:
+    """Write a PDF with a page for each list of lines; characters of Latin-1."""
+    drawings = []
+    for lines in pages:
+        escaped = [re.sub(r"([()\\\\])", r"\\\1", line) for line in lines]
+        drawings.append("BT /F1 12 Tf 14 TL 50 550 Td " + " ".join(f"({line}) Tj T*" for line in escaped) + " ET")
+    write_drawings(file, drawings)
+
+
+def write_unicode(file: Path, text: str) -> None:
+    """Write a PDF of one page with one line of text, whatever its characters; it cannot be seen what they are."""
+    letters = {character: 0x41 + i for i, character in enumerate(sorted(set(text.replace(" ", ""))))}
+    codes = " ".join(f"<{code:02x}> <{ord(character):04x}>" for character, code in letters.items())
+    line = " ".join("".join(f"\\{letters[character]:03o}" for character in word) for word in text.split())
+    write_lines(file, [line], codes=f"<20> <0020> {codes}")
 
 
 def _stream(content: str) -> str:

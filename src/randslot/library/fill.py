@@ -17,6 +17,7 @@ from .manifest import Manifest
 from .reading.reader import FileReader, WantedPages
 from .reading.workers import Renderers
 from .results import Progress
+from .sources import is_gone
 from .stores.store import Origin, Store, StoredPage, StoredText
 from .texts import make_stored_text
 from .words import LibraryWords
@@ -132,12 +133,12 @@ class Fill:
         return StoredPage(pages.file, number, "", None, stored)
 
     def _list_wanted(self, found: Iterable[StoredPage]) -> list[WantedPages]:
-        """Return pages of files that are complete, file by file in the order of their names."""
+        """Return pages of files that are complete and where they were, file by file in the order of their names."""
         numbers: dict[str, list[int]] = {}
         for page in found:
             numbers.setdefault(page.file, []).append(page.number)
         wanted = []
         for file in self.manifest.find(state="done"):
-            if file.id in numbers:
+            if file.id in numbers and not is_gone(file.source):
                 wanted.append(WantedPages(file.id, file.source, tuple(sorted(numbers[file.id]))))
         return wanted

@@ -111,6 +111,9 @@ class FolderLocation:
         self.lock.release()
 
     def abandon(self) -> None:
+        for opened in ("store", "manifest"):
+            if hasattr(self, opened):
+                getattr(self, opened).close()
         self.lock.release()
         if not (self.folder / LIBRARY_FILE).is_file():
             for name in BEGUN:

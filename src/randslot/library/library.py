@@ -23,6 +23,7 @@ from ..errors import RandSlotError, UsageError
 from ..files import write_whole
 from ..model.reader import Identity, PageReader
 from ..pages import NO_TEXT, PageText, open_page, short
+from ..pages.ocr import MISSING, find_engine
 from ..words.languages import find_language
 from ..words.query import WordQuery, check_length, read_query
 from ..words.snippets import Found, find_words
@@ -241,6 +242,8 @@ class Library:
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
         wanted = None if language is None else find_language(language)
+        if ocr is not None and find_engine() is None:
+            raise RandSlotError(MISSING)
         with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
             fill = Fill(self.manifest, self.store, self.words, renderers, progress)
             self.store.prepare(dim=None, words=True)

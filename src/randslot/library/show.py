@@ -30,6 +30,7 @@ STAGES = {
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
 MARK = "bold yellow"
+ADVICE = 'pip install "randslot[ocr]", then randslot library words'
 
 
 class Progressing:
@@ -108,11 +109,7 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     if summary.by_ocr:
         print(f"{plural(summary.by_ocr, 'page')} read by OCR")
     if summary.without_text:
-        verb = "has" if summary.without_text == 1 else "have"
-        print(
-            f"{plural(summary.without_text, 'page')} {verb} no text, and no search by words finds them: "
-            'pip install "randslot[ocr]", then randslot library words reads them'
-        )
+        print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {ADVICE}")
     for note in status.notes:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")

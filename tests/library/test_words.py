@@ -1,0 +1,520 @@
+"""Libraries find pages by their words: without a model, with one, by OCR, in old libraries, whatever files hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import qdrant_edge as edge
+from typer.testing import CliRunner
+
+from randslot.cli import app
+from randslot.errors import RandSlotError, UsageError
+from randslot.library.copy import copy_library
+from randslot.library.library import Library
+from randslot.library.trust import Trust
+from support.libraries import ToyReader, write_tiff
+from support.models import noise
+from support.pdf import write_pages, write_unicode
+from support.scans import write_scan
+
+TEXTS = [
+    ["Annual report of the board", "The deferred tax assets of the year", "are shown in note 4.2.1"],
+    ["Invoice INV-20931", "The income tax was paid", "and nothing was deferred"],
+    ["Battery life and charging", "The battery of the device", "lasts for ten hours"],
+]
+
+
+@pytest.fixture
+def papers(tmp_path) -> Path:
+    """A folder with a PDF of three pages of text, and a scan."""
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    write_pages(folder / "report.pdf", TEXTS)
+    noise(64, 96, 1).save(folder / "scan.png")
+    return folder
+
+
+@pytest.fixture
+def library(tmp_path, papers):
+    with Library(tmp_path / "lib") as opened:
+        opened.add(papers, workers=1)
+        yield opened
+
+
+def found(library: Library, query: str, **options) -> list[int]:
+    return [hit.page for hit in library.search(query, 10, **options)]
+
+
+def run(*words: object, code: int = 0) -> str:
+    answer = CliRunner().invoke(app, [str(word) for word in words])
+    assert answer.exit_code == code, (answer.output, answer.exception)
+    return answer.output
+
+
+def test_a_library_without_a_model_finds_pages_by_their_words(library):
+    assert library.binding is None
+    assert found(library, "deferred tax assets")[0] == 1
+    assert found(library, "batteries") == [3]
+    assert found(library, "INV-20931") == [2]
+    assert found(library, "note 4.2.1")[0] == 1
+    assert found(library, '"income tax"') == [2]
+    assert found(library, "tax -income") == [1]
+    assert found(library, "the of")[:1] != []
+    assert found(library, "unheard-of") == [1]  # of its parts, "of" is on a page
+    status = library.status()
+    assert (status.model, status.language, status.format) == (None, "english", 2)
+    assert (status.with_text, status.origins, status.with_vectors) == (3, {"layer": 3, "none": 1}, 0)
+
+
+def test_a_hit_shows_the_words_and_where_they_stand(library):
+    (hit,) = library.search("batteries", 1)
+    assert hit.by == "words"
+    assert [hit.snippet.text[start:end] for start, end in hit.snippet.marks] == ["Battery", "battery"]
+    words = library.read_text(hit.id).words
+    boxes = [(word.left, word.top, word.right, word.bottom) for word in words if word.text.lower() == "battery"]
+    assert len(hit.boxes) == 2
+    for box, expected in zip(hit.boxes, boxes, strict=True):
+        assert box == pytest.approx(expected, abs=1e-4)
+    assert library.find_on_page("ten hours", hit.id).boxes != ()
+    assert hit.matches == ()
+
+
+def test_what_is_not_there_is_refused_in_one_line(library):
+    with pytest.raises(UsageError, match="has no vectors: randslot index --model adds them"):
+        library.search("tax", by="vectors")
+    with pytest.raises(UsageError, match="a search is by words, vectors, both, not 'smell'"):
+        library.search("tax", by="smell")
+    with pytest.raises(UsageError, match="has no vectors"):
+        _ = library.model
+    with pytest.raises(UsageError, match="the query has 1,000,000 characters"):
+        library.search("x" * 1_000_000)
+    for query in ("...", '"', '""', "-", "\x00", "\u202e"):
+        assert library.search(query) == []
+
+
+def test_filters_hold_for_words_too(library, papers, tmp_path):
+    write_pages(tmp_path / "papers" / "second.pdf", [["Another deferred tax"]])
+    library.add(papers / "second.pdf", metadata={"year": 2023}, workers=1)
+    names = [Path(hit.source).name for hit in library.search("deferred tax", filters={"year": 2023})]
+    assert names == ["second.pdf"]
+    assert found(library, "tax", filters={"source": "report.pdf", "page": 2}) == [2]
+
+
+def test_a_changed_file_is_found_by_its_new_words_only(library, papers):
+    write_pages(papers / "report.pdf", [*TEXTS[:2], ["Solar panels", "on the roof"]])
+    os.utime(papers / "report.pdf", ns=(1, 1))
+    library.add(papers, workers=1)
+    assert found(library, "battery") == []
+    assert found(library, "solar") == [3]
+    assert found(library, "invoice") == [2]
+
+
+# -- languages
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "query"),
+    [
+        ("german", "Die Häuser und die Verträge sind in der Stadt und nicht auf dem Land", "Haus Vertrag"),
+        ("french", "Les rapports généraux de l'utilisateur sont dans le document et sur le site", "rapport général"),
+        ("none", "这份报告应与本文件中的财务报表一并阅读", "财务报表"),
+    ],
+)
+def test_the_language_is_that_of_the_pages(tmp_path, language, text, query):
+    (tmp_path / "in").mkdir()
+    write_unicode(tmp_path / "in" / "a.pdf", text)
+    with Library(tmp_path / "lib") as library:
+        library.add(tmp_path / "in", workers=1)
+        assert library.words.language == language
+        assert found(library, query) == [1]
+    with Library(tmp_path / "lib") as library:
+        assert library.words.language == language
+
+
+def test_another_language_counts_the_words_anew(library):
+    assert found(library, "batteries") == [3]
+    library.read_words(language="none")
+    assert found(library, "batteries") == []
+    assert found(library, "battery") == [3]
+    library.read_words(language="en")
+    assert found(library, "batteries") == [3]
+    with pytest.raises(UsageError, match="no language 'xx'"):
+        library.read_words(language="xx")
+
+
+# -- scans
+
+
+def test_pages_without_text_are_stored_first_and_read_later(tmp_path, ocr_engine):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_scan(folder / "scan.png", "Second invoice", "of the warehouse")
+    noise(64, 96, 1).save(folder / "noise.png")
+    write_pages(folder / "text.pdf", TEXTS[:1])
+    with Library(tmp_path / "lib") as library:
+        summary = library.add(folder, workers=1)
+        assert (summary.pages, summary.without_text) == (3, 2)
+        assert found(library, "invoice") == []
+        assert library.read_words(ocr="missing", workers=1) == 1
+        (hit,) = library.search("invoices")
+        assert Path(hit.source).name == "scan.png"
+        assert hit.boxes != ()
+        assert library.status().origins == {"layer": 1, "ocr": 2}
+        assert library.read_words(ocr="missing") == 0  # the noise has no words, and is not read twice
+        assert library.read_words(ocr="all", workers=1) >= 2
+        assert library.status().origins == {"ocr": 3}
+        assert found(library, "annual report") == [1]
+
+
+def test_without_an_engine_it_says_what_to_install(library, papers, tmp_path):
+    with pytest.raises(RandSlotError, match=r"pip install .randslot\[ocr\]"):
+        library.read_words(ocr="missing")
+    assert library.status().origins == {"layer": 3, "none": 1}
+    library.close()
+    out = run("index", papers, "-l", tmp_path / "lib")
+    assert '1 page without text, which words cannot find: pip install "randslot[ocr]", then randslot' in out
+
+
+def test_a_page_that_ocr_cannot_read_is_named_and_not_tried_again(tmp_path, ocr_engine, papers):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+        (papers / "scan.png").write_bytes(b"torn")
+        library.read_words(ocr="missing", workers=1)
+        assert library.status().origins == {"layer": 3, "failed": 1}
+        (papers / "scan.png").unlink()
+        assert library.read_words(ocr="all", workers=1) == 3  # a file that is away is left as it is
+        assert library.status().origins == {"ocr": 3, "failed": 1}
+
+
+KILLED = """
+import sys
+from randslot.library.library import Library
+with Library(sys.argv[1]) as library:
+    library.add(sys.argv[2], workers=1)
+    print("stored", flush=True)
+    library.read_words(ocr="missing", workers=1, progress=lambda now: print(now.pages_done, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_reading_scans_can_be_killed_and_goes_on(tmp_path, ocr_engine):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(8):
+        write_scan(folder / f"scan{number}.png", f"Invoice number {number}00", "warehouse")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "lib"), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.strip() == "3":
+                break
+        time.sleep(2.5)  # some are stored after two seconds
+        process.kill()
+    with Library(tmp_path / "lib") as library:
+        assert len(library) == 8
+        assert library.verify() == []
+        before = library.status().origins
+        assert 0 < before.get("none", 0) < 8
+        assert library.read_words(ocr="missing", workers=1) == before["none"]
+        assert library.status().origins == {"ocr": 8}
+        assert len(library.search("warehouse", 20)) == 8
+
+
+# -- words and vectors
+
+
+def test_a_model_can_come_later(tmp_path, papers):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+        wanted = library.search("deferred tax")
+    with pytest.raises(UsageError, match="has no vectors: randslot index --model adds them"):
+        Library(tmp_path / "lib", ToyReader(), create=False)
+    reader = ToyReader()
+    with Library(tmp_path / "lib", reader) as library:
+        assert library.status().with_vectors == 0
+        assert library.add(papers, workers=1).encoded == 4
+        assert library.status().with_vectors == 4
+        assert library.search("deferred tax", by="words") == wanted
+        assert sorted(found(library, "tax", by="vectors")) == [1, 1, 2, 3]
+        assert library.add(papers, workers=1).encoded == 0
+        assert library.verify() == []
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        assert len(library.search("tax", by="both")) == 4
+
+
+def test_encoding_for_a_new_model_can_be_stopped_and_goes_on(tmp_path, papers):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+    with Library(tmp_path / "lib", ToyReader(stop_after=1)) as library:
+        with pytest.raises(KeyboardInterrupt):
+            library.add(papers, batch=2, workers=1)
+        assert library.status().with_vectors == 2
+        assert found(library, "battery", by="words") == [3]
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        assert library.add(papers, workers=1).encoded == 2
+
+
+def test_with_a_model_pages_have_words_and_vectors(tmp_path, papers):
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(papers, workers=1)
+        assert (library.choose_by(), library.trust) == ("both", None)
+        hits = library.search('"income tax"')
+        assert [(hit.page, hit.by) for hit in hits] == [(2, "both")]  # a phrase holds for vectors too
+        assert len(hits[0].matches) == 3
+        assert library.search("...", by="both")[0].by == "vectors"
+        assert library.search("...", by="words") == []
+
+
+class Blind(ToyReader):
+    """A model whose queries are all the same: one page is the best for all of them."""
+
+    def embed_queries(self, queries, num_vectors=None):
+        return [self.vectors(b"x", 3) for _ in queries]
+
+
+class Reading(ToyReader):
+    """A model that knows which page a line is from."""
+
+    def embed_pages(self, pages):
+        self.texts = [*getattr(self, "texts", []), *pages]
+        return super().embed_pages(pages)
+
+    def embed_queries(self, queries, num_vectors=None):
+        found = []
+        for query in queries:
+            page = next((text for text in self.texts if query in text), query)
+            found.append(self.vectors(page.encode()))
+        return found
+
+
+def write_many(folder: Path, num: int) -> None:
+    folder.mkdir()
+    pages = [[f"This is the page of number {i} and of nothing else", f"value {i * 7}"] for i in range(num)]
+    write_pages(folder / "many.pdf", pages)
+
+
+def test_vectors_that_cannot_tell_pages_apart_are_not_relied_on(tmp_path):
+    write_many(tmp_path / "in", 20)
+    with Library(tmp_path / "lib", Blind()) as library:
+        library.add(tmp_path / "in", workers=1)
+        assert 0.2 < library.trust.share < 0.75
+        assert library.choose_by() == "words"
+        (note,) = library.notes()
+        assert note.startswith("the vectors of this library rank its pages little better than chance")
+        assert library.search("number 7", 1)[0].by == "words"
+        assert library.search("number 7", 1, by="both")[0].by == "both"
+    with Library(tmp_path / "lib") as library:
+        assert not library.trust.reads
+        assert library.status().notes == (note,)
+
+
+def test_vectors_that_know_their_pages_are(tmp_path):
+    write_many(tmp_path / "in", 20)
+    with Library(tmp_path / "lib", Reading(reads="text")) as library:
+        library.add(tmp_path / "in", workers=1)
+        assert library.trust == Trust(1.0, 20)
+        assert (library.choose_by(), library.notes()) == ("both", [])
+
+
+def test_the_embedded_model_is_named_for_what_it_is(tmp_path, papers):
+    with Library(tmp_path / "lib", "embedded") as library:
+        library.add(papers, workers=1)
+        assert "reads sample pages only" in library.notes()[0]
+    out = run("search", "battery", "-l", tmp_path / "lib", "--by", "words")
+    assert "note: the embedded model of this library reads sample pages only" in out
+    assert "reads sample pages only" in " ".join(run("library", "status", "-l", tmp_path / "lib").split())
+
+
+# -- libraries of earlier versions
+
+
+def make_old(folder: Path, papers: Path) -> None:
+    """Make a library as earlier versions did: vectors, no words, format 1."""
+    with Library(folder, ToyReader()) as library:
+        library.add(papers, workers=1)
+        pages = list(library.store.read([page.id for page in library.store.find(None)]).values())
+    shutil.rmtree(folder / "pages")
+    (folder / "pages").mkdir()
+    vectors = edge.EdgeVectorParams(
+        size=16,
+        distance=edge.Distance.Dot,
+        multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
+        datatype=edge.VectorStorageDatatype.Float16,
+    )
+    shard = edge.EdgeShard.create(str(folder / "pages"), edge.EdgeConfig(vectors={"page": vectors}))
+    shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
+    shard.update(edge.UpdateOperation.create_field_index("number", edge.PayloadSchemaType.Integer))
+    points = []
+    for page in pages:
+        payload = {"file": page.file, "number": page.number, "image": page.image}
+        points.append(edge.Point(page.id, {"page": page.vectors.tolist()}, payload))
+    shard.update(edge.UpdateOperation.upsert_points(points))
+    shard.flush()
+    shard.close()
+    about = json.loads((folder / "library.json").read_text())
+    kept = {"format": 1, "folder": about["folder"], "model": about["model"]}
+    (folder / "library.json").write_text(json.dumps(kept))
+
+
+def test_an_old_library_opens_and_gains_words_without_encoding(tmp_path, papers):
+    make_old(tmp_path / "lib", papers)
+    reader = ToyReader()
+    with Library(tmp_path / "lib", reader) as library:
+        before = library.search("tax", 10)
+        assert (len(before), before[0].by, before[0].snippet) == (4, "vectors", None)
+        with pytest.raises(UsageError, match=r"no page in library .* has words yet: randslot library words reads them"):
+            library.search("tax", by="words")
+        assert library.status().origins == {"": 4}
+        assert library.read_words(workers=1) == 3
+        assert reader.batches == []
+        assert found(library, "battery", by="words") == [3]
+        after = library.search("tax", 10, by="vectors")
+        assert [(hit.id, hit.score) for hit in after] == [(hit.id, hit.score) for hit in before]
+        assert library.status().format == 2
+    with Library(tmp_path / "lib", reader) as library:
+        assert found(library, "battery", by="words") == [3]
+        assert library.verify() == []
+
+
+def test_indexing_completes_an_old_library(tmp_path, papers):
+    make_old(tmp_path / "lib", papers)
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        assert library.add(papers, workers=1).encoded == 0
+        assert library.status().origins == {"layer": 3, "none": 1}
+
+
+# -- copies
+
+
+def test_a_copy_finds_the_same_in_the_same_order(library, url, tmp_path):
+    queries = ["deferred tax", '"income tax"', "the board of the battery", "tax -income", "INV-20931"]
+    wanted = [[(hit.id, round(hit.score, 3)) for hit in hits] for hits in library.search_all(queries)]
+    for place in (url, tmp_path / "copy"):
+        with Library(place) as other:
+            assert copy_library(library, other).problems == []
+            got = [[(hit.id, round(hit.score, 3)) for hit in hits] for hits in other.search_all(queries)]
+            assert got == wanted
+            assert other.words.language == "english"
+            assert other.search("battery")[0].snippet == library.search("battery")[0].snippet
+
+
+def test_a_library_of_words_on_a_server(url, papers):
+    with Library(url) as library:
+        library.add(papers, workers=1)
+        assert found(library, "batteries") == [3]
+        library.read_words(language="none")
+        assert found(library, "batteries") == []
+        assert library.status().origins == {"layer": 3, "none": 1}
+    with Library(url, ToyReader()) as library:
+        assert library.add(papers, workers=1).encoded == 4
+        assert library.status().with_vectors == 4
+        assert sorted(found(library, "tax", by="vectors")) == [1, 1, 2, 3]
+    with Library(url, ToyReader()) as library:
+        assert found(library, "battery", by="words") == [3]
+        library.remove("report.pdf")
+        assert found(library, "battery", by="words") == []
+
+
+def test_copies_of_different_kinds_are_refused(library, tmp_path):
+    with Library(tmp_path / "other", ToyReader()) as other, pytest.raises(UsageError, match=r"has vectors and .* none"):
+        copy_library(library, other)
+    write_pages(tmp_path / "de.pdf", [["Die Häuser sind in der Stadt und nicht auf dem Land und das ist gut"]])
+    with Library(tmp_path / "german") as other:
+        other.add(tmp_path / "de.pdf", workers=1)
+        with pytest.raises(UsageError, match=r"are english, and those of .* german"):
+            copy_library(library, other)
+
+
+# -- the commands
+
+
+def test_search_by_words_imports_nothing_heavy(library, tmp_path):
+    library.close()
+    code = f"""
+import sys
+sys.argv = ["randslot", "search", "battery", "-l", {str(tmp_path / "lib")!r}]
+from randslot.cli import main
+try:
+    main()
+except SystemExit as error:
+    assert not error.code, error.code
+heavy = {{"torch", "transformers", "sentence_transformers", "sklearn", "huggingface_hub", "matplotlib", "grpc"}}
+print("heavy:", sorted(heavy & sys.modules.keys()))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert "report.pdf  page 3" in answer.stdout
+    assert "heavy: []" in answer.stdout
+
+
+def test_indexing_without_a_model_imports_nothing_heavy(papers, tmp_path):
+    code = f"""
+import sys
+from randslot.library.library import Library
+with Library({str(tmp_path / "lib")!r}) as library:
+    library.add({str(papers)!r}, workers=1)
+print(sorted({{"torch", "transformers", "sentence_transformers"}} & sys.modules.keys()))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_the_commands(papers, tmp_path):
+    lib = tmp_path / "lib"
+    assert "2 added" in run("index", papers, "-l", lib)
+    out = run("search", "batteries", "-l", lib)
+    assert "report.pdf  page 3" in out
+    assert "Battery life and charging" in out
+    assert "BM25" not in out
+    assert "BM25" in run("search", "batteries", "-l", lib, "--explain")
+    (hit,) = json.loads(run("search", "batteries", "-l", lib, "--json", "-k", "1"))
+    assert hit["snippet"]["marks"] == [[0, 7], [30, 37]]
+    assert len(hit["boxes"]) == 2
+    assert all(len(box) == 4 for box in hit["boxes"])
+    assert "no pages found" in run("search", "...", "-l", lib)
+    assert "words" in run("library", "status", "-l", lib)
+    answer = CliRunner().invoke(app, ["search", "x", "-l", str(lib), "--by", "vectors"])
+    assert isinstance(answer.exception, UsageError)
+    assert "0 pages read" in run("library", "words", "-l", lib)
+    assert "german" in run("library", "words", "-l", lib, "--language", "de") + run("library", "status", "-l", lib)
+
+
+def test_the_command_reads_scans_when_there_is_an_engine(tmp_path, ocr_engine):
+    (tmp_path / "in").mkdir()
+    write_scan(tmp_path / "in" / "scan.png", "Second invoice", "of the warehouse")
+    assert "1 page read by OCR" in run("index", tmp_path / "in", "-l", tmp_path / "lib", "--workers", "1")
+    assert "scan.png" in run("search", "invoice", "-l", tmp_path / "lib")
+    assert "1 page without text" in run("index", tmp_path / "in", "-l", tmp_path / "other", "--no-ocr")
+    assert "1 page read, 1 of them by OCR" in run("library", "words", "-l", tmp_path / "other", "--workers", "1")
+
+
+# -- bad input
+
+
+def test_odd_characters_do_no_harm(tmp_path):
+    write_unicode(tmp_path / "odd.pdf", "battery\x00life \u202eabc\u202c \x07 word \ue000\ufffd")
+    write_pages(tmp_path / "long.pdf", [["x" * 5000], ["tax " * 3000]])
+    with Library(tmp_path / "lib") as library:
+        summary = library.add([tmp_path / "odd.pdf", tmp_path / "long.pdf"], workers=1)
+        assert summary.failed == {}
+        assert found(library, "word") == found(library, "abc") == [1]
+        (hit,) = library.search("tax")
+        assert hit.page == 2
+        assert len(hit.snippet.text) < 300
+        assert hit.snippet.text.isprintable()
+
+
+def test_noise_and_words_do_not_mix(tmp_path):
+    """A library of pictures alone has no language, and is searched by its vectors."""
+    write_tiff(tmp_path / "a.tif", [1, 2, 3])
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(tmp_path / "a.tif", workers=1)
+        assert (library.words.language, library.choose_by()) == (None, "vectors")
+        np.testing.assert_array_equal(sorted(found(library, "tax")), [1, 2, 3])
