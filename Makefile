@@ -38,6 +38,8 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/scale.py
+	test -d data/manuals || $(BIN)/randslot manuals data/manuals
+	$(BIN)/python benchmarks/ocr.py data/manuals
 	$(BIN)/python benchmarks/tables.py
 
 # The picture of the page in the README; needs Chromium.

@@ -174,12 +174,15 @@ def test_ocr_without_an_engine_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_ocr_has_its_own_limit_of_time(tmp_path):
-    os.mkfifo(tmp_path / "slow.png")
+    noise(50, 60).save(tmp_path / "x.png")
     with Renderers(1) as renderers:
         assert renderers.ocr_seconds > renderers.seconds
+        renderers.inspect(str(tmp_path / "x.png"))
+        os.kill(renderers.workers[0].process.pid, signal.SIGSTOP)
         renderers.ocr_seconds = 0.3
         with pytest.raises(RandSlotError, match=r"took more than 0\.3 s"):
-            renderers.read_by_ocr(str(tmp_path / "slow.png"), 1)
+            renderers.read_by_ocr(str(tmp_path / "x.png"), 1)
+        assert renderers.inspect(str(tmp_path / "x.png")).num_pages == 1
 
 
 def test_ocr_has_the_limit_of_memory(ocr_engine, tmp_path):

@@ -39,6 +39,7 @@ TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.T
 TALL = 1.5  # times as high as wide: a line that may stand on end
 TALLEST = 3.0  # times as high as wide that a single upright character may be
 DIGITS = 5  # of a box
+TESSERACT_SECONDS = 100.0  # less than a worker process may take: one that is ended would leave the program running
 HYPHENATED = re.compile(r"[^\W\d_]{2}[-\u2010]$")
 
 Point = tuple[float, float]
@@ -89,7 +90,9 @@ def read_image_text(image: Image.Image, engine: str | None = None, pixels: int =
     engine = engine or find_engine()
     if engine is None:
         raise RandSlotError(MISSING)
-    small = shrink(image.convert("RGB"), pixels)
+    width, height = image.size
+    padded = max(width, height / ASPECT) * max(height, width / ASPECT)  # pixels of a strip when it is padded
+    small = shrink(image.convert("RGB"), round(pixels * width * height / padded))
     lines = _read_by_rapidocr(small) if engine == "rapidocr" else _read_by_tesseract(small)
     texts: list[str] = []
     words: list[Word] = []
@@ -175,9 +178,10 @@ def _find_words(lines: list[Line], size: tuple[int, int]) -> list[list[Word]]:
     """Return the words of each line, in the order of reading, on a page of `size` pixels."""
     found = []
     for line in _sort(lines):
-        found.append(
-            [_make_word(text, _cut_corners(line.corners, begin, end), size) for text, begin, end in line.words]
-        )
+        words = []
+        for text, begin, end in line.words:
+            words.append(_make_word(text, _cut_corners(line.corners, begin, end), size))
+        found.append(words)
     return found
 
 
@@ -217,8 +221,11 @@ def _run(engine: Any, image: Image.Image, **steps: bool) -> Any:
     """Run some steps of RapidOCR. Errors: RandSlotError if it fails, as with too little memory."""
     try:
         return engine(image, **steps)
-    except Exception as error:  # a traceback as its text
-        raise RandSlotError(f"RapidOCR failed: {str(error).strip().splitlines()[-1]}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # its text can be a traceback, with the reason in the last line
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise RandSlotError(f"RapidOCR failed: {lines[-1]}") from error
 
 
 def _pad(image: Image.Image) -> tuple[Image.Image, int, int]:
@@ -244,8 +251,8 @@ def _cut_corners(corners: Corners, begin: float, end: float) -> list[Point]:
 def _read_line(engine: Any, image: Image.Image, box: list[Point]) -> Line | None:
     """Read one line; the box has its corners clockwise from the upper left one of the page. None if it has no text.
 
-    The engine's own classifier of upside-down lines is not used: it takes time for every line, turns short ones by
-    mistake, and does not say what it turned. Instead, a line that is read badly, or may stand on end, is also read
+    The engine's own classifier of upside-down lines is not used: it takes time for every line, and its result, which
+    the boxes of words need, is not returned. Instead, a line that is read badly, or may stand on end, is also read
     turned, and the better reading counts.
     """
     turns = _find_turns(box)
@@ -285,7 +292,7 @@ def _split(text: str, found: Any) -> tuple[tuple[str, float, float], ...]:
     """Split a line at its spaces into words, each with its begin and end in fractions of the line's length.
 
     found: the columns in which the recogniser saw each character but spaces, and the number of all columns. The
-    engine can make boxes of words from them, but fails on some lines, and rounds to pixels.
+    engine's own boxes of words are made from the same, but not divided as the text is, and wrong for turned lines.
     """
     columns: list[int] = []
     for part in found.word_cols:
@@ -352,9 +359,15 @@ def _read_by_tesseract(image: Image.Image) -> list[list[Word]]:
     image.save(content, "PPM")
     command = ["tesseract", "stdin", "stdout", *_find_tesseract_options(), "tsv"]
     one_thread = {**os.environ, "OMP_THREAD_LIMIT": "1"}
-    done = subprocess.run(command, input=content.getvalue(), capture_output=True, env=one_thread)
+    try:
+        done = subprocess.run(
+            command, input=content.getvalue(), capture_output=True, env=one_thread, timeout=TESSERACT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RandSlotError(f"tesseract took more than {TESSERACT_SECONDS:g} s") from error
     if done.returncode:
-        raise RandSlotError(f"tesseract failed: {done.stderr.decode(errors='replace').strip().splitlines()[0]}")
+        reasons = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RandSlotError(f"tesseract failed: {reasons[0]}")
     lines: dict[tuple[str, str, str], list[Word]] = {}
     table = io.StringIO(done.stdout.decode(errors="replace"))
     for row in csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE):
