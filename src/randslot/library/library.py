@@ -405,7 +405,7 @@ class Library:
         has_words, has_vectors = self.words.language is not None, self.binding is not None
         if by is None:
             if has_words and has_vectors:
-                return "words" if self.trust and not self.trust.reads else "both"
+                return "both" if self._reads() else "words"
             return "vectors" if has_vectors else "words"
         if by not in BY:
             raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
@@ -414,6 +414,12 @@ class Library:
         if by != "vectors" and not has_words and has_vectors:
             raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
         return by
+
+    def _reads(self) -> bool:
+        """Whether the model can read these pages, as far as is known; the embedded one has to show it."""
+        if self.trust is None:
+            return self.binding is not None and self.binding.name != EMBEDDED
+        return self.trust.reads
 
     def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
         """Return what the store is asked. A query without any word is asked by vectors alone, or not at all."""

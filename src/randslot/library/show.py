@@ -21,7 +21,6 @@ from .address import is_address
 from .results import Hit, Progress, Status, Summary
 
 NAMES = 10  # of other files that are listed one by one
-SHOWN = ("slots", "inference")  # settings of the model, where it has them
 STAGES = {
     "reading": "reading pages",
     "words": "reading words",
@@ -206,7 +205,6 @@ def show_vectors(status: Status) -> str:
         f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
         f"{page or 'several'} a page, {query or 'several'} a query, {model.dimension} dimensions",
     ]
-    parts += [f"{name} {model.settings[name]}" for name in SHOWN if name in model.settings]
     if status.with_vectors < status.pages:
         parts.append(f"{plural(status.pages - status.with_vectors, 'page')} without: index again to go on")
     return "; ".join(parts)
