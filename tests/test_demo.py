@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from randslot.cli import app
-from randslot.demo import run_demo
+from randslot.demo import read_questions, run_demo
 from randslot.errors import UsageError
 
 pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.slow]
@@ -25,17 +25,30 @@ def shown(tmp_path_factory):
     return folder / "out", printed.get()
 
 
-def test_it_writes_pdfs_and_prints_ranked_pages_with_scores(shown):
+def test_it_finds_pages_of_a_real_document_by_words(shown):
+    folder, printed = shown
+    assert (folder / "handbook.pdf").is_file()
+    words = printed[: printed.index("The method")]
+    assert words.count("? ") == len(read_questions())
+    assert words.count("answers it") >= 4
+    assert len(re.findall(r"1\. handbook\.pdf  page \d+  answers it", words)) >= 3
+
+
+def test_it_shows_the_method_on_sample_pages(shown):
     folder, printed = shown
     assert len(list((folder / "reports").glob("*.pdf"))) == 20
-    assert printed.count("? ") == 5
-    assert len(re.findall(r"\d\.\s+\d\.\d{3}\s+test-1-\S+\.pdf  page \d", printed)) == 15
-    assert len(re.findall(r"1\.\s.*answers it", printed)) >= 4
+    vectors = printed[printed.index("The method") :]
+    assert "reads only such reports" in " ".join(vectors.split())
+    assert vectors.count("? ") == 5
+    assert len(re.findall(r"\d\. test-1-\S+\.pdf  page \d", vectors)) == 15
+    assert len(re.findall(r"1\. test.*answers it", vectors)) >= 4
 
 
 def test_the_page_holds_everything_itself(shown):
     page = (shown[0] / "demo.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 15
+    assert page.count("data:image/png;base64,") == 30
+    assert "<mark>" in page
+    assert '<i style="left:' in page
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
     for link in re.findall(r'href="([^"]+)"', page):
         assert (shown[0] / link.partition("#")[0]).is_file()

@@ -127,7 +127,7 @@ def demo(
     query: Annotated[list[str] | None, typer.Option("--query", "-q", help="Ask this; may repeat.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the result in a browser.")] = False,
 ) -> None:
-    """Search sample reports with the embedded model: nothing to download.
+    """Search a real document by words, and sample reports by four vectors a page: nothing to download.
 
     randslot demo
 

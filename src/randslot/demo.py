@@ -1,8 +1,13 @@
-"""The demo: sample reports as PDFs, indexed and searched with the embedded model, shown in the terminal and as HTML."""
+"""The demo, in the terminal and as HTML.
+
+First a real document, the project's own handbook, is searched by words. Then the method itself is seen at work: sample
+reports, which the embedded model reads as images, four vectors a page.
+"""
 
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -11,30 +16,41 @@ from pathlib import Path
 from string import Template
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 from rich.text import Text
 
 from .errors import UsageError
+from .library.binding import EMBEDDED
 from .library.library import Library, delete_library
-from .model.hub import EMBEDDED
+from .library.show import mark_words
 from .pages import open_page
 from .samples.drawing import draw_report
 from .samples.reports import ANSWERS, RELATED, Report, make_reports
 from .samples.sets import Asked, ask_all, page_ids
+from .words.snippets import Box, Snippet
 
 NUM_REPORTS, HITS, BATCH = 20, 3, 10
 MARKS = {ANSWERS: "answers it", RELATED: "comes near", 0: ""}
+HANDBOOK = "handbook.pdf"
+WORDS_TITLE = "A real document, found by its words"
+WORDS_TEXT = "The handbook of this project. Its text was read in seconds; no model is needed to find pages by words."
+VECTORS_TITLE = "The method: four vectors a page, read from its image"
+VECTORS_TEXT = (
+    "Sample reports, which the embedded model can read: it looks at the image of a page and keeps four vectors. "
+    "It is a miniature for seeing the method at work, and reads nothing but such reports."
+)
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A page that was found: its path, its score, and what it is to the query, where that is known."""
+    """A page that was found: its path, what it is to the query where that is known, and the words found on it."""
 
     page: str
-    score: float
     note: str
+    snippet: Snippet | None = None
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,49 +62,96 @@ class Search:
 
 
 def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
-    """Write sample PDFs into a folder, search them, print the hits, and return the path of `demo.html` there.
+    """Search the handbook and sample reports in a folder, print the hits, and return the path of `demo.html` there.
 
-    Without queries of the user's, one of each kind that the sample reports come with is asked.
+    Without queries of the user's, some about the handbook are asked, and one of each kind that the sample reports come
+    with.
     """
     if any(not query.strip() for query in queries):
-        raise UsageError("empty query: ask for something that the sample pages could have")
+        raise UsageError("empty query: ask for something that the pages could have")
+    parts = [
+        (WORDS_TITLE, WORDS_TEXT, _show_words(folder, queries, console)),
+        (VECTORS_TITLE, VECTORS_TEXT, _show_vectors(folder, queries, console)),
+    ]
+    file = folder / "demo.html"
+    file.write_text(_make_html(parts, folder), encoding="utf-8")
+    return file
+
+
+# -- words
+
+
+def read_questions() -> dict[str, int]:
+    """Return questions about the handbook, and the page that answers each."""
+    content = (resources.files("randslot") / "handbook.json").read_text(encoding="utf-8")
+    return {one["question"]: one["page"] for one in json.loads(content)}
+
+
+def _show_words(folder: Path, queries: list[str], console: Console) -> list[Search]:
+    """Find pages of the handbook by their words."""
+    known = {} if queries else read_questions()
+    _write(folder / HANDBOOK, (resources.files("randslot") / HANDBOOK).read_bytes())
+    delete_library(folder / "words")
+    with Library(folder / "words") as library:
+        summary = library.add(folder / HANDBOOK)
+        console.print(Text(WORDS_TITLE, style="bold underline"))
+        console.print(f"{summary.pages} pages of [bold]{folder / HANDBOOK}[/bold], read in {summary.seconds:.1f} s\n")
+        searches = []
+        for query in queries or known:
+            hits = []
+            for found in library.search(query, HITS):
+                note = MARKS[ANSWERS] if found.page == known.get(query) else ""
+                hits.append(Hit(f"{HANDBOOK}#page={found.page}", note, found.snippet, found.boxes))
+            searches.append(Search(query, hits))
+    for search in searches:
+        _print(search, console)
+    return searches
+
+
+# -- vectors
+
+
+def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Search]:
+    """Find sample pages by four vectors each."""
     reports = list(make_reports(NUM_REPORTS, split="test", seed=1))
     pages = _write_pdfs(reports, folder)
-    console.print(f"{len(reports)} sample reports, {len(pages)} pages, in [bold]{folder}[/bold]")
     asked = _choose(ask_all(reports))
     known = {one.question.text: one.grades for one in asked}
     delete_library(folder / "library")  # it may be that of another version of the model
+    console.print(Text(VECTORS_TITLE, style="bold underline"))
     with Library(folder / "library", EMBEDDED) as library:
         _index(library, folder / "reports", len(pages), console)
         assert library.binding is not None
         num, dim = library.binding.num_vectors("page"), library.binding.dimension
         size = library.status().vector_bytes_per_page
-        console.print(f"each page is {num} vectors of {dim} dimensions: {size:,} bytes in half precision\n")
+        console.print(
+            f"{len(pages)} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; the "
+            "embedded model is a miniature that reads only such reports\n"
+        )
         searches = [_search(library, query, folder, known.get(query)) for query in queries or known]
     for search in searches:
         _print(search, console)
-    right = sum(search.hits[0].note == MARKS[ANSWERS] for search in searches)
+    right = sum(bool(search.hits) and search.hits[0].note == MARKS[ANSWERS] for search in searches)
     if not queries:
-        console.print(
-            f"the first page answers {right} of {len(searches)} questions; the embedded model is a small one\n"
-        )
-    file = folder / "demo.html"
-    file.write_text(_make_html(searches, folder), encoding="utf-8")
-    return file
+        console.print(f"the first page answers {right} of {len(searches)} questions\n")
+    return searches
 
 
 def _write_pdfs(reports: list[Report], folder: Path) -> list[str]:
     """Write the reports and return the paths of their pages, counted from the folder."""
-    try:
-        (folder / "reports").mkdir(parents=True, exist_ok=True)
-        for report in reports:
-            (folder / "reports" / f"{report.name}.pdf").write_bytes(draw_report(report))
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
     pages = []
     for report in reports:
+        _write(folder / "reports" / f"{report.name}.pdf", draw_report(report))
         pages += [f"reports/{id}" for id in page_ids(report)]
     return pages
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write into {file.parent}: {error.strerror or error}") from error
 
 
 def _choose(asked: list[Asked]) -> list[Asked]:
@@ -110,39 +173,66 @@ def _index(library: Library, folder: Path, num_pages: int, console: Console) -> 
 
 def _search(library: Library, query: str, folder: Path, grades: dict[str, int] | None) -> Search:
     hits = []
-    for found in library.search(query, HITS):
+    for found in library.search(query, HITS, by="vectors"):
         page = f"{Path(found.source).relative_to(folder.absolute()).as_posix()}#page={found.page}"
-        hits.append(Hit(page, found.score, MARKS[grades.get(Path(page).name, 0)] if grades else ""))
+        hits.append(Hit(page, MARKS[grades.get(Path(page).name, 0)] if grades else ""))
     return Search(query, hits)
 
 
+# -- what is shown
+
+
 def _print(search: Search, console: Console) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
+    console.print(Text(f"? {search.query}", style="bold"))
     for rank, hit in enumerate(search.hits, start=1):
         file, _, number = Path(hit.page).name.partition("#page=")
-        table.add_row(f"  {rank}.", f"{hit.score:.3f}", f"{file}  page {number}", Text(hit.note, style="green"))
-    console.print(Text(f"? {search.query}", style="bold"), table, "", sep="\n")
+        console.print(Text.assemble(f"  {rank}. {file}  page {number}  ", (hit.note, "green")))
+        if hit.snippet is not None and rank == 1:
+            console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 5)), soft_wrap=False)
+    console.print()
 
 
-def _make_html(searches: list[Search], folder: Path) -> str:
+def _make_html(parts: list[tuple[str, str, list[Search]]], folder: Path) -> str:
     """Make a page with everything in it: no file, script or font from elsewhere."""
     template = Template((resources.files("randslot") / "demo.html").read_text(encoding="utf-8"))
-    return template.substitute(searches="\n".join(_search_html(search, folder) for search in searches))
+    content = []
+    for title, text, searches in parts:
+        content.append(f"<h2>{escape(title)}</h2>\n<p>{escape(text)}</p>")
+        content += [_search_html(search, folder) for search in searches]
+    return template.substitute(searches="\n".join(content))
 
 
 def _search_html(search: Search, folder: Path) -> str:
     hits = "\n".join(_hit_html(hit, folder) for hit in search.hits)
-    return f"<section>\n<h2>{escape(search.query)}</h2>\n<ol>\n{hits}\n</ol>\n</section>"
+    return f"<section>\n<h3>{escape(search.query)}</h3>\n<ol>\n{hits}\n</ol>\n</section>"
 
 
 def _hit_html(hit: Hit, folder: Path) -> str:
     file, _, number = Path(hit.page).name.partition("#page=")
     name = f"{escape(file)}, page {number}"
-    note = f'<span class="note">{escape(hit.note)}</span>' if hit.note else ""
+    note = f' <span class="note">{escape(hit.note)}</span>' if hit.note else ""
+    marks = "".join(_box_html(box) for box in hit.boxes)
+    picture = f'<img src="{_thumbnail(folder / hit.page)}" alt="{name}">{marks}'
     return (
-        f'<li><a href="{escape(hit.page)}"><img src="{_thumbnail(folder / hit.page)}" alt="{name}"></a>'
-        f'<p><b>{hit.score:.3f}</b> {note}<br><span class="name">{name}</span></p></li>'
+        f'<li><a class="page" href="{escape(hit.page)}">{picture}</a>'
+        f'<p><span class="name">{name}</span>{note}{_snippet_html(hit.snippet)}</p></li>'
     )
+
+
+def _box_html(box: Box) -> str:
+    left, top, right, bottom = (100 * side for side in box)
+    return f'<i style="left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"></i>'
+
+
+def _snippet_html(snippet: Snippet | None) -> str:
+    if snippet is None:
+        return ""
+    parts = []
+    end = 0
+    for start, stop in snippet.marks:
+        parts.append(f"{escape(snippet.text[end:start])}<mark>{escape(snippet.text[start:stop])}</mark>")
+        end = stop
+    return f'<br><span class="snippet">{"".join(parts)}{escape(snippet.text[end:])}</span>'
 
 
 def _thumbnail(page: Path) -> str:

@@ -133,14 +133,15 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
     for rank, hit in enumerate(hits, start=1):
         console.print(Text.assemble((f"{rank:2}. ", "dim"), (shorten(hit.source), "bold"), f"  page {hit.page}"))
         if hit.snippet is not None and hit.snippet.text:
-            console.print(Padding(_mark(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
+            console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
         if explain:
             console.print(Text(f"    {_explain(hit)}", style="dim"))
     if explain and any(hit.matches for hit in hits):
         console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
 
 
-def _mark(snippet: Snippet) -> Text:
+def mark_words(snippet: Snippet) -> Text:
+    """Return a snippet with the words of the query marked."""
     text = Text()
     end = 0
     for start, stop in snippet.marks:
