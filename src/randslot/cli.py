@@ -29,14 +29,14 @@ EXTRAS = {
 }
 
 app = typer.Typer(
-    help="Compact visual document retrieval: four vectors a page.",
+    help="Search PDFs, slides and scans: by words, and by four vectors a page.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command(cls=IndexCommand)(index)
-app.command()(search)
-app.add_typer(library_app, name="library")
+SEARCH, MODELS, RESEARCH = "Search", "Models", "Research"
+app.command(cls=IndexCommand, rich_help_panel=SEARCH)(index)
+app.command(rich_help_panel=SEARCH)(search)
 
 
 def _show_version(wanted: bool) -> None:
@@ -52,100 +52,12 @@ def start(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Compact visual document retrieval: four vectors a page."""
+    """Search PDFs, slides and scans: by words, and by four vectors a page."""
     if debug:
         os.environ["RANDSLOT_DEBUG"] = "1"
 
 
-@app.command()
-def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the model and its run.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
-    ] = False,
-) -> None:
-    """Train a model on pairs of query and page.
-
-    randslot train qwen2.5-vl-3b --set slots=zero
-
-    randslot train tiny --set data=pairs.jsonl -o runs/first
-
-    torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
-    """
-    from .training.recipe import read_recipe
-    from .training.train import train
-
-    changes = [*(changes or []), *([f"output={output}"] if output else [])]
-    train(read_recipe(recipe, changes), resume=resume)
-
-
-@app.command()
-def pretrain(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the backbone and its run.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
-    ] = False,
-) -> None:
-    """Teach a small backbone to read: to write down what is on a page.
-
-    randslot pretrain embedded-reading --set data=data/train/texts.jsonl -o runs/reading
-    """
-    train(recipe, [*(changes or []), "objective=reading"], output, resume)
-
-
-@app.command()
-def samples(
-    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
-    split: Annotated[str, typer.Option(help="train, validation or test: they share no fact.")] = "train",
-    seed: Annotated[int, typer.Option(help="Another seed, other reports.")] = 0,
-    curriculum: Annotated[
-        bool, typer.Option("--curriculum", help="Single words and blocks too, for learning to read.")
-    ] = False,
-) -> None:
-    """Make sample reports as PDFs, with questions about them and the pages that answer.
-
-    randslot samples data/train -n 2000 --curriculum
-
-    randslot samples data/test -n 100 --split test
-    """
-    from .samples.sets import write_set
-
-    num_pages, num_queries = write_set(output, reports, split=split, seed=seed, curriculum=curriculum)
-    print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
-
-
-@app.command()
-def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
-        "randslot-demo"
-    ),
-    query: Annotated[list[str] | None, typer.Option("--query", "-q", help="Ask this; may repeat.")] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the result in a browser.")] = False,
-) -> None:
-    """Search a real document by words, and sample reports by four vectors a page: nothing to download.
-
-    randslot demo
-
-    randslot demo --open -q "sales of wool"
-    """
-    import webbrowser
-
-    from rich.console import Console
-
-    from .demo import run_demo
-
-    file = run_demo(output, query or [], Console(highlight=False, soft_wrap=True))
-    print(f"see the pages in {file}")
-    if show and not webbrowser.open(file.resolve().as_uri()):
-        print("no browser could be opened here: open that file yourself")
-
-
-@app.command()
+@app.command(rich_help_panel=SEARCH)
 def serve(
     library: Place,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
@@ -175,7 +87,98 @@ def serve(
     serve(library, Visitors(host, port, token, tuple(origin or ())), new=new, read_only=read_only, model=model)
 
 
-@app.command()
+app.add_typer(library_app, name="library", rich_help_panel=SEARCH)
+
+
+@app.command(rich_help_panel=SEARCH)
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
+        "randslot-demo"
+    ),
+    query: Annotated[list[str] | None, typer.Option("--query", "-q", help="Ask this; may repeat.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the result in a browser.")] = False,
+) -> None:
+    """Search a real document by words, and sample reports by four vectors a page: nothing to download.
+
+    randslot demo
+
+    randslot demo --open -q "sales of wool"
+    """
+    import webbrowser
+
+    from rich.console import Console
+
+    from .demo import run_demo
+
+    file = run_demo(output, query or [], Console(highlight=False, soft_wrap=True))
+    print(f"see the pages in {file}")
+    if show and not webbrowser.open(file.resolve().as_uri()):
+        print("no browser could be opened here: open that file yourself")
+
+
+@app.command(rich_help_panel=MODELS)
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the model and its run.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
+    ] = False,
+) -> None:
+    """Train a model on pairs of query and page.
+
+    randslot train qwen2.5-vl-3b --set slots=zero
+
+    randslot train tiny --set data=pairs.jsonl -o runs/first
+
+    torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
+    """
+    from .training.recipe import read_recipe
+    from .training.train import train
+
+    changes = [*(changes or []), *([f"output={output}"] if output else [])]
+    train(read_recipe(recipe, changes), resume=resume)
+
+
+@app.command(rich_help_panel=MODELS)
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the backbone and its run.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
+    ] = False,
+) -> None:
+    """Teach a small backbone to read: to write down what is on a page.
+
+    randslot pretrain embedded-reading --set data=data/train/texts.jsonl -o runs/reading
+    """
+    train(recipe, [*(changes or []), "objective=reading"], output, resume)
+
+
+@app.command(rich_help_panel=RESEARCH)
+def samples(
+    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
+    split: Annotated[str, typer.Option(help="train, validation or test: they share no fact.")] = "train",
+    seed: Annotated[int, typer.Option(help="Another seed, other reports.")] = 0,
+    curriculum: Annotated[
+        bool, typer.Option("--curriculum", help="Single words and blocks too, for learning to read.")
+    ] = False,
+) -> None:
+    """Make sample reports as PDFs, with questions about them and the pages that answer.
+
+    randslot samples data/train -n 2000 --curriculum
+
+    randslot samples data/test -n 100 --split test
+    """
+    from .samples.sets import write_set
+
+    num_pages, num_queries = write_set(output, reports, split=split, seed=seed, curriculum=curriculum)
+    print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
+
+
+@app.command(rich_help_panel=MODELS)
 def export(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
@@ -198,7 +201,7 @@ def export(
     print(f"see {output / GUIDE}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def evaluate(
     model: Annotated[
         str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
@@ -261,7 +264,7 @@ def evaluate(
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def manuals(
     output: Annotated[Path, typer.Argument(help="A folder; what it has already is not fetched again.")],
 ) -> None:
@@ -283,7 +286,7 @@ def manuals(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def analyse(
     sources: Annotated[
         list[str] | None,
@@ -329,7 +332,7 @@ def analyse(
         print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def compare(
     results: Annotated[list[Path], typer.Argument(help="Folders of results.")],
     base: Annotated[
@@ -350,7 +353,7 @@ def compare(
     print(write_table(compare_runs(results, base=base, seed=seed), style))
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def study(
     file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
     choose: Annotated[
@@ -377,7 +380,7 @@ def study(
         print(f"see {written}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def profile(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",
@@ -413,7 +416,7 @@ def profile(
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def report(
     results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
@@ -427,7 +430,7 @@ def report(
     print(make_report(results, style))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def pairs(
     folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],

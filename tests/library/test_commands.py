@@ -17,6 +17,7 @@ from randslot.cli import main
 from randslot.library.library import Library
 from support.libraries import write_tiff
 from support.models import noise
+from support.pdf import write_pdf
 
 pytestmark = pytest.mark.slow
 
@@ -48,16 +49,17 @@ def indexed(run, papers, saved) -> None:
 def test_index_tells_what_it_did(run, papers, saved):
     code, out, err = run("index", "papers", "-l", "lib", "--model", str(saved))
     assert (code, err) == (0, "")
-    assert "files: 3 added\n7 pages, 7 of them read, in" in out
-    size = re.search(r"the library has 7 pages, ([\d,]+) bytes on disk, ([\d,]+) a page, 512 of them vectors\n", out)
-    total, page = (int(number.replace(",", "")) for number in size.groups())
-    assert page == total // 7 > 512
+    assert "files: 3 added\n7 pages, 7 of them encoded, in" in out
+    (told,) = re.findall(
+        r"the library has 7 pages, ([\d.]+ KB on disk, [\d.]+ KB a page, 512 bytes of them vectors)\n", out
+    )
+    assert told in " ".join(run("library", "status", "-l", "lib")[1].split())  # both tell the same size
     write_tiff(papers / "a.tif", [1, 2, 30])
     os.remove(papers / "b.tif")
-    code, out, _ = run("index", "papers", "-l", "lib", "--prune")
-    assert (code, "files: 1 changed, 1 removed, 1 unchanged\n3 pages, 1 of them read" in out) == (0, True)
+    code, out, _ = run("index", "papers", "-l", "lib", "--prune", "--yes")
+    assert (code, "files: 1 changed, 1 removed, 1 unchanged\n3 pages, 1 of them encoded" in out) == (0, True)
     code, out, _ = run("index", "papers", "-l", "lib")
-    assert (code, out.startswith("files: 2 unchanged\nthe library has 4 pages, ")) == (0, True)
+    assert (code, out.startswith("files: 2 unchanged\n4 pages without text")) == (0, True)
 
 
 def test_index_in_json(run, papers, saved):
@@ -87,19 +89,21 @@ def test_search_prints_pages_or_json(run, indexed):
     code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "3")
     assert code == 0
     assert len(out.splitlines()) == 3
-    assert out.startswith("1.")
+    assert out.startswith(" 1.")
     assert "papers/" in out
     code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "2", "--json", "--exact")
     hits = json.loads(out)
     assert len(hits) == 2
-    assert hits[0].keys() == {"id", "source", "page", "score", "matches", "metadata", "file"}
+    known = {"id", "source", "page", "score", "matches", "metadata", "file", "by", "snippet", "boxes"}
+    assert hits[0].keys() == known
     assert hits[0]["score"] >= hits[1]["score"]
     assert [match["query"] for match in hits[0]["matches"]] == [1, 2, 3, 4]
 
 
 def test_search_explains(run, indexed):
     _, out, _ = run("search", "tax", "-l", "lib", "-k", "1", "--explain", "--query-vectors", "2")
-    matches = out.splitlines()[1].split()
+    label, score, *matches = out.splitlines()[1].split()
+    assert (label, float(score) > 0) == ("MaxSim", True)
     assert next(match for match in matches if ">" in match).startswith("1>")
     assert len(matches) == 4
     hit = json.loads(run("search", "tax", "-l", "lib", "-k", "1", "--json", "--query-vectors", "2")[1])[0]
@@ -115,8 +119,35 @@ def test_search_reads_many_queries(run, indexed):
     _, out, _ = run("search", "-", "-l", "lib", "-k", "1", "--json", stdin="sales\n")
     (answer,) = json.loads(out)
     assert (answer["query"], answer["hits"][0]["id"]) == ("sales", answers[1]["hits"][0]["id"])
-    _, out, _ = run("search", "tax", "sales", "-l", "lib", "-k", "1")
+    _, out, _ = run("search", "-", "-l", "lib", "-k", "1", stdin="tax\nsales\n")
     assert out.count("? ") == 2
+
+
+def test_several_words_are_one_query(run, indexed):
+    one, two = run("search", "deferred", "tax", "-l", "lib"), run("search", "deferred tax", "-l", "lib")
+    assert one == two
+
+
+def test_a_library_of_ones_own_needs_no_name(run, papers, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert run("index", "papers")[0] == 0
+    assert (tmp_path / "data" / "randslot" / "library" / "library.json").is_file()
+    assert "pages    7" in run("library", "status")[1]
+    monkeypatch.setenv("RANDSLOT_LIBRARY", str(tmp_path / "other"))
+    code, _, err = run("search", "tax")
+    assert code == 2
+    assert err == f"randslot: no library at {tmp_path}/other: randslot index makes one\n"
+
+
+def test_the_first_hit_is_opened_at_its_page(run, indexed, papers, tmp_path, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda link: opened.append(link) or True)
+    write_pdf(papers / "x.pdf", 3, [])
+    run("index", "papers", "-l", "lib")
+    assert run("search", '"page 3"', "-l", "lib", "--by", "words", "--open")[0] == 0
+    assert opened == [f"{(papers / 'x.pdf').as_uri()}#page=3"]
+    monkeypatch.setattr("webbrowser.open", lambda link: False)
+    assert "x.pdf#page=3" in run("search", '"page 3"', "-l", "lib", "--by", "words", "--open")[2]
 
 
 def test_search_filters(run, indexed, papers, saved):
@@ -137,7 +168,7 @@ def test_library_commands(run, indexed, papers):
     _, out, _ = run("library", "status", "-l", "lib")
     assert "files    3" in out
     assert "pages    7" in out
-    assert re.search(r"size     [\d,]+ bytes on disk, [\d,]+ a page, 512 of them vectors", out)
+    assert re.search(r"size     [\d.]+ KB on disk, [\d.]+ KB a page, 512 bytes of them\s+vectors", out)
     status = json.loads(run("library", "status", "-l", "lib", "--json")[1])
     assert (status["files"], status["pages"], status["vector_bytes_per_page"], status["pending"]) == (3, 7, 512, 0)
     assert status["bytes_per_page"] == status["bytes"] // 7 > 512
@@ -145,7 +176,12 @@ def test_library_commands(run, indexed, papers):
     assert out.splitlines() == ["papers/a.tif  (3 pages)", "papers/b.tif  (3 pages)", "papers/below/c.png  (1 page)"]
     assert [file["num_pages"] for file in json.loads(run("library", "list", "-l", "lib", "--json")[1])] == [3, 3, 1]
     assert run("library", "verify", "-l", "lib")[:2] == (0, "7 pages, all as they should be\n")
-    assert run("library", "remove", "*.tif", "-l", "lib")[1].count("removed ") == 2
+    code, out, err = run("library", "remove", "*.tif", "-l", "lib")
+    assert (code, err) == (1, "nothing was forgotten: --yes does it without asking\n")
+    assert out.splitlines() == ["  papers/a.tif", "  papers/b.tif", "2 files would be forgotten"]
+    assert "2 files would be forgotten" in run("library", "remove", "*.tif", "-l", "lib", "--dry-run")[1]
+    assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 7
+    assert "2 files forgotten" in run("library", "remove", "*.tif", "-l", "lib", "--yes")[1]
     assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 1
 
 

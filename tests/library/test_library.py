@@ -452,7 +452,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(library, papers, monkeypatch)
 
     real = library.store.shard
     monkeypatch.setattr(library.store, "shard", Shard())
-    with pytest.raises(RandSlotError, match=r"cannot write vectors into .*: No space left on device"):
+    with pytest.raises(RandSlotError, match=r"cannot write pages into .*: No space left on device"):
         library.add(papers)
     monkeypatch.undo()
     assert shown(library) == {}

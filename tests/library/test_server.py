@@ -492,7 +492,7 @@ def test_the_commands_are_the_same(standin, saved, papers):
     status = run("library", "status", "-l", standin.url)
     assert standin.url in status
     assert "a.tif  (3 pages)" in run("library", "list", "-l", standin.url)
-    assert "removed" in run("library", "remove", "c.png", "-l", standin.url)
+    assert "1 file forgotten" in run("library", "remove", "c.png", "-l", standin.url, "--yes")
     assert "6 pages, all as they should be" in run("library", "verify", "-l", standin.url)
 
 

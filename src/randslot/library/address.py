@@ -1,4 +1,4 @@
-"""The address of a library on a server: qdrant://host:6334/collection?shards=6&replicas=2&consistency=1."""
+"""Where libraries are: the one of this user, or on a server, as in qdrant://host:6334/collection?shards=6&replicas=2."""
 
 from __future__ import annotations
 
@@ -39,11 +39,20 @@ class Address:
     @property
     def folder(self) -> Path:
         """Where this machine keeps images and uploads of the library, which have no other file."""
-        data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
-        return data / "randslot" / f"{self.host}-{self.port}" / self.collection
+        return data_folder() / f"{self.host}-{self.port}" / self.collection
 
 
 SETTINGS = tuple(field.name for field in fields(Address) if field.name in ("shards", "replicas", "consistency"))
+
+
+def data_folder() -> Path:
+    """Return where programs of this user keep data, by the rules of XDG."""
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
+
+
+def default_library() -> Path:
+    """Return the folder of the library that is meant when none is named."""
+    return data_folder() / "library"
 
 
 def is_address(place: str) -> bool:

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from ..errors import UsageError
 from ..options import Inference, PageVectors, QueryVectors
+from .address import default_library
 
 if TYPE_CHECKING:
     from .library import Library
@@ -24,8 +25,18 @@ if TYPE_CHECKING:
     from .show import Progressing
 
 Place = Annotated[
-    str, typer.Option("--library", "-l", help="The library's folder, or its address: qdrant://host:6334/collection.")
+    str,
+    typer.Option(
+        "--library",
+        "-l",
+        envvar="RANDSLOT_LIBRARY",
+        default_factory=lambda: str(default_library()),
+        show_default="one of your own",
+        help="The library's folder, or its address: qdrant://host:6334/collection.",
+    ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 Language = Annotated[str | None, typer.Option(help="Of the words, as in german or de; by default that of most pages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -81,6 +92,8 @@ def index(
     inference: Inference = None,
     meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only show what would go.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
     ray: Annotated[
@@ -94,20 +107,24 @@ def index(
 
     Without a model, pages are found by their words.
 
+    randslot index ~/papers
+
     randslot index ~/papers -l mylib
 
-    randslot index ~/papers -l mylib --model Qwen/Qwen3-VL-Embedding-2B
+    randslot index ~/papers -l mylib --model runs/my-model
 
-    randslot index ~/papers -l mylib --prune --quiet
+    randslot index ~/papers -l mylib --prune --yes --quiet
 
     randslot index 2023/*.pdf -l mylib --meta year=2023
 
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from .library import Library
-    from .show import print_end, print_summary, show_progress, show_waiting
+    from .show import print_end, print_files, print_summary, show_progress, show_waiting
     from .sources import expand
 
+    if dry_run and not prune:
+        raise UsageError("--dry-run shows what --prune would forget: name both")
     if ray and not RAY_ADDRESS.fullmatch(ray):
         raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
     metadata = _pairs(meta or [], "--meta") if meta else None
@@ -124,12 +141,17 @@ def index(
     with show_waiting("opening the library" if model is None else "loading the model", silent):
         opened = Library(library, _choose_model(model, page_vectors, inference))
     with opened:
+        gone = opened.list_gone(paths) if prune else []
+        if dry_run:
+            print_files("would be forgotten", gone)
+            return
         if language is not None:
             opened.read_words(language=language)
         with show_progress(silent) as progress, _say_stopped(progress):
-            summary = opened.add(
-                paths, metadata=metadata, prune=prune, batch=batch, workers=workers, ray=ray, progress=progress
-            )
+            summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)
+        gone = opened.list_gone(paths) if prune else []  # a file that was moved is not gone
+        if gone and (yes or _agree("gone, and would be forgotten", gone)):
+            summary.removed = opened.forget(gone)
         if not as_json:
             print_summary(summary, opened.status(), quiet)
         if not no_ocr:
@@ -169,11 +191,14 @@ def search(
     explain: Annotated[bool, typer.Option("--explain", help="Show scores, and which readouts matched.")] = False,
     query_vectors: QueryVectors = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the first page that is found.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find pages in a library, by words, by vectors, or by both.
 
-    randslot search "deferred tax 2023" -l mylib -k 5
+    randslot search battery life
+
+    randslot search "deferred tax 2023" -l mylib -k 5 --open
 
     randslot search '"deferred tax" -2022 INV-20931' -l mylib --by words
 
@@ -182,10 +207,10 @@ def search(
     randslot search - -l mylib --json < questions.txt
     """
     from .library import Library
-    from .show import print_hits, show_waiting
+    from .show import open_hit, print_hits, show_waiting
 
     from_stdin = query == ["-"]
-    queries = query
+    queries = [" ".join(query)]
     if from_stdin:
         queries = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not queries or any(not one.strip() for one in queries):
@@ -201,13 +226,14 @@ def search(
         answers = []
         for one, hits in zip(queries, results, strict=True):
             answers.append({"query": one, "hits": [hit.as_dict() for hit in hits]})
-        many = from_stdin or len(queries) > 1
-        print(json.dumps(answers if many else answers[0]["hits"], indent=2))
+        print(json.dumps(answers if from_stdin else answers[0]["hits"], indent=2))
         return
     for one, hits in zip(queries, results, strict=True):
         if len(queries) > 1:
             print(f"? {one}")
         print_hits(hits, explain)
+        if show and hits:
+            open_hit(hits[0])
 
 
 @library_app.command()
@@ -288,17 +314,44 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
 def remove(
     patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or wildcards in quotes.")],
     library: Place,
+    yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Forget files; the files themselves stay where they are.
+    """Forget files; the files themselves stay where they are. Shows them and asks first.
 
     randslot library remove report.pdf "2019/*.pdf" -l mylib
+
+    randslot library remove report.pdf --yes
     """
     from .library import Library
-    from .show import shorten
+    from .show import plural, print_files, show_bytes
 
     with Library(library, create=False) as opened:
-        for source in opened.remove(*patterns):
-            print(f"removed {shorten(source)}")
+        files = opened.find_files(*patterns)
+        sources = [file.source for file in files]
+        if dry_run:
+            print_files("would be forgotten", sources)
+            return
+        if not (yes or _agree("would be forgotten", sources)):
+            raise typer.Exit(1)
+        opened.forget(sources)
+        print_files("forgotten", sources)
+        size = opened.status().bytes
+    pages = sum(file.num_pages for file in files)
+    print(
+        f"{plural(pages, 'page')} less; the library takes {show_bytes(size)}, and less once a fifth of it is forgotten"
+    )
+
+
+def _agree(what: str, sources: list[str]) -> bool:
+    """Show files and ask whether to go on; without a terminal nobody can be asked, and the answer is no."""
+    from .show import print_files
+
+    print_files(what, sources)
+    if not sys.stdin.isatty():
+        print("nothing was forgotten: --yes does it without asking", file=sys.stderr)
+        return False
+    return typer.confirm("Forget them? The files themselves stay.")
 
 
 @library_app.command()

@@ -103,7 +103,13 @@ class FolderLocation:
         return False  # the lock lets no folder be opened twice
 
     def size(self) -> int:
-        return sum(path.stat().st_blocks * BLOCK_BYTES for path in self.folder.rglob("*") if path.is_file())
+        """Return the bytes on disk, without the engine's log, which comes and goes."""
+        log = self.folder / "pages" / "wal"
+        size = 0
+        for path in self.folder.rglob("*"):
+            if path.is_file() and log not in path.parents:
+                size += path.stat().st_blocks * BLOCK_BYTES
+        return size
 
     def close(self) -> None:
         self.store.close()

@@ -39,7 +39,7 @@ from .reading.local import LocalReader
 from .reading.reader import FileReader
 from .reading.workers import Renderers
 from .results import BY, By, Hit, Match, Progress, Status, Summary
-from .sources import is_below, is_gone, is_match, list_files
+from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.store import BYTES_PER_NUMBER, StoredPage, StoreHit, StoreQuery, Vectors
 from .texts import read_stored_text
 from .trust import estimate_trust, read_trust
@@ -209,7 +209,7 @@ class Library:
                 ingest.run([*listing.files, *images])
                 summary.encoded += self._complete(renderers, reader, progress)
             if prune:
-                summary.removed = self._prune(listing.folders)
+                summary.removed = self._drop(self._find_gone(listing.folders))
             summary.without_text = self.count_without_text()
         finally:
             summary.seconds = round(time.monotonic() - start, 3)
@@ -312,15 +312,33 @@ class Library:
             write_whole(file, content.getvalue())
         return str(file)
 
-    def _prune(self, folders: list[str]) -> list[str]:
+    def list_gone(self, paths: Iterable[Name] | Name) -> list[str]:
+        """Return the files of named folders that the library has, and that are not there any more."""
+        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        folders = [found for path in given for found in expand(path) if os.path.isdir(found)]
+        return [file.source for file in self._find_gone(folders)]
+
+    def _find_gone(self, folders: list[str]) -> list[File]:
         gone = []
         for file in self.manifest.find(state="done") + self.manifest.find(state="pending"):
             if any(is_below(file.source, folder) for folder in folders) and is_gone(file.source):
                 gone.append(file)
-        return self._drop(gone)
+        return gone
 
     def remove(self, *patterns: str) -> list[str]:
         """Forget files by path, name, folder or wildcards, and return what they were; the files themselves stay.
+
+        Errors: UsageError if nothing in the library matches one of them.
+        """
+        return self._drop(self.find_files(*patterns))
+
+    def forget(self, sources: Iterable[str]) -> list[str]:
+        """Forget files by their exact paths, as `files` has them."""
+        wanted = set(sources)
+        return self._drop([file for file in self.manifest.find() if file.source in wanted])
+
+    def find_files(self, *patterns: str) -> list[File]:
+        """Return the files that are meant by paths, names, folders or wildcards.
 
         Errors: UsageError if nothing in the library matches one of them.
         """
@@ -328,7 +346,7 @@ class Library:
         for pattern in patterns:
             if not any(is_match(pattern, file.source) for file in files):
                 raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
-        return self._drop([file for file in files if any(is_match(pattern, file.source) for pattern in patterns)])
+        return [file for file in files if any(is_match(pattern, file.source) for pattern in patterns)]
 
     def _drop(self, files: list[File]) -> list[str]:
         with self.write():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +25,8 @@ from .address import is_address
 from .results import Hit, Progress, Status, Summary
 
 NAMES = 10  # of other files that are listed one by one
+MANY = 50  # files that are listed one by one
+TOLD_SECONDS = 10.0  # between two lines of progress where no bar can be shown
 STAGES = {
     "reading": "reading pages",
     "words": "reading words",
@@ -33,10 +39,12 @@ ADVICE = 'pip install "randslot[ocr]", then randslot library words'
 
 
 class Progressing:
-    """Shows how far a run is, with pages a second, files done and the time left; counts also where nothing is shown."""
+    """Shows how far a run is: a bar in a terminal, a line now and then elsewhere; counts also when it is quiet."""
 
-    def __init__(self, bar: Bar) -> None:
-        self.bar = bar
+    def __init__(self, bar: Bar, lines: bool = False) -> None:
+        """lines: print some, on stderr."""
+        self.bar, self.lines = bar, lines
+        self.told_at = time.monotonic()
         self.task = bar.add_task("looking at files", total=None, more="")
         self.pages = self.files = 0
         self.stage = ""
@@ -55,6 +63,9 @@ class Progressing:
         files = f"{now.files_done} of {now.num_files} files" if now.num_files else ""
         more = ", ".join(filter(None, (rate, files)))
         self.bar.update(self.task, completed=now.pages_done, more=more)
+        if self.lines and time.monotonic() - self.told_at >= TOLD_SECONDS:
+            self.told_at = time.monotonic()
+            print(f"{STAGES[now.stage]}: {now.pages_done:,} of {now.num_pages:,}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -69,7 +80,7 @@ def show_progress(quiet: bool) -> Iterator[Progressing]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        yield Progressing(bar)
+        yield Progressing(bar, lines=not (quiet or console.is_terminal))
 
 
 def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
@@ -131,7 +142,8 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
     if not hits:
         console.print("no pages found")
     for rank, hit in enumerate(hits, start=1):
-        console.print(Text.assemble((f"{rank:2}. ", "dim"), (shorten(hit.source), "bold"), f"  page {hit.page}"))
+        name = Style(bold=True, link=link_to(hit))
+        console.print(Text.assemble((f"{rank:2}. ", "dim"), (shorten(hit.source), name), f"  page {hit.page}"))
         if hit.snippet is not None and hit.snippet.text:
             console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
         if explain:
@@ -214,11 +226,42 @@ def show_vectors(status: Status) -> str:
 def show_size(status: Status) -> str:
     """Return what a library takes: on disk, and the vectors' share of it."""
     if is_address(status.folder):
-        return f"{status.bytes:,} bytes of vectors, {status.vector_bytes_per_page:,} a page"
+        return f"{show_bytes(status.bytes)} of vectors, {show_bytes(status.vector_bytes_per_page)} a page"
     if not status.pages:
-        return f"{status.bytes:,} bytes on disk"
-    share = f", {status.vector_bytes_per_page:,} of them vectors" if status.vector_bytes_per_page else ""
-    return f"{status.bytes:,} bytes on disk, {status.bytes_per_page:,} a page{share}"
+        return f"{show_bytes(status.bytes)} on disk"
+    share = f", {show_bytes(status.vector_bytes_per_page)} of them vectors" if status.vector_bytes_per_page else ""
+    return f"{show_bytes(status.bytes)} on disk, {show_bytes(status.bytes_per_page)} a page{share}"
+
+
+def show_bytes(num: int) -> str:
+    """Return a size for people: 512 bytes, 1.5 KB, 48.8 MB."""
+    size = float(num)
+    for unit in ("bytes", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
+
+
+def print_files(what: str, sources: Sequence[str]) -> None:
+    """Print some files, one a line, and how many they are."""
+    for source in sources[:MANY]:
+        print(f"  {shorten(source)}")
+    if len(sources) > MANY:
+        print(f"  and {len(sources) - MANY:,} more")
+    print(f"{plural(len(sources), 'file')} {what}")
+
+
+def link_to(hit: Hit) -> str:
+    """Return the address of a hit's file, at its page, for a browser or a terminal that opens links."""
+    fragment = f"#page={hit.page}" if hit.source.lower().endswith(".pdf") else ""
+    return Path(hit.source).as_uri() + fragment
+
+
+def open_hit(hit: Hit) -> None:
+    """Open the file of a hit at its page, in whatever this system opens links with."""
+    if not webbrowser.open(link_to(hit)):
+        print(f"nothing here can open it: {link_to(hit)}", file=sys.stderr)
 
 
 def plural(num: int, word: str) -> str:
@@ -227,9 +270,12 @@ def plural(num: int, word: str) -> str:
 
 
 def shorten(source: str) -> str:
-    """Return a path as it is seen from here, if it is below, and as text that can be printed."""
-    here = os.path.join(os.getcwd(), "")
-    return readable(source.removeprefix(here))
+    """Return a path as short as it can be from here, as text that can be printed: x.pdf, or ~/papers/x.pdf."""
+    for folder, short in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
+        below = os.path.join(folder, "")
+        if source.startswith(below):
+            return readable(short + source.removeprefix(below))
+    return readable(source)
 
 
 def readable(name: str) -> str:
