@@ -120,7 +120,7 @@ def index(
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from .library import Library
-    from .show import print_end, print_files, print_summary, show_progress, show_waiting
+    from .show import measure_again, print_end, print_files, print_summary, show_progress, show_waiting
     from .sources import expand
 
     if dry_run and not prune:
@@ -157,6 +157,7 @@ def index(
         if not no_ocr:
             _read_scans(opened, ocr, summary, workers, silent)
         status = opened.status()
+    status = measure_again(status)
     if as_json:
         totals = {"library_pages": status.pages, "library_bytes": status.bytes}
         print(json.dumps(summary.as_dict() | totals, indent=2))
@@ -243,10 +244,11 @@ def status(library: Place, as_json: AsJson = False) -> None:
     randslot library status -l mylib
     """
     from .library import Library
-    from .show import print_status
+    from .show import measure_again, print_status
 
     with Library(library, create=False) as opened:
         found = opened.status()
+    found = measure_again(found)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:

@@ -103,13 +103,7 @@ class FolderLocation:
         return False  # the lock lets no folder be opened twice
 
     def size(self) -> int:
-        """Return the bytes on disk, without the engine's log, which comes and goes."""
-        log = self.folder / "pages" / "wal"
-        size = 0
-        for path in self.folder.rglob("*"):
-            if path.is_file() and log not in path.parents:
-                size += path.stat().st_blocks * BLOCK_BYTES
-        return size
+        return folder_size(self.folder)
 
     def close(self) -> None:
         self.store.close()
@@ -125,6 +119,16 @@ class FolderLocation:
             for name in BEGUN:
                 (self.folder / name).unlink(missing_ok=True)
             self.folder.rmdir()
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of a library on disk, without the engine's log, which comes and goes."""
+    log = folder / "pages" / "wal"
+    size = 0
+    for path in folder.rglob("*"):
+        if path.is_file() and log not in path.parents:
+            size += path.stat().st_blocks * BLOCK_BYTES
+    return size
 
 
 def is_kept(file: File, library: str) -> bool:

@@ -8,6 +8,7 @@ import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rich.text import Text
 from ..model.reader import read_identity
 from ..words.snippets import Snippet
 from .address import is_address
+from .folder import folder_size
 from .results import Hit, Progress, Status, Summary
 
 NAMES = 10  # of other files that are listed one by one
@@ -231,6 +233,14 @@ def show_size(status: Status) -> str:
         return f"{show_bytes(status.bytes)} on disk"
     share = f", {show_bytes(status.vector_bytes_per_page)} of them vectors" if status.vector_bytes_per_page else ""
     return f"{show_bytes(status.bytes)} on disk, {show_bytes(status.bytes_per_page)} a page{share}"
+
+
+def measure_again(status: Status) -> Status:
+    """Return a status with the size of the library now that it is closed: the engine tidies up at the end."""
+    if is_address(status.folder):
+        return status
+    size = folder_size(Path(status.folder))
+    return replace(status, bytes=size, bytes_per_page=size // max(status.pages, 1))
 
 
 def show_bytes(num: int) -> str:
