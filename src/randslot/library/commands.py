@@ -22,6 +22,7 @@ from .address import default_library
 if TYPE_CHECKING:
     from .library import Library
     from .results import Summary
+    from .served_library import ServedLibrary
     from .show import Progressing
 
 Place = Annotated[
@@ -119,7 +120,7 @@ def index(
 
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
-    from .library import Library
+    from .served_library import open_library
     from .show import measure_again, print_end, print_files, print_summary, show_progress, show_waiting
     from .sources import expand
 
@@ -139,7 +140,7 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
-        opened = Library(library, _choose_model(model, page_vectors, inference))
+        opened = open_library(library, _choose_model(model, page_vectors, inference))
     with opened:
         gone = opened.list_gone(paths) if prune else []
         if dry_run:
@@ -167,7 +168,7 @@ def index(
         raise typer.Exit(1)
 
 
-def _read_scans(opened: Library, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
+def _read_scans(opened: Library | ServedLibrary, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
     """Read pages without text by OCR, if there is an engine for it; they can be found by then."""
     from ..pages.ocr import find_engine
     from .show import show_progress
@@ -207,7 +208,7 @@ def search(
 
     randslot search - -l mylib --json < questions.txt
     """
-    from .library import Library
+    from .served_library import open_library
     from .show import open_hit, print_hits, show_waiting
 
     from_stdin = query == ["-"]
@@ -218,7 +219,7 @@ def search(
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
     how: Any = by.value if by else None
-    with show_waiting("searching"), Library(library, model, create=False) as opened:
+    with show_waiting("searching"), open_library(library, model, create=False) as opened:
         results = opened.search_all(queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors)
         notes = opened.notes()
     for note in notes:
@@ -243,10 +244,10 @@ def status(library: Place, as_json: AsJson = False) -> None:
 
     randslot library status -l mylib
     """
-    from .library import Library
+    from .served_library import open_library
     from .show import measure_again, print_status
 
-    with Library(library, create=False) as opened:
+    with open_library(library, create=False) as opened:
         found = opened.status()
     found = measure_again(found)
     if as_json:
@@ -273,11 +274,11 @@ def words(
 
     randslot library words -l mylib --language german --no-ocr
     """
-    from .library import Library
     from .results import Summary
+    from .served_library import open_library
     from .show import plural, print_end, show_progress
 
-    with Library(library, create=False) as opened:
+    with open_library(library, create=False) as opened:
         with show_progress(False) as progress, _say_stopped(progress):
             num = opened.read_words(language=language, workers=workers, progress=progress)
         summary = Summary(without_text=opened.count_without_text())
@@ -296,10 +297,10 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
     """
     from dataclasses import asdict
 
-    from .library import Library
+    from .served_library import open_library
     from .show import plural, shorten
 
-    with Library(library, create=False) as opened:
+    with open_library(library, create=False) as opened:
         files = opened.files()
     if as_json:
         print(json.dumps([asdict(file) for file in files], indent=2))
@@ -325,10 +326,10 @@ def remove(
 
     randslot library remove report.pdf --yes
     """
-    from .library import Library
+    from .served_library import open_library
     from .show import plural, print_files, show_bytes
 
-    with Library(library, create=False) as opened:
+    with open_library(library, create=False) as opened:
         files = opened.find_files(*patterns)
         sources = [file.source for file in files]
         if dry_run:

@@ -7,7 +7,7 @@ The folder has `library.json` (format, model and language), `files.sqlite` (the 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
 from ..files import read_json, write_json
-from .location import Location, clear, lost_pages
+from .location import InUseError, Location, clear, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
 from .stores.edge import EdgeStore
@@ -25,7 +25,8 @@ from .stores.store import Store
 LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
 HOME = LIBRARY_FILE  # its name in earlier versions
 BLOCK_BYTES = 512  # of a block, as the system counts them
-BEGUN = ("lock", "owner", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
+OWNER = "owner"  # the file that says which process has the library open
+BEGUN = ("lock", OWNER, f"{OWNER}.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
 
 
 class FolderLocation:
@@ -54,17 +55,29 @@ class FolderLocation:
 
     def _lock(self) -> None:
         self.lock = FileLock(self.folder / "lock")
-        owner = self.folder / "owner"
         try:
             self.lock.acquire(timeout=0)
-            owner.write_text(str(os.getpid()))
+            self.announce(None)
         except Timeout as error:
-            by = owner.read_text() if owner.is_file() else "unknown"
-            raise RandSlotError(
-                f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends"
-            ) from error
+            raise self._in_use() from error
         except OSError as error:
             raise UsageError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+
+    def announce(self, socket: str | None) -> None:
+        write_json(self.folder / OWNER, {"pid": os.getpid(), "socket": socket})
+
+    def _in_use(self) -> InUseError:
+        """Return the error that says who has the library open, and what can be done about it."""
+        owner: dict[str, Any] = {}
+        with suppress(RandSlotError):  # it is being written just now
+            owner = read_json(self.folder / OWNER)
+        by, socket = owner.get("pid", "unknown"), owner.get("socket")
+        if socket is not None:
+            return InUseError(f"library {self.folder} is open in a service (process {by})", str(socket))
+        return InUseError(
+            f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends, or let "
+            "randslot serve open it, which others can use meanwhile"
+        )
 
     def read(self) -> dict[str, Any] | None:
         return read_json(self.folder / LIBRARY_FILE) if (self.folder / LIBRARY_FILE).is_file() else None

@@ -16,6 +16,14 @@ FORMAT = 2  # of new libraries
 FORMATS = (1, 2)  # that can be opened; 1 has vectors and no words
 
 
+class InUseError(RandSlotError):
+    """Another process has the library open. socket: where it answers commands, if it is a service."""
+
+    def __init__(self, message: str, socket: str | None = None) -> None:
+        super().__init__(message)
+        self.socket = socket
+
+
 class Location(Protocol):
     """A place with one library, or none yet.
 
@@ -52,6 +60,9 @@ class Location(Protocol):
 
         Errors: BusyError if another process is writing.
         """
+
+    def announce(self, socket: str | None) -> None:
+        """Say where this process answers other ones that want the library; None: nowhere any more."""
 
     def is_same(self, other: Location) -> bool:
         """Whether another location, whose write lease this process holds, is this one by another name."""

@@ -13,6 +13,7 @@ import uvicorn
 
 from ..errors import UsageError
 from ..library.library import Library
+from ..library.local_service import LocalService
 from ..library.show import plural
 from .app import make_app
 from .guard import LOCAL, Access
@@ -62,7 +63,7 @@ def serve(
     """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come."""
     visitors.check()
     listener = listen(visitors.host, visitors.port)
-    with listener, Library(folder, model, create=new) as library:
+    with listener, Library(folder, model, create=new) as library, LocalService(library, read_only=read_only):
         service = Service(library, read_only=read_only)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         where = show_address(visitors.host, listener.getsockname()[1])

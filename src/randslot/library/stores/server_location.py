@@ -154,6 +154,9 @@ class ServerLocation:
     def hold_lease(self) -> AbstractContextManager[None]:
         return self.lease.hold()
 
+    def announce(self, socket: str | None) -> None:
+        """Nothing to do: a server lets everybody read."""
+
     def is_same(self, other: Location) -> bool:
         now = self.records.get([LEASE_ID]).get(LEASE_ID, {})
         return isinstance(other, ServerLocation) and now.get("token") == other.lease.token

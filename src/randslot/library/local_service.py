@@ -1,0 +1,110 @@
+"""A library that one process has open, for other processes of the same user: a socket, and requests as lines of JSON.
+
+A request is {"call": name, ...}; the answer is {"result": ...} or {"error": line, "usage": whether it was wrong usage},
+after any number of {"progress": ...}. Only this user can connect: the socket is in a folder that nobody else may enter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import RandSlotError, UsageError
+from .library import Library
+from .results import Progress
+from .wire import (
+    read_paths,
+    write_file,
+    write_hit,
+    write_paths,
+    write_progress,
+    write_status,
+    write_summary,
+)
+
+LONGEST = 2**24  # bytes of a request
+Tell = Callable[[Progress], None]
+
+
+class LocalService:
+    """Answers commands of this user while a process has a library open; use it in a `with` block."""
+
+    def __init__(self, library: Library, *, read_only: bool = False) -> None:
+        """read_only: nothing may be added or forgotten."""
+        self.library, self.read_only = library, read_only
+        self.folder = tempfile.mkdtemp(prefix="randslot-")  # for this user alone
+        self.path = os.path.join(self.folder, "library")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def __enter__(self) -> Self:
+        self.listener.bind(self.path)
+        self.listener.listen()
+        self.library.location.announce(self.path)
+        Thread(target=self._accept, name="local service", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.library.location.announce(None)
+        self.listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:  # closed
+                return
+            Thread(target=self._serve, args=[connection], name="local request", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as file, suppress(OSError):
+
+            def send(message: dict[str, Any]) -> None:
+                file.write(json.dumps(message).encode() + b"\n")
+                file.flush()
+
+            for line in iter(lambda: file.readline(LONGEST), b""):
+                try:
+                    request = json.loads(line)
+                    result = self._answer(request, lambda now: send({"progress": write_progress(now)}))
+                except RandSlotError as error:
+                    send({"error": str(error), "usage": isinstance(error, UsageError)})
+                except (ValueError, TypeError, KeyError) as error:
+                    send({"error": f"not a request: {error}", "usage": True})
+                else:
+                    send({"result": result})
+
+    def _answer(self, request: dict[str, Any], tell: Tell) -> Any:
+        library, call = self.library, request.pop("call")
+        if call in CHANGING and self.read_only:
+            raise UsageError(f"library {library.name} is served read-only: stop the service to change it")
+        if call == "search":
+            found = library.search_all(**request)
+            return [[write_hit(hit) for hit in hits] for hits in found]
+        if call == "status":
+            return write_status(library.status())
+        if call == "files":
+            return [write_file(file) for file in library.files()]
+        if call == "find_files":
+            return [write_file(file) for file in library.find_files(*request["patterns"])]
+        if call == "list_gone":
+            return write_paths(library.list_gone(read_paths(request["paths"])))
+        if call == "forget":
+            return write_paths(library.forget(read_paths(request["sources"])))
+        if call == "add":
+            request["inputs"] = read_paths(request["inputs"])
+            return write_summary(library.add(progress=tell, **request))
+        if call == "read_words":
+            return library.read_words(progress=tell, **request)
+        raise UsageError(f"a service does not know {call!r}: stop it, and run the command again")
+
+
+CHANGING = ("forget", "add", "read_words")

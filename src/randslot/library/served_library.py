@@ -1,0 +1,118 @@
+"""A library that a service has open, as commands use it: every call is asked of the service."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import RandSlotError, UsageError
+from .library import Library, Name
+from .location import InUseError
+from .manifest import File
+from .results import Hit, Progress, Status, Summary
+from .wire import read_file, read_hit, read_paths, read_progress, read_status, read_summary, write_paths
+
+
+class ServedLibrary:
+    """Asks the process that has a library open; use it in a `with` block."""
+
+    def __init__(self, name: str, path: str) -> None:
+        """name: of the library, for messages. path: of the service's socket.
+
+        Errors: RandSlotError if nobody answers.
+        """
+        self.name = name
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.connect(path)
+        except OSError as error:
+            self.socket.close()
+            raise RandSlotError(
+                f"the service that has library {name} open does not answer: {error.strerror}"
+            ) from error
+        self.file = self.socket.makefile("rwb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.file.close()
+        self.socket.close()
+
+    def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
+        """Search; options as `Library.search_all`."""
+        found = self._ask("search", queries=list(queries), k=k, **options)
+        return [[read_hit(hit) for hit in hits] for hits in found]
+
+    def status(self) -> Status:
+        return read_status(self._ask("status"))
+
+    def notes(self) -> list[str]:
+        return list(self.status().notes)
+
+    def files(self) -> list[File]:
+        return [read_file(file) for file in self._ask("files")]
+
+    def find_files(self, *patterns: str) -> list[File]:
+        return [read_file(file) for file in self._ask("find_files", patterns=list(patterns))]
+
+    def list_gone(self, paths: Iterable[str]) -> list[str]:
+        return read_paths(self._ask("list_gone", paths=_from_here(paths)))
+
+    def forget(self, sources: Iterable[str]) -> list[str]:
+        return read_paths(self._ask("forget", sources=write_paths(list(sources))))
+
+    def add(
+        self, inputs: Iterable[str], *, progress: Callable[[Progress], None] = lambda _: None, **options: Any
+    ) -> Summary:
+        """Index files; options as `Library.add`."""
+        return read_summary(self._ask("add", progress, inputs=_from_here(inputs), **options))
+
+    def read_words(self, *, progress: Callable[[Progress], None] = lambda _: None, **options: Any) -> int:
+        """Read words; options as `Library.read_words`."""
+        return int(self._ask("read_words", progress, **options))
+
+    def count_without_text(self) -> int:
+        origins = self.status().origins
+        return origins.get("none", 0) + origins.get("", 0)
+
+    def _ask(self, call: str, progress: Callable[[Progress], None] = lambda _: None, **request: Any) -> Any:
+        try:
+            self.file.write(json.dumps({"call": call, **request}).encode() + b"\n")
+            self.file.flush()
+            for line in self.file:
+                answer = json.loads(line)
+                if "progress" in answer:
+                    progress(read_progress(answer["progress"]))
+                elif "error" in answer:
+                    raise (UsageError if answer["usage"] else RandSlotError)(answer["error"])
+                else:
+                    return answer["result"]
+        except OSError as error:
+            raise RandSlotError(f"the service of library {self.name} was cut off: {error.strerror or error}") from error
+        raise RandSlotError(f"the service of library {self.name} has stopped: run the command again")
+
+
+def open_library(place: Name, model: Any = None, *, create: bool = True) -> Library | ServedLibrary:
+    """Open a library, or ask the service that has it open.
+
+    Errors: as `Library`; UsageError for a model, which a service does not change.
+    """
+    try:
+        return Library(place, model, create=create)
+    except InUseError as error:
+        if error.socket is None:
+            raise
+        if model is not None:
+            raise UsageError(f"{error}: stop it to give it a model") from error
+        return ServedLibrary(os.fspath(place), error.socket)
+
+
+def _from_here(paths: Iterable[str]) -> list[str]:
+    """Return paths as they are seen from any folder: the service runs in another one."""
+    full = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    return write_paths(full)

@@ -1,0 +1,147 @@
+"""While a service has a library open, commands of the same user go through it, with the same output."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from randslot.cli import app
+from randslot.errors import RandSlotError, UsageError
+from randslot.library.library import Library
+from randslot.library.local_service import LocalService
+from randslot.library.served_library import ServedLibrary, open_library
+from support.models import noise
+from support.pdf import write_pages
+
+TEXTS = [["The deferred tax assets of the year"], ["Battery life and charging of the device"]]
+
+
+@pytest.fixture
+def papers(tmp_path) -> Path:
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    write_pages(folder / "report.pdf", TEXTS)
+    noise(64, 96, 1).save(folder / os.fsdecode(b"sc\xe4n.png"))  # a name that is not valid text
+    return folder
+
+
+@pytest.fixture
+def served(tmp_path, papers):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+        with LocalService(library):
+            yield library
+
+
+def run(*words: object, code: int = 0) -> str:
+    answer = CliRunner().invoke(app, [str(word) for word in words])
+    assert answer.exit_code == code, (answer.output, answer.exception)
+    return answer.stdout
+
+
+def test_commands_print_the_same_with_and_without_a_service(tmp_path, papers):
+    lib = tmp_path / "lib"
+    run("index", papers, "-l", lib)
+    commands = [
+        ("search", "battery", "-l", lib),
+        ("search", "tax", "-l", lib, "--json", "--explain"),
+        ("search", "tax", "-l", lib, "--filter", "page=1"),
+        ("library", "list", "-l", lib),
+        ("library", "list", "-l", lib, "--json"),
+    ]
+    without = [run(*command) for command in commands]
+    with Library(lib) as library, LocalService(library):
+        assert [run(*command) for command in commands] == without
+        status = run("library", "status", "-l", lib)
+        assert "of 2 pages, english" in status
+
+
+def test_files_are_added_and_forgotten_through_the_service(served, tmp_path, papers):
+    lib = tmp_path / "lib"
+    write_pages(papers / "second.pdf", [["Solar panels on the roof"]])
+    assert "1 added, 2 unchanged" in run("index", papers, "-l", lib)
+    assert "second.pdf" in run("search", "solar", "-l", lib)
+    assert [hit.page for hit in served.search("solar")] == [1]
+    (papers / "second.pdf").unlink()
+    assert "1 removed" in run("index", papers, "-l", lib, "--prune", "--yes")
+    assert served.search("solar") == []
+    assert "1 file forgotten" in run("library", "remove", "report.pdf", "-l", lib, "--yes")
+    assert "no pages found" in run("search", "battery", "-l", lib)
+    assert "0 pages read" in run("library", "words", "-l", lib)
+
+
+def test_errors_are_those_of_the_library(served, tmp_path):
+    lib = tmp_path / "lib"
+    for words, message in (
+        (["search", "x", "-l", lib, "--by", "vectors"], "has no vectors"),
+        (["library", "remove", "gone.pdf", "-l", lib, "--yes"], "matches 'gone.pdf'"),
+        (["index", tmp_path, "-l", lib, "--model", "embedded"], "is open in a service .*: stop it to give it a model"),
+    ):
+        answer = CliRunner().invoke(app, [str(word) for word in words])
+        assert isinstance(answer.exception, UsageError)
+        assert answer.exception.args
+        with pytest.raises(UsageError, match=message):
+            raise answer.exception
+
+
+def test_a_service_that_is_read_only_changes_nothing(tmp_path, papers):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+        with LocalService(library, read_only=True), open_library(tmp_path / "lib") as asked:
+            assert isinstance(asked, ServedLibrary)
+            assert len(asked.search_all(["battery"])[0]) == 1
+            with pytest.raises(UsageError, match="is served read-only"):
+                asked.add([str(papers)])
+            with pytest.raises(UsageError, match="is served read-only"):
+                asked.forget(["x"])
+
+
+def test_nobody_else_can_connect_and_nothing_is_left_behind(tmp_path):
+    with Library(tmp_path / "lib") as library:
+        with LocalService(library) as service:
+            assert stat.S_IMODE(os.stat(service.folder).st_mode) == 0o700
+            owner = json.loads((tmp_path / "lib" / "owner").read_text())
+            assert owner == {"pid": os.getpid(), "socket": service.path}
+        assert not os.path.exists(service.folder)
+        with pytest.raises(RandSlotError, match="is in use by another process"):
+            open_library(tmp_path / "lib")
+
+
+def test_a_service_that_died_is_not_asked(tmp_path, papers):
+    """Its lock is gone with it, whatever it announced."""
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+    (tmp_path / "lib" / "owner").write_text(json.dumps({"pid": 1, "socket": str(tmp_path / "nowhere")}))
+    assert "report.pdf" in run("search", "battery", "-l", tmp_path / "lib")
+
+
+def test_nonsense_on_the_socket_is_answered(served):
+    with ServedLibrary("lib", json.loads((served.folder / "owner").read_text())["socket"]) as asked:
+        with pytest.raises(UsageError, match="a service does not know 'dance'"):
+            asked._ask("dance")
+        asked.file.write(b"nonsense\n")
+        asked.file.flush()
+        assert "not a request" in json.loads(asked.file.readline())["error"]
+        assert asked.status().pages == 3
+
+
+@pytest.mark.slow
+def test_the_real_service_and_the_real_command(tmp_path, papers):
+    lib = str(tmp_path / "lib")
+    command = [sys.executable, "-m", "randslot"]
+    subprocess.run([*command, "index", str(papers), "-l", lib], check=True, capture_output=True)
+    with subprocess.Popen([*command, "serve", "-l", lib, "--port", "0"], stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert "serving" in service.stdout.readline()
+            answer = subprocess.run([*command, "search", "battery", "-l", lib], capture_output=True, text=True)
+            assert answer.returncode == 0, answer.stderr
+            assert "report.pdf  page 2" in answer.stdout
+        finally:
+            service.terminate()
