@@ -648,13 +648,21 @@ def run_part(part: str, name: str, num: int, folder: Path, place: Path) -> None:
 def measure_shell(manuals: Path, folder: Path) -> list[dict[str, Any]]:
     """Time whole processes that search the first half of the manuals, and say what they import."""
     open_half("dev", manuals, folder).library.close()
-    searches = {"words": "restore a backup from tape", "a phrase": '"restore a backup" tape'}
+    searches = {"words": "restore a backup from tape", "a phrase": '"restore job" tape'}
     rows = []
     for what, query in searches.items():
         command = ["-m", "randslot", "search", query, "-l", str(folder / "library-dev")]
+        _check_found(command)
         rows.append(_time_processes(what, command) | {"imports of torch and the like": find_heavy(command)})
     rows.append(_time_processes("python alone", ["-c", "pass"]) | {"imports of torch and the like": ""})
     return [*rows, *list_imports(["-m", "randslot", "search", "words", "-l", str(folder / "library-dev")])]
+
+
+def _check_found(command: Sequence[str]) -> None:
+    """Stop if a search finds nothing: its time would say nothing."""
+    answer = subprocess.run([sys.executable, *command, "--json"], check=True, capture_output=True, text=True)
+    if not json.loads(answer.stdout):
+        sys.exit(f"nothing is found by {command}")
 
 
 def _time_processes(what: str, command: Sequence[str]) -> dict[str, Any]:
@@ -678,26 +686,31 @@ def _time_processes(what: str, command: Sequence[str]) -> dict[str, Any]:
 
 def find_heavy(command: Sequence[str]) -> str:
     """Return which heavy packages a command imports."""
-    found = {package for package, _ in _read_import_times(command) if package in HEAVY}
-    return ", ".join(sorted(found)) or "none"
+    found = {module.split(".")[0] for module in _read_import_times(command)}
+    return ", ".join(sorted(found & set(HEAVY))) or "none"
 
 
 def list_imports(command: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the five packages whose modules take longest to import, without what these import in turn."""
+    """Return the five packages whose modules take longest to import, without what these import in turn.
+
+    The time of a module is its best of five runs, since a busy machine stops some of them midway.
+    """
+    runs = [_read_import_times(command) for _ in range(5)]
     spent: dict[str, float] = {}
-    for package, microseconds in _read_import_times(command):
-        spent[package] = spent.get(package, 0.0) + microseconds / 1000
+    for module in runs[0]:
+        package = module.split(".")[0]
+        spent[package] = spent.get(package, 0.0) + min(run.get(module, runs[0][module]) for run in runs) / 1000
     most = sorted(spent, key=spent.__getitem__, reverse=True)[:5]
-    return [{"package": name, "own ms of its imports": spent[name]} for name in [*most]] + [
-        {"package": "all", "own ms of its imports": sum(spent.values())}
-    ]
+    rows: list[dict[str, Any]] = [{"package": name, "own ms of its imports": spent[name]} for name in most]
+    return [*rows, {"package": "all", "own ms of its imports": sum(spent.values())}]
 
 
-def _read_import_times(command: Sequence[str]) -> list[tuple[str, int]]:
+def _read_import_times(command: Sequence[str]) -> dict[str, int]:
+    """Return the microseconds that a command spends in each module that it imports."""
     words = [sys.executable, "-X", "importtime", *command]
     answer = subprocess.run(words, check=True, capture_output=True, text=True)
     lines = re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", answer.stderr, re.MULTILINE)
-    return [(name.split(".")[0], int(own)) for own, name in lines]
+    return {module: int(own) for own, module in lines}
 
 
 # -- all
