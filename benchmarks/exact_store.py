@@ -97,7 +97,7 @@ class ExactStore:
         if query.vectors is None or query.terms is None:
             return (by_words or by_vectors)[:k]
         together: dict[str, StoreHit] = {}
-        for hits, weight in ((by_words, self.tuning.words_weight), (by_vectors, self.tuning.vectors_weight)):
+        for hits, weight in ((by_words, 1.0), (by_vectors, query.vectors_weight)):
             for rank, hit in enumerate(hits, start=1):
                 before = together[hit.id].score if hit.id in together else 0.0
                 score = before + 1 / (self.tuning.rank_offset + rank / weight)

@@ -24,7 +24,7 @@ def make_table(name: str) -> str:
     """Return the Markdown of one table: its rows by kind, then what made them. A plan is made from those of search."""
     file = ROOT / "results" / f"{'search' if name == 'plan' else name}.json"
     if not file.is_file():
-        sys.exit(f"no {file}: run python benchmarks/{name}.py")
+        sys.exit(f"no {file}: run python benchmarks/{name.split('-')[0]}.py")
     record = json.loads(file.read_text(encoding="utf-8"))
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in make_plan(record["rows"]) if name == "plan" else record["rows"]:

@@ -227,7 +227,7 @@ def make_word_pages(*, vectors: bool = False) -> list[StoredPage]:
 
 def ask(text: str, vectors: np.ndarray | None = None) -> StoreQuery:
     query = read_query(text, get_analyzer("english"))
-    return StoreQuery(vectors, query.terms, query.phrases, query.excluded)
+    return StoreQuery(vectors, query.terms, query.phrases, query.excluded, vectors_weight=0.3)
 
 
 def found_by(store: Store, query: StoreQuery, where: Where = Where()) -> dict[str, float]:  # noqa: B008

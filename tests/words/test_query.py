@@ -23,6 +23,7 @@ ENGLISH = get_analyzer("english")
         ('tax -"income tax"', "tax", (), ("income tax",)),
         ("-5 degrees", "-5 degrees", (), ()),
         ("--prune option", "--prune option", (), ()),
+        ("ls -l and gcc -lm", "ls -l and gcc -lm", (), ()),
         ("well-known word", "well-known word", (), ()),
         ('an "open quote', 'an "open quote', (), ()),
         ('""', "", (), ()),

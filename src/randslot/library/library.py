@@ -42,7 +42,7 @@ from .results import BY, By, Hit, Match, Progress, Status, Summary
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.store import BYTES_PER_NUMBER, StoredPage, StoreHit, StoreQuery, Vectors
 from .texts import read_stored_text
-from .trust import estimate_trust, read_trust
+from .trust import LIGHT, estimate_trust, read_trust
 from .verify import find_problems
 from .words import LibraryWords
 
@@ -446,13 +446,14 @@ class Library:
             vectors = self._encode(queries, num)
         elif by == "both":
             vectors = self._encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
+        weight = self.trust.weight if self.trust else LIGHT
         made = []
         for word, own in zip(words, vectors, strict=True):
             if by == "vectors":
                 made.append(StoreQuery(own))
             else:
                 terms = word.terms if word.terms.numbers else None
-                made.append(StoreQuery(own, terms, word.phrases, word.excluded))
+                made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
         return made
 
     def _make_hits(

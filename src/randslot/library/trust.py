@@ -16,7 +16,9 @@ OTHERS = 100  # pages that each is compared with
 FEWEST = 8  # pages with vectors and text below which nothing can be said
 WORDS = (5, 16)  # of a line that is asked for: at least, at most
 # Half of the other pages are nearer to a line by chance. A model that reads has nearly none nearer.
-READS_FROM = 0.75
+READS_FROM, WELL_FROM = 0.75, 0.97
+# Of the ranks by vectors beside those by words, if the model reads well or less so; how they were chosen: docs/log.md.
+STRONG, LIGHT = 0.7, 0.2
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Trust:
     def reads(self) -> bool:
         """Whether the model can read these pages."""
         return self.share >= READS_FROM
+
+    @property
+    def weight(self) -> float:
+        """How much ranks by vectors count beside those by words."""
+        return STRONG if self.share >= WELL_FROM else LIGHT
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,11 +82,15 @@ def _max_sim(query: Vectors, page: StoredPage) -> float:
 
 
 def _choose_line(page: StoredPage, dice: random.Random) -> str:
-    """Return a line of a page that has words enough to know it by, or nothing."""
+    """Return a line of a page, with those after it if it is short, or nothing if the page has too few words."""
     assert page.text is not None
-    lines = []
-    for line in page.text.text.splitlines():
-        words = line.split()
+    lines = page.text.text.splitlines()
+    if not lines:
+        return ""
+    start = dice.randrange(len(lines))
+    words: list[str] = []
+    for line in [*lines[start:], *lines[:start]]:
+        words += line.split()
         if len(words) >= WORDS[0]:
-            lines.append(" ".join(words[: WORDS[1]]))
-    return dice.choice(lines) if lines else ""
+            return " ".join(words[: WORDS[1]])
+    return ""

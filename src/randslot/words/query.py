@@ -16,7 +16,7 @@ SHORT_PART = 2  # characters of a part of an identifier that says nothing alone
 QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'
 PIECE = re.compile(
     rf"(?P<minus>(?<!\S)-)?[{QUOTES}](?P<phrase>[^{QUOTES}]*)[{QUOTES}]"
-    r"|(?<!\S)-(?P<excluded>[^\W\d_]\S*)"  # a letter must follow: -5 is a number, and --prune an option
+    r"|(?<!\S)-(?P<excluded>[^\W\d_]{3}\S*)"  # letters must follow: -5 is a number, -l and --prune are options
 )
 
 

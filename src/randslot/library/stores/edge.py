@@ -128,7 +128,7 @@ class EdgeStore:
                 edge.Prefetch(pool, _nearest_words(query), params=_rare_among(where), filter=some),
                 edge.Prefetch(pool, _nearest_vectors(query), params=self._vector_search(pool, exact), filter=some),
             ]
-            weights = [self.tuning.words_weight, self.tuning.vectors_weight]
+            weights = [1.0, query.vectors_weight]
             # This engine counts ranks from 0.
             together: Any = edge.Fusion.Rrf(k=self.tuning.rank_offset + 1, weights=weights)
             return edge.QueryRequest(k, query=together, prefetches=prefetches, with_payload=PLACE)

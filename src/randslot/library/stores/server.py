@@ -206,7 +206,7 @@ class ServerStore:
                 filter=some,
                 params=self._vector_search(pool, exact),
             )
-            weights = [self.tuning.words_weight, self.tuning.vectors_weight]
+            weights = [1.0, query.vectors_weight]
             # This engine counts ranks from 0.
             together = models.RrfQuery(rrf=models.Rrf(k=self.tuning.rank_offset + 1, weights=weights))
             return models.QueryRequest(query=together, prefetch=[words, vectors], limit=k, with_payload=PLACE)

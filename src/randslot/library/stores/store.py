@@ -73,13 +73,15 @@ class StoredPage:
 class StoreQuery:
     """What to look for: by vectors (K, D), by words, or by both, whose ranks are then combined.
 
-    phrases: all must be on the page, word by word. excluded: none of these phrases may be.
+    phrases: all must be on the page, word by word. excluded: none of these phrases may be. vectors_weight: of the ranks
+    by vectors, where those by words have 1.
     """
 
     vectors: Vectors | None = None
     terms: Terms | None = None
     phrases: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    vectors_weight: float = 1.0
 
 
 @dataclass(frozen=True)

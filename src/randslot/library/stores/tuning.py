@@ -29,8 +29,6 @@ class Tuning:
     graph_from: int = 1_000_000
     pool: int = 100
     rank_offset: int = 1
-    words_weight: float = 1.0
-    vectors_weight: float = 0.7
 
     def has_codes(self, dim: int) -> bool:
         """Whether vectors of this dimension have codes beside them."""
