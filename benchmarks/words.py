@@ -52,6 +52,7 @@ from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.store import StoredPage, StoreQuery, Where, page_id
 from randslot.library.stores.tuning import DEFAULT_TUNING
 from randslot.library.texts import make_stored_text, read_stored_text
+from randslot.library.trust import LIGHT
 from randslot.pages.text import PageText
 from randslot.words.analyzer import Analyzer, get_analyzer, list_words
 from randslot.words.query import read_query
