@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..pages.text import PageText, Word
-from ..words.analyzer import Analyzer, list_words
+from ..words.analyzer import Analyzer
 from .stores.store import Origin, StoredText
 
 STEPS = 65_535  # that a side of the page is divided into
@@ -17,7 +17,8 @@ def make_stored_text(text: PageText, origin: Origin, analyzer: Analyzer) -> Stor
     for i, word in enumerate(text.words):
         boxes[i] = word.left, word.top, word.right, word.bottom
     packed = np.clip(boxes * STEPS, 0, STEPS).round().astype("<u2").tobytes()
-    return StoredText(origin, text.text, packed, " ".join(list_words(text.text)), analyzer.weigh_page(text.text))
+    terms, words = analyzer.analyse_page(text.text)
+    return StoredText(origin, text.text, packed, words, terms)
 
 
 def read_stored_text(stored: StoredText) -> PageText:

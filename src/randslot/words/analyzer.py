@@ -48,16 +48,21 @@ class Analyzer:
 
     def weigh_page(self, text: str) -> Terms:
         """Return the terms of a page with their weights."""
+        return self.analyse_page(text)[0]
+
+    def analyse_page(self, text: str) -> tuple[Terms, str]:
+        """Return the terms of a page with their weights, and its words one after the other, for phrases."""
         counts: Counter[str] = Counter()
-        length = 0
+        words = []
         for token in tokenize(text):
             counts[self.find_term(token)] += 1
-            length += not token.extra
-        usual = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length / USUAL_LENGTH)
+            if not token.extra:
+                words.append(remove_accents(token.text))
+        usual = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * len(words) / USUAL_LENGTH)
         weights = []
         for count in counts.values():
             weights.append(count * (SATURATION + 1) / (count + usual))
-        return _number(counts, weights)
+        return _number(counts, weights), " ".join(words)
 
     def weigh_query(self, terms: Iterable[str]) -> Terms:
         """Return the terms of a query; one that is named twice counts twice."""
