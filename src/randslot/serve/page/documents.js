@@ -44,7 +44,7 @@ function showHead() {
     const button = make("button", { type: "button", textContent: text });
     const other = now.order === "up" ? "down" : "up";
     button.addEventListener("click", () => go({ sort: key, order: current ? other : "" }, true));
-    const cell = make("th", { scope: "col", className: key }, button);
+    const cell = make("th", { scope: "col", className: key === "name" ? "" : key }, button);
     if (current) cell.ariaSort = now.order === "up" ? "ascending" : "descending";
     return cell;
   });

@@ -34,6 +34,7 @@ function days(when) {
 export async function offer(status) {
   const { folders, years, metadata } = await call("/api/choices");
   const counted = (values) => Object.entries(values).map(([value, count]) => [value, `${value} (${count.toLocaleString("en")})`]);
+  document.body.classList.toggle("one-folder", Object.keys(folders).length < 2);
   fill($("folder"), [["", "All folders"], ...counted(folders)], Object.keys(folders).length > 1);
   const dates = [["", "Any date"], ...Object.entries(DAYS), ...Object.keys(years).reverse().map((year) => [year, year])];
   fill($("when"), dates, status.documents > 1);

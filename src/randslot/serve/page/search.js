@@ -122,15 +122,14 @@ function add(hit) {
   const card = { twins: [], element: make("li") };
   if (hit.twin) cards.set(hit.twin, card);
   const open = { open: place(hit.document, hit.page) };
-  const text = make("span", { className: "text" }, name(hit.document.name),
-    make("span", { className: "where", textContent: where(hit) }));
-  if (hit.snippet) text.append(make("span", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
-  card.element.append(lead(make("a", { href: href(open) }, thumbnail(hit.document, hit.page, hit.boxes), text), open));
+  const where = make("span", { className: "where" }, `page ${hit.page} of ${hit.document.pages.toLocaleString("en")}`,
+    make("span", { className: "folder", textContent: ` · ${hit.document.folder}/` }));
+  const text = make("div", { className: "text" }, lead(make("a", { className: "open", href: href(open) }, name(hit.document.name), where), open));
+  if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
+  card.element.append(thumbnail(hit.document, hit.page, hit.boxes), text);
   found.push(hit);
   $("hits").append(card.element);
 }
-
-const where = ({ document, page }) => `page ${page} of ${document.pages.toLocaleString("en")} · ${document.folder}/`;
 
 function thumbnail(document, page, boxes) {
   const sheet = make("span", { className: "sheet" }, make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" }));
@@ -146,7 +145,7 @@ function showTwins({ element, twins }) {
     return i ? [", ", link] : [link];
   });
   const rest = twins.length > TWINS ? [` and ${plural(twins.length - TWINS, "other place")}`] : [];
-  element.append(make("p", { className: "twins" }, `and ${plural(twins.length, "identical page")} in `, ...links, ...rest));
+  element.querySelector(".text").append(make("p", { className: "twins" }, `and ${plural(twins.length, "identical page")} in `, ...links, ...rest));
 }
 
 // -- when there is nothing to show
@@ -184,8 +183,10 @@ async function explainNothing() {
       paragraph("Its pages are scans or pictures, and searches by words find nothing on them."),
       paragraph("OCR reads them: ", code('pip install "randslot[ocr]"'), ", then ", code("randslot library words"), "."));
   }
-  const tips = ["Try fewer or other words.", "Leave out quotes: they ask for exactly these words in this order.",
-    "Leave out words with a minus before them: no page may have those."];
+  const query = at().get("q");
+  const tips = ["Try fewer or other words."];
+  if (/["“”„«»]/.test(query)) tips.push("Leave out the quotes: they ask for exactly these words in this order.");
+  if (/(^|\s)-\p{L}/u.test(query)) tips.push("Leave out words with a minus before them: pages with those are not shown.");
   const wordless = status.pages - status.pages_with_text;
   if (wordless) tips.push(`${plural(wordless, "page")} of this library ${wordless === 1 ? "has" : "have"} no text that could be found.`);
   showEmpty("Nothing found", make("ul", {}, ...tips.map((tip) => make("li", { textContent: tip }))));

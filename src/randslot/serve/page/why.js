@@ -12,7 +12,8 @@ let now = null; // what is explained: the request, the hit if it is one, its pla
 export function explain(asked, words, hit, rank, hasVectors) {
   now = asked;
   $("why").hidden = false;
-  $("why-text").textContent = [told(words.words), rank ? `It is the ${ordinal(rank)} of the pages that were found.` : "It is not among the pages that were found so far."].filter(Boolean).join(" ");
+  const place = rank ? `It ranks ${ordinal(rank)} of the pages that were found.` : "It is not among the pages that were found so far.";
+  $("why-text").textContent = [told(words.words), place].filter(Boolean).join(" ");
   $("why-words").replaceChildren(...words.words.map(chip));
   $("why-score").textContent = hit ? `${SCORES[hit.by]}: ${hit.score.toFixed(2)}. It compares pages of this search only.` : "";
   $("vectors").hidden = !hasVectors;
@@ -44,7 +45,7 @@ async function rankBoth(asked) {
   const ranks = await call("/api/ranks", { ...asked, ...chosen() }).catch(() => null);
   if (now !== asked || !ranks) return;
   const one = (rank) => (rank ? ordinal(rank) : "not among the first 100");
-  $("why-text").textContent += ` By its words alone it is ${one(ranks.words)}, by its vectors alone ${one(ranks.vectors)}.`;
+  $("why-text").textContent += ` By words alone: ${one(ranks.words)}. By vectors alone: ${one(ranks.vectors)}.`;
 }
 
 // -- the matrix
