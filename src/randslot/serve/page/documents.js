@@ -77,7 +77,7 @@ function tell(part) {
 
 function row(document) {
   const open = { open: `${document.id}:1` };
-  const link = lead(make("a", { href: href(open) }, name(document.name)), open);
+  const link = lead(make("a", { href: href(open), ariaLabel: document.name }, name(document.name)), open);
   const cell = (key, text) => make("td", { className: key, textContent: text });
   const made = make("tr", {}, make("th", { scope: "row" }, link), cell("folder", document.folder), cell("pages", document.pages.toLocaleString("en")),
     cell("size", size(document.bytes)), cell("modified", day(document.modified)), make("td", { className: "act" }));
@@ -149,4 +149,7 @@ $("find").addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(() => go({ find: $("find").value.trim() }, true), 200);
 });
-whenNear($("more-documents"), () => load().catch((error) => { $("documents-message").textContent = error.message; }));
+whenNear($("more-documents"), () => load().catch((error) => {
+  $("documents-message").textContent = error.message;
+  $("more-documents").hidden = true;
+}));

@@ -1,6 +1,7 @@
 // Elements and words. Names and texts go in as text, never as HTML.
 
-const TAIL = 14; // characters at the end of a name that are never cut
+const SHORT = 20; // characters of a name that always fit
+const TAIL = 14; // characters at the end of a longer one that are not cut
 
 export const $ = (id) => document.getElementById(id);
 
@@ -27,11 +28,12 @@ export function size(bytes) {
 
 export const day = (time) => new Date(time).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 
-// A name that is cut in the middle where it does not fit: its end tells versions and kinds apart.
-export function name(text, tag = "span") {
+// A name that is cut in the middle where it does not fit: its end tells versions and kinds apart. Screen readers hear
+// two words then, so links and headings with a name in them say it as a label too.
+export function name(text) {
   const characters = [...text];
-  const end = Math.max(characters.length - TAIL, Math.ceil(characters.length / 2));
-  return make(tag, { className: "name", title: text },
+  const end = characters.length > SHORT ? characters.length - TAIL : characters.length;
+  return make("span", { className: "name", title: text },
     make("span", { textContent: characters.slice(0, end).join("") }),
     make("span", { textContent: characters.slice(end).join("") }));
 }
@@ -71,8 +73,14 @@ export function box([left, top, right, bottom]) {
 
 export const image = (document, page, size) => `/api/documents/${document.id}/pages/${page}/image?size=${size}`;
 
-// Calls a function when an element comes near the screen, and when its button is pressed.
+// Calls a function when an element comes near the screen, again as long as it is there, and when its button is pressed.
 export function whenNear(element, load) {
-  new IntersectionObserver((seen) => { if (seen[0].isIntersecting) load(); }, { rootMargin: "600px" }).observe(element);
+  const observer = new IntersectionObserver(async (seen) => {
+    if (!seen[0].isIntersecting) return;
+    await load();
+    observer.unobserve(element);
+    observer.observe(element);
+  }, { rootMargin: "600px" });
+  observer.observe(element);
   element.querySelector("button").addEventListener("click", load);
 }

@@ -45,7 +45,7 @@ export async function offer(status) {
     const select = make("select", { id: `m.${key}` });
     fill(select, [["", `Any ${key}`], ...counted(values)], true);
     select.addEventListener("change", () => go({ [`m.${key}`]: select.value, open: "" }));
-    return make("label", {}, make("span", { className: "unseen", textContent: key }), select);
+    return make("span", {}, make("label", { className: "unseen", htmlFor: select.id, textContent: key }), select);
   }));
   showFilters();
 }

@@ -45,7 +45,6 @@ export async function search() {
   complete = true;
   loading = false;
   $("more").hidden = $("empty").hidden = true;
-  $("hits").className = query ? "found" : "covers";
   $("title").textContent = query ? "Pages, best first" : "In this library";
   $("title").classList.toggle("unseen", Boolean(query));
   if (!query) return list(number);
@@ -58,6 +57,7 @@ export async function search() {
 async function list(number) {
   const { total, documents } = await call(`/api/documents?limit=${FIRST}&sort=modified&order=down`);
   if (number !== asked) return;
+  $("hits").className = "covers";
   $("hits").replaceChildren(...documents.map(cover));
   say("");
   $("title").textContent = total > documents.length ? `Latest of ${plural(total, "document")}` : "In this library";
@@ -69,7 +69,7 @@ function cover(document) {
   const thumb = thumbnail(document, 1, []);
   const where = make("span", { className: "where", textContent: plural(document.pages, "page") });
   const open = { open: place(document, 1) };
-  return make("li", {}, lead(make("a", { href: href(open) }, thumb, name(document.name), where), open));
+  return make("li", {}, lead(make("a", { href: href(open), ariaLabel: `${document.name}, ${where.textContent}` }, thumb, name(document.name), where), open));
 }
 
 async function load(number = asked) {
@@ -81,17 +81,24 @@ async function load(number = asked) {
   try {
     ({ hits } = await call("/api/search", { query: now.get("q"), k: STEP, offset: passed, ...chosen(), ...by }));
   } catch (error) {
-    if (number === asked) { loading = false; complete = true; $("hits").replaceChildren(); $("hits").classList.remove("waiting"); }
+    if (number !== asked) return;
+    loading = false;
+    complete = $("more").hidden = true;
+    if (!passed) empty();
     throw error;
   }
   if (number !== asked) return;
-  if (!passed) $("hits").replaceChildren();
-  $("hits").classList.remove("waiting");
+  if (!passed) empty();
   passed += hits.length;
   complete = hits.length < STEP || passed >= DEEPEST;
   for (const hit of hits) add(hit);
   loading = false;
   await tell(hits.length === STEP && complete);
+}
+
+function empty() {
+  $("hits").className = "found";
+  $("hits").replaceChildren();
 }
 
 async function tell(cut) {
@@ -124,7 +131,8 @@ function add(hit) {
   const open = { open: place(hit.document, hit.page) };
   const where = make("span", { className: "where" }, `page ${hit.page} of ${hit.document.pages.toLocaleString("en")}`,
     make("span", { className: "folder", textContent: ` · ${hit.document.folder}/` }));
-  const text = make("div", { className: "text" }, lead(make("a", { className: "open", href: href(open) }, name(hit.document.name), where), open));
+  const link = make("a", { className: "open", href: href(open), ariaLabel: `${hit.document.name}, ${where.textContent}` }, name(hit.document.name), where);
+  const text = make("div", { className: "text" }, lead(link, open));
   if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
   card.element.append(thumbnail(hit.document, hit.page, hit.boxes), text);
   found.push(hit);

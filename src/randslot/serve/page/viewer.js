@@ -41,6 +41,7 @@ export async function open() {
 function showPage() {
   const { document, page } = opened;
   $("viewer-title").replaceChildren(name(document.name), `, page ${page} of ${document.pages}`);
+  $("viewer-title").ariaLabel = $("viewer-title").textContent;
   $("large").src = image(document, page, "large");
   $("large").alt = `${document.name}, page ${page}`;
   $("marks").replaceChildren();
