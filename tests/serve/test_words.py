@@ -87,7 +87,7 @@ def test_more_hits_follow_without_a_gap(visitor):
     everything = find(visitor, "tide", k=100)
     parts = [find(visitor, "tide", k=10, offset=offset) for offset in (0, 10, 20, 30)]
     assert [len(part) for part in parts] == [10, 10, 8, 0]
-    assert sum(parts, []) == everything
+    assert [hit for part in parts for hit in part] == everything
 
 
 @pytest.mark.parametrize(
