@@ -396,6 +396,8 @@ def test_copies_of_a_page_are_one_hit(reader):
     expect(reader.locator(".twins")).to_have_text("and 1 identical page in copy.pdf, page 1")
     reader.locator(".twins a").click()
     expect(reader.get_by_role("dialog").get_by_role("heading", level=2)).to_have_text("copy.pdf, page 1 of 1")
+    expect(reader.locator("#why-text")).to_contain_text("It ranks 1st of the pages that were found.")
+    expect(reader.locator("#result-place")).to_have_text("Result 1")
 
 
 def test_a_part_of_a_name_completes_itself(reader):

@@ -19,6 +19,7 @@ let loading = false;
 let complete = true; // nothing more can come
 let passed = 0; // hits that have come, copies too
 let cards = new Map(); // what copies have in common -> the card of the first
+let places = new Map(); // pages -> the hits that they are, and their places
 
 export function say(text, bad = false) {
   $("message").textContent = text;
@@ -31,7 +32,9 @@ export function know(status) {
 }
 
 const place = (document, page) => `${document.id}:${page}`;
-export const find = (document, page) => found.findIndex((hit) => place(hit.document, hit.page) === place(document, page));
+
+// The hit that a page is, and its place among those that are shown; a copy has the place of the first.
+export const find = (document, page) => places.get(place(document, page)) ?? { hit: null, rank: -1 };
 
 // -- a search, or what there is before one
 
@@ -41,7 +44,7 @@ export async function search() {
   document.title = query ? `${query} - RandSlot` : "RandSlot";
   stopSuggesting();
   found.length = passed = 0;
-  cards = new Map();
+  [cards, places] = [new Map(), new Map()];
   complete = true;
   loading = false;
   $("more").hidden = $("empty").hidden = true;
@@ -119,14 +122,15 @@ export async function loadMore() {
 // -- hits
 
 function add(hit) {
-  if (find(hit.document, hit.page) >= 0) return; // ranks may move as one looks further down
+  if (find(hit.document, hit.page).hit) return; // ranks may move as one looks further down
   const first = hit.twin && cards.get(hit.twin);
+  places.set(place(hit.document, hit.page), { hit, rank: first ? first.rank : found.length });
   if (first) {
     first.twins.push(hit);
     showTwins(first);
     return;
   }
-  const card = { twins: [], element: make("li") };
+  const card = { twins: [], element: make("li"), rank: found.length };
   if (hit.twin) cards.set(hit.twin, card);
   const open = { open: place(hit.document, hit.page) };
   const where = make("span", { className: "where" }, `page ${hit.page} of ${hit.document.pages.toLocaleString("en")}`,

@@ -111,8 +111,8 @@ async function mark() {
   if (opened !== asking) return;
   opened.marks = join(words.boxes).map(box);
   $("marks").replaceChildren(...opened.marks);
-  const rank = find(document, page);
-  explain(asked, words, found[rank], rank + 1, hasVectors());
+  const { hit, rank } = find(document, page);
+  explain(asked, words, hit, rank + 1, hasVectors());
   $("match-tools").hidden = !opened.marks.length;
   if (wanted && opened.marks.length) goToMatch(wanted > 0 ? 0 : opened.marks.length - 1);
   else showMatch();
@@ -142,14 +142,14 @@ function stepMatch(step) {
 // -- results and neighbours
 
 function showResult() {
-  const rank = find(opened.document, opened.page);
+  const { rank } = find(opened.document, opened.page);
   $("result-tools").hidden = !found.length;
   $("result-place").textContent = rank < 0 ? "not a result" : `Result ${rank + 1}`;
   $("result-before").disabled = rank <= 0;
 }
 
 async function stepResult(step, then = 0) {
-  let rank = find(opened.document, opened.page);
+  let { rank } = find(opened.document, opened.page);
   if (rank < 0 && step < 0) return;
   rank += step;
   if (rank >= found.length && !(await loadMore().catch(() => false))) return;
