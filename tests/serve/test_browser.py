@@ -68,9 +68,12 @@ def visiting(browser, address: str, path: str = "/", **options) -> Iterator:
 
 
 def search(page, query: str, source: str = "") -> None:
+    from playwright.sync_api import expect
+
     page.get_by_label("Search the pages").fill(query)
     page.get_by_label("Document", exact=True).fill(source)
     page.get_by_role("button", name="Search").click()
+    expect(page.locator("#message")).not_to_have_text("Searching ...")  # until then, what was there before is shown
 
 
 def test_search_open_a_page_and_see_why(page, address, service, papers):
@@ -342,6 +345,8 @@ def test_words_are_marked_in_snippets_and_on_pages(reader):
     )
     expect(viewer.locator("#why-score")).to_contain_text("Score by words (BM25): ")
     expect(viewer.locator("#vectors")).to_be_hidden()
+    expect(viewer.locator("#large")).not_to_have_js_property("naturalWidth", 0)
+    reader.wait_for_function("document.getElementById('sheet').style.width !== ''")
     sheet, first = viewer.locator("#sheet").bounding_box(), viewer.locator("#marks .box").first.bounding_box()
     assert (first["x"] - sheet["x"]) / sheet["width"] == pytest.approx(50 / 400, abs=0.01)  # as the PDF says
     assert (first["y"] - sheet["y"]) / sheet["height"] == pytest.approx(1 - 560 / 600, abs=0.02)
@@ -358,6 +363,7 @@ def test_matches_results_and_zoom_by_keyboard(reader):
     reader.keyboard.press("n")
     expect(place).to_have_text("1 of 7")
     expect(now).to_have_count(1)
+    reader.wait_for_function("document.getElementById('sheet').style.width !== ''")
     width = viewer.locator("#sheet").bounding_box()["width"]
     reader.keyboard.press("+")
     reader.keyboard.press("+")
