@@ -41,7 +41,7 @@ def test_a_filter_leaves_the_pages_of_one_source(client, source):
 
 
 def test_an_explanation_adds_up_to_the_score(client, service):
-    hit = client.post("/api/search", json={"query": "tax", "k": 1, "exact": True}).json()["hits"][0]
+    hit = client.post("/api/search", json={"query": "tax", "k": 1, "exact": True, "by": "vectors"}).json()["hits"][0]
     asked = {"query": "tax", "document": hit["document"]["id"], "page": hit["page"]}
     found = client.post("/api/explain", json=asked).json()
     similarities = np.array(found["similarities"])
@@ -79,7 +79,7 @@ def test_a_document_comes_as_the_file_it_is(client, papers):
     assert answer.headers["content-disposition"].startswith("inline")
 
 
-@pytest.mark.parametrize(("size", "pixels"), [("small", 360 * 480), ("large", 1200 * 1600)])
+@pytest.mark.parametrize(("size", "pixels"), [("small", 360 * 480), ("large", 1200 * 1600), ("full", 2400 * 3200)])
 def test_a_page_comes_as_an_image(client, size, pixels):
     id = documents(client)["beta.pdf"]["id"]
     answer = client.get(f"/api/documents/{id}/pages/2/image", params={"size": size})
@@ -131,6 +131,7 @@ def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_pa
     jobs = [upload(client, "same.pdf", content) for content in (first, second, first)]
     assert [job["name"] for job in jobs] == ["same.pdf", "same-2.pdf", "same.pdf"]
     assert {job["state"] for job in jobs} == {"done"}
+    assert [job["same_as"] for job in jobs] == [None, None, "same.pdf"]
     assert sorted(name for name in documents(client) if name.startswith("same")) == ["same-2.pdf", "same.pdf"]
 
 

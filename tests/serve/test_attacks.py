@@ -77,21 +77,15 @@ def test_nothing_is_reached_by_a_path(client, path):
         "../evil.pdf",
         "../../../../tmp/evil.pdf",
         "/tmp/evil.pdf",
-        "..\\evil.pdf",
-        "C:\\evil.pdf",
         "..",
-        ".evil.pdf",
+        ".",
         "evil\0.pdf",
-        "evil\n.pdf",
-        "evil\u202efdp.pdf",
         "<script>alert(1)</script>.pdf",
-        "<img src=x onerror=alert(1)>.pdf",
-        '" onload="alert(1).pdf',
-        "x" * 197 + ".pdf",
-        "ä" * 100 + ".pdf",
+        "x" * 252 + ".pdf",
+        "ä" * 126 + ".pdf",
     ],
 )
-def test_names_with_paths_or_markup_are_refused(client, service, tmp_path, name):
+def test_names_that_no_file_has_are_refused(client, service, tmp_path, name):
     before = sorted(service.library.folder.parent.rglob("*.pdf"))
     refused(client.post("/api/uploads", params={"name": name}, content=pdf(tmp_path, 1)), 400, "name")
     assert sorted(service.library.folder.parent.rglob("*.pdf")) == before
@@ -215,6 +209,10 @@ def test_malformed_json_is_refused(client, body):
         ({"query": "tax", "exact": 1}, "exact must be true or false"),
         ({"query": "tax", "source": "x" * 301}, "source must have at most 300 characters"),
         ({"query": "tax", "filter": {}}, "filter is not known here"),
+        ({"query": "tax", "offset": 401}, "offset must be at most 400"),
+        ({"query": "tax", "modified_from": "yesterday"}, "modified_from must be a day as in 2024-01-31"),
+        ({"query": "tax", "metadata": 5}, "metadata must be a JSON object"),
+        ({"query": "tax", "metadata": {str(i): i for i in range(21)}}, "metadata must have at most 20 entries"),
     ],
 )
 def test_wrong_values_are_refused(client, body, reason):
@@ -234,7 +232,7 @@ def test_a_body_without_its_header_is_told_which(client):
         ("/api/documents?limit=many", "limit must be a whole number"),
         (
             "/api/documents/00000000-0000-0000-0000-000000000000/pages/1/image?size=huge",
-            "size must be 'small' or 'large'",
+            "size must be 'small', 'large' or 'full'",
         ),
     ],
 )
@@ -326,6 +324,29 @@ def test_other_names_of_this_machine_are_refused(client):
 def test_a_page_elsewhere_can_change_nothing(client, tmp_path, headers):
     answer = client.post("/api/uploads", params={"name": "a.pdf"}, content=pdf(tmp_path, 1), headers=headers)
     refused(answer, 403, "elsewhere")
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_a_page_elsewhere_can_remove_nothing(client, headers):
+    id = documents(client)["alpha.pdf"]["id"]
+    refused(client.delete(f"/api/documents/{id}", headers=headers), 403, "elsewhere")
+    assert "alpha.pdf" in documents(client)
+
+
+def test_no_error_shows_where_the_library_is(tmp_path):
+    """A library without vectors is asked for them."""
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "a.pdf").write_bytes(pdf(tmp_path, 1))
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "papers", workers=1)
+        client = client_of(service)
+        asked = {"query": "page", "document": documents(client)["a.pdf"]["id"], "page": 1}
+        for answer in (
+            client.post("/api/search", json={"query": "page", "by": "vectors"}),
+            client.post("/api/explain", json=asked),
+        ):
+            refused(answer, 400, "library lib", "no vectors")
+            assert str(tmp_path) not in answer.json()["error"]
 
 
 def test_no_other_origin_may_read_unless_asked(service):

@@ -30,7 +30,7 @@ SCRIPT = "<img src=x onerror=alert(1)>.png"  # a file may be called so, and is i
 
 
 @contextmanager
-def serving(folder: Path, model: PageReader, **options: Any) -> Iterator[Service]:
+def serving(folder: Path, model: PageReader | None, **options: Any) -> Iterator[Service]:
     with Library(folder, model) as library:
         service = Service(library, **options)
         try:

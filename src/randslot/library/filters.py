@@ -38,7 +38,7 @@ def make_where(filters: Mapping[str, Any], manifest: Manifest, library: str) -> 
     _check_keys(metadata, done, library)
     files = set()
     for file in done:
-        if (source is None or is_match(str(source), file.source)) and _has_metadata(file, metadata):
+        if _is_meant(source, file) and has_metadata(file, metadata):
             files.add(file.id)
     return Where(frozenset(files), hidden, first, last) if files else None
 
@@ -53,7 +53,15 @@ def _check_keys(metadata: Mapping[str, Any], files: list[File], library: str) ->
             raise UsageError(f"no page in library {library} has {key!r} to filter by, only {names}")
 
 
-def _has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
+def _is_meant(source: Any, file: File) -> bool:
+    """Whether a file is meant by a pattern, or is one of a set of paths."""
+    if source is None or isinstance(source, frozenset):
+        return source is None or file.source in source
+    return is_match(str(source), file.source)
+
+
+def has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
+    """Whether a file has these metadata."""
     for key, value in wanted.items():
         if key not in file.metadata or _text(file.metadata[key]) != _text(value):
             return False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from datetime import date, datetime
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -20,23 +22,23 @@ from starlette.exceptions import HTTPException  # FastAPI's own is one of these
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
-from ..errors import RandSlotError
+from ..errors import BusyError, RandSlotError
 from ..library.manifest import File
-from ..library.results import By, Hit
+from ..library.results import By
 from ..words.snippets import Snippet
-from .guard import COOKIE, Access, Guard
-from .limits import HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
+from .choices import Choice, Sort, show_folder, show_modified, show_name
+from .guard import COOKIE, SCRIPTS, Access, Guard
+from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
 from .searches import Options
-from .service import Service, show_folder, show_name
+from .service import FoundPage, Service, sign
 from .uploads import UploadJob, Uploads
 
 PAGES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/docs": ("docs.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
 }
 ABOUT = 'Search a library of PDFs and images. Errors are JSON of the form `{"error": "one line"}`.'
 WORDS = {  # what is wrong with a value, by pydantic's name for it
@@ -57,7 +59,15 @@ WORDS = {  # what is wrong with a value, by pydantic's name for it
     "uuid_parsing": "must be an id from the list of documents or uploads",
     "uuid_type": "must be an id from the list of documents or uploads",
     "literal_error": "must be {expected}",
+    "date_type": "must be a day as in 2024-01-31",
+    "date_parsing": "must be a day as in 2024-01-31",
+    "date_from_datetime_parsing": "must be a day as in 2024-01-31",
+    "date_from_datetime_inexact": "must be a day as in 2024-01-31",
+    "dict_type": "must be a JSON object",
+    "too_long": "must have at most {max_length} entries",
 }
+BUSY = "the library is out of reach or in use for now: try again later"
+LOG = logging.getLogger("randslot")
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -72,12 +82,30 @@ QueryText = Annotated[
 ]
 
 
-class SearchBody(Body):
-    query: QueryText
-    k: int = Field(10, ge=1, le=HITS, description="how many pages")
+NamePart = Annotated[str, Field(max_length=SOURCE_CHARACTERS, description="a part of the name, or wildcards")]
+FolderName = Annotated[str | None, Field(max_length=SOURCE_CHARACTERS, description="the name of the folder")]
+
+
+class ChoiceBody(Body):
+    """Which documents are meant."""
+
     source: str | None = Field(
         None, min_length=1, max_length=SOURCE_CHARACTERS, description="a name, folder/name, or wildcards as in *.pdf"
     )
+    name: NamePart = ""
+    folder: FolderName = None
+    modified_from: date | None = Field(None, strict=False, description="the first day of the file's last change, UTC")
+    modified_to: date | None = Field(None, strict=False, description="the last day")
+    metadata: dict[str, str | int | float | bool] = Field({}, max_length=20, description="values by their keys")
+
+    def choice(self) -> Choice:
+        return Choice(self.name, self.folder, self.modified_from, self.modified_to, self.metadata, self.source)
+
+
+class SearchBody(ChoiceBody):
+    query: QueryText
+    k: int = Field(10, ge=1, le=HITS, description="how many pages")
+    offset: int = Field(0, ge=0, le=DEEPEST, description="how many to pass over")
     exact: bool = Field(False, description="score every page in full")
     by: By | None = Field(None, description="by default what the library has and its model can read")
 
@@ -86,6 +114,10 @@ class ExplainBody(Body):
     query: QueryText
     document: UUID = Field(strict=False)
     page: int = Field(ge=1, le=2**31)
+
+
+class RankBody(ChoiceBody, ExplainBody):
+    pass
 
 
 class SessionBody(Body):
@@ -101,6 +133,9 @@ class Document(BaseModel):
     name: str
     folder: str
     pages: int
+    bytes: int
+    modified: datetime = Field(description="when the file was last changed; of an upload, when it was added")
+    uploaded: bool = Field(description="the library keeps the file itself, and deletes it with the document")
     metadata: dict[str, Any]
     file: str = Field(description="address of the file itself")
 
@@ -124,6 +159,20 @@ class WordsAnswer(BaseModel):
     boxes: list[Fractions] = Field(description="left, top, right, bottom of each marked word, in fractions of the page")
 
 
+class WordCountAnswer(BaseModel):
+    word: str = Field(description="as in the query")
+    count: int = Field(description="how often the page has it, in any of its forms")
+
+
+class PageWordsAnswer(WordsAnswer):
+    words: list[WordCountAnswer]
+
+
+class RanksAnswer(BaseModel):
+    words: int | None = Field(description=f"from 1; null if pages are not compared so, or not among the first {HITS}")
+    vectors: int | None
+
+
 class HitAnswer(WordsAnswer):
     document: Document
     page: int
@@ -131,6 +180,7 @@ class HitAnswer(WordsAnswer):
     by: By
     matches: list[MatchAnswer] = Field(description="of readouts; none where no vectors were compared")
     image: str = Field(description="address of the page's image")
+    twin: str | None = Field(description="equal for hits of one search that are copies of one page")
 
 
 class SearchAnswer(BaseModel):
@@ -140,6 +190,12 @@ class SearchAnswer(BaseModel):
 class Documents(BaseModel):
     total: int
     documents: list[Document]
+
+
+class ChoicesAnswer(BaseModel):
+    folders: dict[str, int] = Field(description="how many documents are in each")
+    years: dict[int, int] = Field(description="how many documents were last changed in each")
+    metadata: dict[str, dict[str, int]] = Field(description="by key, how many documents have each value")
 
 
 class ExplainAnswer(BaseModel):
@@ -174,6 +230,7 @@ class Upload(BaseModel):
     pages_done: int
     num_pages: int
     error: str | None
+    same_as: str | None = Field(description="the document that has this content already: nothing was added")
 
 
 class UploadList(BaseModel):
@@ -193,9 +250,9 @@ def make_app(service: Service, access: Access) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if access.token else [],
-        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX")},
+        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, 503, "4XX")},
     )
-    _add_errors(app)
+    _add_errors(app, service)
     _add_page(app)
     _add_reading(app, service)
     _add_documents(app, service)
@@ -207,7 +264,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=access.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type"],
         )
     return app
@@ -216,12 +273,16 @@ def make_app(service: Service, access: Access) -> FastAPI:
 # -- errors
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, service: Service) -> None:
     def refused(_: Request, error: Refused) -> JSONResponse:
         return _error(error.status, str(error))
 
     def wrong(_: Request, error: RandSlotError) -> JSONResponse:
-        return _error(400, str(error))
+        return _error(400, str(error).replace(service.library.name, service.library.folder.absolute().name))
+
+    def busy(_: Request, error: BusyError) -> JSONResponse:
+        LOG.warning("refused for now: %s", error)  # it names the server, which is not for visitors
+        return _error(503, BUSY)
 
     def http(_: Request, error: HTTPException) -> JSONResponse:
         return _error(error.status_code, str(error.detail).lower(), error.headers)
@@ -240,6 +301,7 @@ def _add_errors(app: FastAPI) -> None:
     for kind, handler in {
         Refused: refused,
         RandSlotError: wrong,
+        BusyError: busy,
         HTTPException: http,
         RequestValidationError: invalid,
     }.items():
@@ -277,9 +339,11 @@ def _add_heads(app: FastAPI) -> None:
 
 
 def _add_reading(app: FastAPI, service: Service) -> None:
-    @app.get("/api/health", tags=["service"])
+    @app.get("/api/health", tags=["service"], responses={503: {"model": ErrorAnswer, "description": "it is not"}})
     async def health() -> Health:
-        """Whether the service is up; needs no token."""
+        """Whether the service is up and its library answers; needs no token."""
+        if not await service.is_reachable():
+            raise Refused(503, "the library does not answer")
         return Health(status="ok")
 
     @app.get("/api/status", tags=["service"])
@@ -290,15 +354,23 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        options = Options(body.k, body.source, body.exact, body.by)
-        found = await service.search(body.query, options)
-        return SearchAnswer(hits=[_hit(one.hit, one.document) for one in found])
+        options = Options(body.k, None, body.exact, body.by)
+        found = await service.search(body.query, options, body.choice(), body.offset)
+        return SearchAnswer(hits=[_hit(one, service) for one in found])
 
     @app.post("/api/words", tags=["search"])
-    def words(body: ExplainBody) -> WordsAnswer:
-        """Where the words of a query stand on a page."""
+    def words(body: ExplainBody) -> PageWordsAnswer:
+        """Where the words of a query stand on a page, and how often."""
         found = service.find_words(body.query, str(body.document), body.page)
-        return WordsAnswer(snippet=_snippet(found.snippet), boxes=list(found.boxes))
+        counts = service.count_words(body.query, str(body.document), body.page)
+        words = [WordCountAnswer(word=one.word, count=one.count) for one in counts]
+        return PageWordsAnswer(snippet=_snippet(found.snippet), boxes=list(found.boxes), words=words)
+
+    @app.post("/api/ranks", tags=["search"])
+    async def ranks(body: RankBody) -> RanksAnswer:
+        """Which place a page has by words and by vectors, each alone."""
+        found = await service.rank(body.query, str(body.document), body.page, body.choice())
+        return RanksAnswer(words=found.words, vectors=found.vectors)
 
     @app.post("/api/explain", tags=["search"])
     def explain(body: ExplainBody) -> ExplainAnswer:
@@ -307,16 +379,18 @@ def _add_reading(app: FastAPI, service: Service) -> None:
         return ExplainAnswer(similarities=found.similarities, winners=found.winners, score=found.score)
 
 
-def _hit(hit: Hit, file: File) -> HitAnswer:
+def _hit(found: FoundPage, service: Service) -> HitAnswer:
+    hit = found.hit
     return HitAnswer(
-        document=_document(file),
+        document=_document(found.document, service),
         page=hit.page,
         score=hit.score,
         by=hit.by,
         snippet=_snippet(hit.snippet),
         boxes=list(hit.boxes),
         matches=[MatchAnswer(query=one.query, page=one.page, similarity=one.similarity) for one in hit.matches],
-        image=f"/api/documents/{file.id}/pages/{hit.page}/image",
+        image=f"/api/documents/{found.document.id}/pages/{hit.page}/image",
+        twin=sign(hit),
     )
 
 
@@ -326,12 +400,15 @@ def _snippet(snippet: Snippet | None) -> SnippetAnswer | None:
     return SnippetAnswer(text=snippet.text, marks=list(snippet.marks))
 
 
-def _document(file: File) -> Document:
+def _document(file: File, service: Service) -> Document:
     return Document(
         id=file.id,
         name=show_name(file),
         folder=show_folder(file),
         pages=file.num_pages,
+        bytes=file.size,
+        modified=show_modified(file),
+        uploaded=service.is_uploaded(file),
         metadata=dict(file.metadata),
         file=f"/api/documents/{file.id}/file",
     )
@@ -343,18 +420,32 @@ def _document(file: File) -> Document:
 def _add_documents(app: FastAPI, service: Service) -> None:
     @app.get("/api/documents", tags=["documents"])
     def documents(
-        name: Annotated[str, Query(max_length=SOURCE_CHARACTERS, description="a part of the name")] = "",
+        name: Annotated[NamePart, Query()] = "",
+        folder: Annotated[FolderName, Query()] = None,
+        sort: Sort = "name",
+        order: Literal["up", "down"] = "up",
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Documents:
-        """The documents of the library, by name."""
-        total, files = service.documents(name, offset, limit)
-        return Documents(total=total, documents=[_document(file) for file in files])
+        """The documents of the library, in an order; equal ones by name."""
+        total, files = service.documents(Choice(name, folder), sort, order == "down", offset, limit)
+        return Documents(total=total, documents=[_document(file, service) for file in files])
+
+    @app.get("/api/choices", tags=["documents"])
+    def choices() -> ChoicesAnswer:
+        """What documents can be filtered by."""
+        found = service.choices()
+        return ChoicesAnswer(folders=found.folders, years=found.years, metadata=found.metadata)
 
     @app.get("/api/documents/{id}", tags=["documents"])
     def document(id: UUID) -> Document:
         """One document."""
-        return _document(service.document(str(id)))
+        return _document(service.document(str(id)), service)
+
+    @app.delete("/api/documents/{id}", status_code=204, tags=["documents"])
+    def remove(id: UUID) -> None:
+        """Forget a document. Files of your folders stay where they are; an uploaded file is deleted."""
+        service.remove(str(id))
 
     @app.get(
         "/api/documents/{id}/file",
@@ -374,7 +465,7 @@ def _add_documents(app: FastAPI, service: Service) -> None:
         response_class=Response,
         responses={200: {"content": {"image/jpeg": BINARY}}},
     )
-    async def image(id: UUID, number: int, size: Literal["small", "large"] = "small") -> Response:
+    async def image(id: UUID, number: int, size: Literal["small", "large", "full"] = "small") -> Response:
         """A page of a document as a JPEG."""
         draw = partial(service.image, str(id), number, size)
         content = await asyncio.get_running_loop().run_in_executor(service.threads, draw)
@@ -427,6 +518,7 @@ def _upload(job: UploadJob) -> Upload:
         pages_done=job.pages_done,
         num_pages=job.num_pages,
         error=job.error,
+        same_as=job.same_as,
     )
 
 

@@ -25,7 +25,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "randslot"
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
-PAGE = frozenset({"/", "/page.css", "/page.js", "/icon.svg", "/docs", "/docs.js", "/openapi.json"})  # hold no data
+SCRIPTS = ("page", "dom", "api", "route", "search", "filters", "viewer", "why", "documents", "uploads", "docs")
+PAGE = frozenset(  # they hold no data
+    {"/", "/page.css", "/icon.svg", "/docs", "/openapi.json", *(f"/{name}.js" for name in SCRIPTS)}
+)
 OPEN = PAGE | {"/api/health", "/api/session"}
 UPLOAD = "/api/uploads"
 HEADERS = {

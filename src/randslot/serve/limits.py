@@ -9,12 +9,15 @@ from ..errors import RandSlotError
 QUERY_CHARACTERS = 1_000
 SOURCE_CHARACTERS = 300
 TOKEN_CHARACTERS = 16  # at least
-HITS = 100  # of one search
+HITS = 100  # of one answer
+DEEPEST = 400  # hits that may be passed over before them: each is read before it is passed over
+CHOICES = 200  # folders, years, and values of metadata that are offered to filter by
 BODY_BYTES = 64 * 1024  # of a request that is not an upload
 WAITING_SEARCHES = 1_000
 BATCH = 32  # queries that are encoded together
-NAME_BYTES = 200
+NAME_BYTES = 255  # what file systems take
 RENDER_SECONDS = 20.0  # for a page that someone looks at
+HEALTH_SECONDS = 3.0  # for a library to answer, and for how long that is believed
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ from .limits import BATCH, WAITING_SEARCHES, Refused
 
 @dataclass(frozen=True)
 class Options:
-    """How to search; queries with equal options can be answered together."""
+    """How to search; queries with equal options can be answered together.
+
+    source: as in the library's filters: a pattern, or the paths of the files that count.
+    """
 
     k: int = 10
-    source: str | None = None
+    source: str | frozenset[str] | None = None
     exact: bool = False
     by: By | None = None
 

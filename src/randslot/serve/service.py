@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from glob import escape
+from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from ..errors import RandSlotError
+from ..library.folder import is_kept
 from ..library.library import Library
 from ..library.manifest import File
 from ..library.reading.workers import Renderers
-from ..library.results import Hit
+from ..library.results import By, Hit
 from ..library.stores.store import Vectors, page_id
 from ..pages import KINDS
+from ..words.query import read_query
 from ..words.snippets import Found
-from .limits import RENDER_SECONDS, Refused, UploadLimits
+from ..words.tokens import tokenize
+from .choices import Choice, Choices, Sort, list_choices, sort_files
+from .limits import HEALTH_SECONDS, HITS, RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches
 from .uploads import Uploads
 
-PIXELS = {"small": 360 * 480, "large": 1200 * 1600}  # of page images
+PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of page images
 RENDERERS = 2
 CACHED = 300  # page images
+DIGITS = 4  # of scores that are compared
+LOG = logging.getLogger("randslot")
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,22 @@ class Explanation:
     score: float
 
 
+@dataclass(frozen=True)
+class WordCount:
+    """A word of a query, and how often it is on a page, in any of its forms."""
+
+    word: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which place a page has by words and by vectors, from 1; None if it is not compared so, or not among the first."""
+
+    words: int | None = None
+    vectors: int | None = None
+
+
 class Service:
     """Searches, pages, documents and uploads of one library. Close it: that finishes what was acknowledged."""
 
@@ -57,6 +85,8 @@ class Service:
         self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
+        self._looking = ThreadPoolExecutor(1, "health")
+        self._looked: tuple[float, Future[Any]] | None = None
 
     def close(self) -> None:
         """Answer and index what is waiting, then stop; the library stays open."""
@@ -64,19 +94,37 @@ class Service:
         if self.uploads:
             self.uploads.close()
         self.threads.shutdown(cancel_futures=True)
+        self._looking.shutdown(wait=False, cancel_futures=True)
         self.renderers.close()
 
     # -- documents and pages
 
-    def documents(self, part: str, offset: int, limit: int) -> tuple[int, list[File]]:
-        """Return how many documents have a text in their name, and some of them, by name."""
-        part = part.lower()
-        found = []
-        for file in self.library.files():
-            if file.state == "done" and part in show_name(file).lower():
-                found.append(file)
-        found.sort(key=lambda file: (show_name(file).lower(), file.source))
+    def documents(
+        self, choice: Choice, sort: Sort, descending: bool, offset: int, limit: int
+    ) -> tuple[int, list[File]]:
+        """Return how many documents are meant, and some of them, in an order."""
+        found = sort_files(self._choose(choice), sort, descending)
         return len(found), found[offset : offset + limit]
+
+    def choices(self) -> Choices:
+        """Return what documents can be filtered by."""
+        return list_choices(self.library.manifest.find(state="done"))
+
+    def _choose(self, choice: Choice) -> list[File]:
+        return [file for file in self.library.manifest.find(state="done") if choice.allows(file)]
+
+    def is_uploaded(self, file: File) -> bool:
+        """Whether the library keeps the file itself, so that forgetting the document deletes it."""
+        return is_kept(file, str(self.library.folder.absolute()))
+
+    def remove(self, id: str) -> None:
+        """Forget a document. Files of the user's folders stay; an uploaded one is deleted.
+
+        Errors: Refused if there is none, or the library is read-only.
+        """
+        if self.uploads is None:
+            raise Refused(403, "this library is served read-only")
+        self.library.remove(escape(self.document(id).source))  # a name may look like a pattern for others
 
     def document(self, id: str) -> File:
         """Return a document by its id.
@@ -115,8 +163,9 @@ class Service:
         Errors: Refused if there is no such page, or its file is gone or broken.
         """
         file = self.page(id, number)
+        draw = self._draw_now if size == "full" else self._draw  # those are megabytes, and the browser keeps them
         try:
-            return self._draw(file.source, number, PIXELS[size], os.stat(file.source).st_mtime_ns)
+            return draw(file.source, number, PIXELS[size], os.stat(file.source).st_mtime_ns)
         except (OSError, RandSlotError) as error:
             raise Refused(404, "this page cannot be shown: its file is gone, or has changed or broken") from error
 
@@ -128,13 +177,37 @@ class Service:
 
     # -- searches
 
-    async def search(self, query: str, options: Options) -> list[FoundPage]:
-        """Return the best pages for a query; pages of a document that has just been removed are left out.
+    async def search(self, query: str, options: Options, choice: Choice, offset: int = 0) -> list[FoundPage]:
+        """Return the best pages for a query, after the first `offset` ones, in documents that are meant.
+
+        Pages of a document that has just been removed are left out.
 
         Errors: Refused if too many searches are waiting.
         """
-        hits = await asyncio.wrap_future(self.searches.ask(query, options))
-        return await asyncio.to_thread(self._find_documents, hits)
+        hits = await self._ask(query, replace(options, k=offset + options.k), choice)
+        return await asyncio.to_thread(self._find_documents, hits[offset:])
+
+    async def _ask(self, query: str, options: Options, choice: Choice) -> list[Hit]:
+        source: str | frozenset[str] | None = choice.source
+        if not choice.is_pattern:
+            files = await asyncio.to_thread(self._choose, choice)
+            source = frozenset(file.source for file in files)
+        return await asyncio.wrap_future(self.searches.ask(query, replace(options, source=source)))
+
+    async def rank(self, query: str, id: str, number: int, choice: Choice) -> Ranks:
+        """Return which place a page has by words and by vectors, among the first hundred.
+
+        Errors: Refused if there is no such page.
+        """
+        await asyncio.to_thread(self.page, id, number)
+        by = await asyncio.to_thread(self.library.choose_by)
+        ranks: dict[str, int | None] = {}
+        kinds: Collection[By] = ("words", "vectors") if by == "both" else (by,)
+        for kind in kinds:
+            hits = await self._ask(query, Options(HITS, by=kind), choice)
+            places = [place for place, hit in enumerate(hits, 1) if hit.id == page_id(id, number)]
+            ranks[kind] = places[0] if places else None
+        return Ranks(**ranks)
 
     def _find_documents(self, hits: list[Hit]) -> list[FoundPage]:
         files = self.library.manifest.get({hit.file for hit in hits})
@@ -163,7 +236,38 @@ class Service:
         self.page(id, number)
         return self.library.find_on_page(query, page_id(id, number))
 
+    def count_words(self, query: str, id: str, number: int) -> list[WordCount]:
+        """Return how often each word of a query is on a page, those that are not on it included.
+
+        Errors: Refused if there is no such page.
+        """
+        self.page(id, number)
+        analyzer = self.library.words.analyzer
+        asked = read_query(query, analyzer)
+        counts = Counter(
+            analyzer.find_term(token) for token in tokenize(self.library.read_text(page_id(id, number)).text)
+        )
+        found: dict[str, WordCount] = {}
+        for token in tokenize(asked.plain):
+            term = analyzer.find_term(token)
+            if term in asked.marked and term not in found:
+                found[term] = WordCount(asked.plain[token.start : token.end], counts[term])
+        return list(found.values())
+
     # -- state
+
+    async def is_reachable(self) -> bool:
+        """Whether the library answers; asked anew every few seconds at most, and given up on after as many."""
+        if self._looked is None or (self._looked[1].done() and time.monotonic() - self._looked[0] > HEALTH_SECONDS):
+            self._looked = time.monotonic(), self._looking.submit(self.library.manifest.totals)
+        answer = asyncio.wrap_future(self._looked[1])
+        answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # it may come when nobody waits
+        try:
+            await asyncio.wait_for(asyncio.shield(answer), HEALTH_SECONDS)
+        except Exception as error:  # whatever it is, the library does not answer
+            LOG.warning("the library does not answer: %s", error or type(error).__name__)
+            return False
+        return True
 
     def status(self) -> dict[str, Any]:
         """Return what the library holds and what the service allows."""
@@ -196,15 +300,15 @@ class Service:
         }
 
 
-def show_name(file: File) -> str:
-    """Return the name of a document as text that can be shown: bytes that are not text are replaced."""
-    return _readable(os.path.basename(file.source))
+def sign(hit: Hit) -> str | None:
+    """Return what is equal for pages that are the same to a search, and None for a page that shows nothing to compare.
 
-
-def show_folder(file: File) -> str:
-    """Return the name of the folder that a document is in, and not the path to it."""
-    return _readable(os.path.basename(os.path.dirname(file.source)))
-
-
-def _readable(name: str) -> str:
-    return name.encode("utf-8", "replace").decode()
+    Copies of a page have the same text, at the same places, and the same score. By both words and vectors the score
+    is a sum over ranks, which copies do not share: then their similarities are compared.
+    """
+    if hit.snippet is None or not hit.snippet.text:
+        return None
+    similarities = [round(match.similarity, DIGITS) for match in hit.matches]
+    score = None if hit.by == "both" else round(hit.score, DIGITS)
+    seen = (hit.snippet.text, hit.boxes, similarities, score)
+    return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

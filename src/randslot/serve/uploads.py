@@ -22,12 +22,13 @@ from typing import IO
 from ..errors import BusyError, RandSlotError
 from ..library.folder import UPLOADS
 from ..library.library import Library
+from ..library.manifest import File
 from ..library.reading.workers import Renderers
 from ..library.results import Progress
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
+from .choices import show_name
 from .limits import NAME_BYTES, Refused, UploadLimits
 
-BAD_CHARACTERS = '<>:"/\\|?*'  # path separators, markup, and what some systems do not allow
 REMEMBERED = 100  # jobs that are over
 PART = ".part"
 LOG = logging.getLogger("randslot")
@@ -43,6 +44,7 @@ class UploadJob:
     pages_done: int = 0
     num_pages: int = 0
     error: str | None = None
+    same_as: str | None = None  # the name of the document that has this content already: nothing was added
 
     @property
     def over(self) -> bool:
@@ -50,10 +52,10 @@ class UploadJob:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not that of a document, or has more in it than a name."""
-    if not name.isprintable() or any(character in BAD_CHARACTERS for character in name) or name.startswith("."):
-        raise Refused(400, f"a file name may not begin with a dot or have any of {BAD_CHARACTERS} or line breaks in it")
-    if len(name.encode()) > NAME_BYTES:
+    """Refuse a name that is not that of a document, or that a file in a folder cannot have."""
+    if os.path.basename(name) != name or "\0" in name or name in (".", ".."):
+        raise Refused(400, "that is not a file name: it is a path, or has characters that no file has in its name")
+    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES:
         raise Refused(400, f"the file name is longer than {NAME_BYTES} bytes")
     if Path(name).suffix.lower() not in KINDS:
         raise Refused(415, f"only PDFs and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
@@ -135,14 +137,20 @@ class Uploads:
         return part
 
     def _settle(self, part: Path, name: str) -> Path:
-        """Give a file its name; if another file has that, one with a number: report-2.pdf."""
-        stem, suffix = os.path.splitext(name)
+        """Give a file its name; if another file has that, one with a number: report-2.pdf.
+
+        Errors: Refused if the file system does not take the name.
+        """
         with self.lock:
-            file, number = self.folder / name, 1
-            while file.exists() and not filecmp.cmp(file, part, shallow=False):
-                number += 1
-                file = self.folder / f"{stem}-{number}{suffix}"
-            os.replace(part, file)
+            try:
+                file, number = self.folder / name, 1
+                while file.exists() and not filecmp.cmp(file, part, shallow=False):
+                    number += 1
+                    file = self.folder / _add_number(name, number)
+                os.replace(part, file)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise Refused(400, f"the file cannot be kept under this name: {error.strerror}") from error
         _sync(self.folder)
         return file
 
@@ -166,7 +174,7 @@ class Uploads:
             except RandSlotError as error:
                 self._fail(id, file, str(error).replace(str(file), file.name))
             except Exception:  # the thread must go on; the file stays, and is tried again at the next start
-                LOG.exception("could not index %s", file)
+                LOG.exception("could not index %r", str(file))
                 self._note(replace(self.jobs[id], state="failed", error="an error of the service: see its log"))
 
     def _index(self, id: str, file: Path) -> None:
@@ -179,13 +187,27 @@ class Uploads:
             self._note(replace(self.jobs[id], pages_done=now.pages_done, num_pages=now.num_pages))
 
         self._note(replace(self.jobs[id], state="reading"))
-        num = self.renderers.inspect(str(file)).num_pages
+        found = self.renderers.inspect(str(file))
+        num = found.num_pages
         if num > self.limits.pages:
             raise RandSlotError(f"{file.name} has {num:,} pages, more than {self.limits.pages:,}")
+        same = self._find_same(found.hash, str(file))
+        if same is not None:
+            if same.source != str(file):
+                file.unlink()
+            name = show_name(same)
+            self._note(replace(self.jobs[id], state="done", pages_done=num, num_pages=num, same_as=name))
+            return
         summary = self.library.add([file], workers=1, progress=tell)
         if summary.failed:
             raise RandSlotError(next(iter(summary.failed.values())))
         self._note(replace(self.jobs[id], state="done", pages_done=num, num_pages=num))
+
+    def _find_same(self, hash: str, source: str) -> File | None:
+        """Return the document that has this content already and can still be opened; the file itself first."""
+        same = self.library.manifest.find(hash=hash, state="done")
+        same.sort(key=lambda file: file.source != source)
+        return next((file for file in same if os.path.isfile(file.source)), None)
 
     def _fail(self, id: str, file: Path, reason: str) -> None:
         file.unlink(missing_ok=True)
@@ -225,6 +247,13 @@ class Uploads:
         self.closing.set()
         self.waiting.put(None)
         self.thread.join()
+
+
+def _add_number(name: str, number: int) -> str:
+    """Return a name with a number before its suffix; one that is too long then loses the end of its stem."""
+    stem, suffix = os.path.splitext(name)
+    ending = f"-{number}{suffix}"
+    return os.fsencode(stem)[: NAME_BYTES - len(os.fsencode(ending))].decode("utf-8", "ignore") + ending
 
 
 def _save(file: IO[bytes]) -> None:

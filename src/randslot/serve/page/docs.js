@@ -1,10 +1,6 @@
 // Shows openapi.json: each endpoint with its parameters, its body, its answer, and a command that calls it.
 
-function make(tag, options = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), options);
-  element.append(...children);
-  return element;
-}
+import { make } from "./dom.js";
 
 const schema = await (await fetch("/openapi.json")).json();
 const follow = (part) => (part?.$ref ? schema.components.schemas[part.$ref.split("/").pop()] : part);
@@ -54,6 +50,7 @@ function command(method, path, does) {
   if (content["application/json"]) {
     return `curl${token} ${address} -H 'Content-Type: application/json' -d '${JSON.stringify(example(content["application/json"].schema))}'`;
   }
+  if (method === "delete") return `curl${token} -X DELETE ${address}`;
   if (method === "post") return `curl${token} ${address} -H 'Content-Type: application/octet-stream' --data-binary @report.pdf`;
   return `curl${token} ${address}`;
 }

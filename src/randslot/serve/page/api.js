@@ -1,0 +1,39 @@
+// Requests to the service, and the token that it may ask for.
+
+import { $ } from "./dom.js";
+
+export async function call(path, body, method) {
+  const options = { method: method ?? (body === undefined ? "GET" : "POST") };
+  if (body !== undefined) Object.assign(options, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await fetch(path, options).catch(() => { throw new Error("the service does not answer"); });
+  if (answer.status === 401 && path !== "/api/session") {
+    await askForToken();
+    return call(path, body, method);
+  }
+  const content = answer.status === 204 ? null : await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(content.error ?? `the service answers ${answer.status}`);
+  return content;
+}
+
+let login = null; // one question, however many answers wait for it
+
+function askForToken() {
+  login ??= new Promise((done) => {
+    $("login").showModal();
+    $("token-form").onsubmit = async (event) => {
+      event.preventDefault();
+      try {
+        await call("/api/session", { token: $("token").value });
+      } catch (error) {
+        $("token-error").textContent = error.message;
+        return;
+      }
+      $("login").close();
+      login = null;
+      done();
+    };
+  });
+  return login;
+}
+
+$("login").addEventListener("cancel", (event) => event.preventDefault());

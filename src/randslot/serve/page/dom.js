@@ -1,0 +1,86 @@
+// Elements and words. Names and texts go in as text, never as HTML.
+
+const SHORT = 20; // characters of a name that always fit
+const TAIL = 14; // characters at the end of a longer one that are not cut
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(tag, options = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), options);
+  element.append(...children);
+  return element;
+}
+
+export const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+
+export function ordinal(number) {
+  const tens = number % 100;
+  const ending = tens > 10 && tens < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th";
+  return `${number}${ending}`;
+}
+
+export function size(bytes) {
+  const units = ["bytes", "KB", "MB", "GB", "TB"];
+  const step = bytes < 1000 ? 0 : Math.min(Math.floor(Math.log10(bytes) / 3), units.length - 1);
+  const value = bytes / 1000 ** step;
+  return `${step && value < 10 ? value.toFixed(1) : Math.round(value)} ${units[step]}`;
+}
+
+export const day = (time) => new Date(time).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
+
+// A name that is cut in the middle where it does not fit: its end tells versions and kinds apart. Screen readers hear
+// two words then, so links and headings with a name in them say it as a label too.
+export function name(text) {
+  const characters = [...text];
+  const end = characters.length > SHORT ? characters.length - TAIL : characters.length;
+  return make("span", { className: "name", title: text },
+    make("span", { textContent: characters.slice(0, end).join("") }),
+    make("span", { textContent: characters.slice(end).join("") }));
+}
+
+// A text with some parts of it marked; begins and ends count characters as Python does.
+export function marked(text, marks) {
+  const characters = [...text];
+  const part = (begin, end) => characters.slice(begin, end).join("");
+  const pieces = [];
+  let place = 0;
+  for (const [begin, end] of marks) {
+    pieces.push(part(place, begin), make("mark", { textContent: part(begin, end) }));
+    place = end;
+  }
+  return [...pieces, part(place)];
+}
+
+// Words that stand side by side are one mark.
+export function join(boxes) {
+  const joined = [];
+  for (const [left, top, right, bottom] of boxes) {
+    const last = joined.at(-1);
+    const height = bottom - top;
+    if (last && Math.abs(last[1] - top) < height / 2 && left - last[2] > -0.002 && left - last[2] < 0.015) {
+      joined[joined.length - 1] = [last[0], Math.min(last[1], top), right, Math.max(last[3], bottom)];
+    } else joined.push([left, top, right, bottom]);
+  }
+  return joined;
+}
+
+export function box([left, top, right, bottom]) {
+  const made = make("span", { className: "box" });
+  const percent = (value) => `${(100 * value).toFixed(3)}%`;
+  Object.assign(made.style, { left: percent(left), top: percent(top), width: percent(right - left), height: percent(bottom - top) });
+  return made;
+}
+
+export const image = (document, page, size) => `/api/documents/${document.id}/pages/${page}/image?size=${size}`;
+
+// Calls a function when an element comes near the screen, again as long as it is there, and when its button is pressed.
+export function whenNear(element, load) {
+  const observer = new IntersectionObserver(async (seen) => {
+    if (!seen[0].isIntersecting) return;
+    await load();
+    observer.unobserve(element);
+    observer.observe(element);
+  }, { rootMargin: "600px" });
+  observer.observe(element);
+  element.querySelector("button").addEventListener("click", load);
+}
