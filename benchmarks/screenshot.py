@@ -1,8 +1,6 @@
-"""The picture of the page in the README: sample reports, served, searched in Chromium.
+"""The picture of the page in the README: the handbook, a real document, served and searched in Chromium.
 
-    python benchmarks/screenshot.py            # writes docs/images/serve.png
-
-Asks the questions that the sample reports come with until one finds its page first, and shows that one.
+python benchmarks/screenshot.py            # writes docs/images/serve.png
 """
 
 from __future__ import annotations
@@ -19,24 +17,11 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import randslot
-from randslot.samples.drawing import draw_report
-from randslot.samples.reports import ANSWERS, make_reports
-from randslot.samples.sets import Asked, ask_all
 from serve import serving
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "serve.png"
 WIDTH, HEIGHT, COLOURS = 1180, 720, 128
-PREFIX = "test-1-"  # of the reports' names, which a reader of the README has no use for
-
-
-def choose(library: randslot.Library, asked: list[Asked]) -> str:
-    """Return the first question whose best page answers it, or just the first."""
-    for one in asked:
-        best = library.search(one.question.text, 1)[0]
-        if one.grades.get(f"{PREFIX}{Path(best.source).name}#page={best.page}") == ANSWERS:
-            return one.question.text
-    print("no question finds its page: the picture shows one that does not", file=sys.stderr)
-    return asked[0].question.text
+HANDBOOK = PICTURE.parents[2] / "src" / "randslot" / "handbook.pdf"
 
 
 def take(address: str, query: str, chromium: str) -> Image.Image:
@@ -52,8 +37,7 @@ def take(address: str, query: str, chromium: str) -> Image.Image:
         page.evaluate("document.activeElement.blur()")
         hits = page.screenshot()
         page.locator("#hits a").first.click()
-        page.get_by_text("How its vectors compare").click()
-        page.locator("td.winner").first.wait_for()
+        page.get_by_text("Why this page").wait_for()
         page.locator("#large").evaluate("image => image.decode()")
         page.evaluate("document.activeElement.blur()")
         opened = page.screenshot()
@@ -66,24 +50,20 @@ def take(address: str, query: str, chromium: str) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reports", type=int, default=16)
+    parser.add_argument("--query", default="what is lost when the process is killed")
     options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("no Chromium here: apt-get install chromium")
-    reports = list(make_reports(options.reports, split="test", seed=1))
     with tempfile.TemporaryDirectory() as folder:
-        papers, library = Path(folder) / "reports", Path(folder) / "mylib"
-        papers.mkdir()
-        for report in reports:
-            (papers / f"{report.name.removeprefix(PREFIX)}.pdf").write_bytes(draw_report(report))
-        with randslot.Library(library, "embedded") as opened:
-            opened.add(papers)
-            query = choose(opened, ask_all(reports))
+        library = Path(folder) / "mylib"
+        shutil.copy(HANDBOOK, folder)
+        with randslot.Library(library) as opened:
+            opened.add(Path(folder) / HANDBOOK.name)
         with serving(library) as (address, _):
-            picture = take(address, query, chromium)
+            picture = take(address, options.query, chromium)
     picture.quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
-    print(f"{query!r} in {PICTURE}, {PICTURE.stat().st_size // 1024} KB")
+    print(f"{options.query!r} in {PICTURE}, {PICTURE.stat().st_size // 1024} KB")
 
 
 if __name__ == "__main__":
