@@ -18,6 +18,7 @@ from randslot.serve.service import Service
 from support import qdrant_server
 from support.libraries import ToyReader
 from support.pdf import write_lines
+from support.scans import write_scan
 from support.services import client_of, documents, pdf, serving, upload, wait_for
 
 OLD = 1_500_000_000  # 2017-07-14
@@ -145,6 +146,7 @@ def test_copies_are_known_by_words_and_vectors_too(filed, tmp_path):
 def test_a_page_has_a_rank_by_words_and_one_by_vectors(filed, tmp_path):
     with serving(tmp_path / "lib", ToyReader()) as service:
         service.library.add(filed, workers=1)
+        service.library.trust = None  # noise cannot read, and would be left out
         client = client_of(service)
         for by in ("words", "vectors"):
             hits = find(client, "tide", by=by, k=100)
@@ -225,6 +227,14 @@ def test_a_file_that_is_there_is_not_added_twice(tmp_path):
         (tmp_path / "kept.pdf").unlink()  # then the upload is all there is
         assert upload(client, "other name.pdf", content)["same_as"] is None
         assert list(documents(client)) == ["other name.pdf"]
+
+
+def test_an_uploaded_scan_is_read_while_nothing_else_waits(tmp_path, ocr_engine):
+    write_scan(tmp_path / "scan.png", "Second invoice", "of the warehouse")
+    with serving(tmp_path / "lib", None) as service:
+        client = client_of(service)
+        assert upload(client, "scan.png", (tmp_path / "scan.png").read_bytes())["state"] == "done"
+        wait_for(lambda: find(client, "invoice"))
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ STORE_SECONDS = 2.0  # after which they are stored even if they are fewer: readi
 
 @dataclass
 class Fill:
-    """One run over pages that are stored."""
+    """One run over pages that are stored; `stop` is asked after each page that was read, and ends the run."""
 
     manifest: Manifest
     store: Store
     words: LibraryWords
     renderers: Renderers
     report: Callable[[Progress], None]
+    stop: Callable[[], bool] = lambda: False
 
     def read_layers(self) -> int:
         """Read the text layers of pages that nobody has looked at; return how many have text."""
@@ -97,6 +98,8 @@ class Fill:
                 self.store.flush()
                 flushed_at = now
             self.report(Progress(0, 0, done, total, stage=stage))
+            if self.stop():
+                break
         if stored:
             self.store.update(stored)
         return num

@@ -73,7 +73,8 @@ class FolderLocation:
             owner = read_json(self.folder / OWNER)
         by, socket = owner.get("pid", "unknown"), owner.get("socket")
         if socket is not None:
-            return InUseError(f"library {self.folder} is open in a service (process {by})", str(socket))
+            message = f"library {self.folder} is in use by another process ({by}), which serves it: stop it first"
+            return InUseError(message, str(socket))
         return InUseError(
             f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends, or let "
             "randslot serve open it, which others can use meanwhile"

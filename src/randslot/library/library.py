@@ -233,11 +233,13 @@ class Library:
         ocr: Ocr | None = None,
         workers: int = 0,
         progress: Callable[[Progress], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Read the words of pages that have none yet; nothing is encoded. Return how many pages have been read.
 
         language: another one for the whole library, whose words are counted anew. ocr: also read pages without a text
-        layer by OCR, or all pages. Searches go on meanwhile; stopped or killed, the same call goes on.
+        layer by OCR, or all pages. stop: asked after each page, and ends it. Searches go on meanwhile; stopped or
+        killed, the same call goes on.
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
@@ -245,7 +247,7 @@ class Library:
         if ocr is not None and find_engine() is None:
             raise RandSlotError(MISSING)
         with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
-            fill = Fill(self.manifest, self.store, self.words, renderers, progress)
+            fill = Fill(self.manifest, self.store, self.words, renderers, progress, stop)
             self.store.prepare(dim=None, words=True)
             if wanted and wanted != self.words.language:
                 self.words.set(wanted)

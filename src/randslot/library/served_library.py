@@ -108,7 +108,7 @@ def open_library(place: Name, model: Any = None, *, create: bool = True) -> Libr
         if error.socket is None:
             raise
         if model is not None:
-            raise UsageError(f"{error}: stop it to give it a model") from error
+            raise UsageError(f"{error}, to give it a model") from error
         return ServedLibrary(os.fspath(place), error.socket)
 
 

@@ -26,6 +26,7 @@ from ..library.manifest import File
 from ..library.reading.workers import Renderers
 from ..library.results import Progress
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
+from ..pages.ocr import find_engine
 from .choices import show_name
 from .limits import NAME_BYTES, Refused, UploadLimits
 
@@ -167,6 +168,7 @@ class Uploads:
             id, file = work
             try:
                 self._index(id, file)
+                self._read_scans()
             except BusyError:  # another process writes, or the library is out of reach: the file stays
                 self._note(replace(self.jobs[id], state="waiting"))
                 if not self.closing.wait(self.limits.retry_seconds):
@@ -202,6 +204,11 @@ class Uploads:
         if summary.failed:
             raise RandSlotError(next(iter(summary.failed.values())))
         self._note(replace(self.jobs[id], state="done", pages_done=num, num_pages=num))
+
+    def _read_scans(self) -> None:
+        """Read pages without text by OCR while no upload waits: they can be opened meanwhile."""
+        if self.waiting.empty() and find_engine() and self.library.count_without_text():
+            self.library.read_words(ocr="missing", workers=1, stop=lambda: not self.waiting.empty())
 
     def _find_same(self, hash: str, source: str) -> File | None:
         """Return the document that has this content already and can still be opened; the file itself first."""
