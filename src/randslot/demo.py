@@ -105,6 +105,8 @@ def _show_words(folder: Path, queries: list[str], console: Console) -> list[Sear
             searches.append(Search(query, hits))
     for search in searches:
         _print(search, console)
+    if not queries:
+        _print_right(searches, console)
     return searches
 
 
@@ -131,9 +133,8 @@ def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Se
         searches = [_search(library, query, folder, known.get(query)) for query in queries or known]
     for search in searches:
         _print(search, console)
-    right = sum(bool(search.hits) and search.hits[0].note == MARKS[ANSWERS] for search in searches)
     if not queries:
-        console.print(f"the first page answers {right} of {len(searches)} questions\n")
+        _print_right(searches, console)
     return searches
 
 
@@ -187,9 +188,14 @@ def _print(search: Search, console: Console) -> None:
     for rank, hit in enumerate(search.hits, start=1):
         file, _, number = Path(hit.page).name.partition("#page=")
         console.print(Text.assemble(f"  {rank}. {file}  page {number}  ", (hit.note, "green")))
-        if hit.snippet is not None and rank == 1:
+        if hit.snippet is not None and (rank == 1 or hit.note):
             console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 5)), soft_wrap=False)
     console.print()
+
+
+def _print_right(searches: list[Search], console: Console) -> None:
+    right = sum(bool(search.hits) and search.hits[0].note == MARKS[ANSWERS] for search in searches)
+    console.print(f"the first page answers {right} of {len(searches)} questions\n")
 
 
 def _make_html(parts: list[tuple[str, str, list[Search]]], folder: Path) -> str:

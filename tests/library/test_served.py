@@ -16,7 +16,7 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
 from randslot.library.local_service import LocalService
-from randslot.library.served_library import ServedLibrary, open_library
+from randslot.library.served_library import ServedLibrary, open_library, share
 from support.models import noise
 from support.pdf import write_pages
 
@@ -74,7 +74,7 @@ def test_files_are_added_and_forgotten_through_the_service(served, tmp_path, pap
     assert served.search("solar") == []
     assert "1 file forgotten" in run("library", "remove", "report.pdf", "-l", lib, "--yes")
     assert "no pages found" in run("search", "battery", "-l", lib)
-    assert "0 pages read" in run("library", "words", "-l", lib)
+    assert "0 text layers read" in run("library", "words", "-l", lib)
 
 
 def test_errors_are_those_of_the_library(served, tmp_path):
@@ -94,13 +94,22 @@ def test_errors_are_those_of_the_library(served, tmp_path):
 def test_a_service_that_is_read_only_changes_nothing(tmp_path, papers):
     with Library(tmp_path / "lib") as library:
         library.add(papers, workers=1)
-        with LocalService(library, read_only=True), open_library(tmp_path / "lib") as asked:
+        with LocalService(library, refusal="it is served read-only"), open_library(tmp_path / "lib") as asked:
             assert isinstance(asked, ServedLibrary)
             assert len(asked.search_all(["battery"])[0]) == 1
-            with pytest.raises(UsageError, match="is served read-only"):
+            with pytest.raises(RandSlotError, match="is served read-only"):
                 asked.add([str(papers)])
-            with pytest.raises(UsageError, match="is served read-only"):
+            with pytest.raises(RandSlotError, match="is served read-only"):
                 asked.forget(["x"])
+
+
+def test_others_can_search_while_a_command_reads(tmp_path, papers):
+    with open_library(tmp_path / "lib") as opened, share(opened):
+        opened.add([str(papers)], workers=1)
+        assert "report.pdf" in run("search", "battery", "-l", tmp_path / "lib")
+        answer = CliRunner().invoke(app, ["index", str(papers), "-l", str(tmp_path / "lib")])
+        with pytest.raises(RandSlotError, match=f"is being changed by process {os.getpid()}: wait for it"):
+            raise answer.exception
 
 
 def test_nobody_else_can_connect_and_nothing_is_left_behind(tmp_path):

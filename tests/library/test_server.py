@@ -28,6 +28,7 @@ from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, Server
 from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
 from randslot.library.stores.store import StoredPage, StoreQuery, Where
 from randslot.library.stores.tuning import Tuning
+from randslot.serve.choices import Choice
 from randslot.serve.limits import UploadLimits
 from randslot.serve.service import Service
 from support.libraries import visible, write_tiff
@@ -505,7 +506,7 @@ def test_a_library_on_a_server_is_served(standin, model, papers, tmp_path):
             assert service.status()["documents"] == 3
             assert not service.status()["read_only"]
             assert str(service.uploads.folder).startswith(str(tmp_path / "data"))
-            file = service.documents("a.tif", 0, 10)[1][0]
+            file = service.documents(Choice(name="a.tif"), "name", False, 0, 10)[1][0]
             assert service.image(file.id, 2, "small")[:2] == b"\xff\xd8"
             assert service.explain("x", file.id, 1).winners
         finally:

@@ -111,12 +111,16 @@ def test_the_client_in_serving_md_works(url, embedded, monkeypatch, tmp_path):
 def test_a_library_takes_a_server_for_a_model(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_set(Path("set"), 2, split="test", seed=0)
-    with randslot.Library("home") as library:
+    with randslot.Library("home", "embedded") as library:
         library.add(["set/pages"])
-        expected = [(Path(hit.source).name, hit.page) for hit in library.search("sales of wool", 3)]
+        expected = [(Path(hit.source).name, hit.page) for hit in library.search("sales of wool", 3, by="vectors")]
     done = CliRunner().invoke(app, ["index", "set/pages", "-l", "mylib", "--model", url, "--quiet"])
     assert done.exit_code == 0, done.output
-    hits = json.loads(CliRunner().invoke(app, ["search", "sales of wool", "-l", "mylib", "-k", "3", "--json"]).stdout)
+    hits = json.loads(
+        CliRunner()
+        .invoke(app, ["search", "sales of wool", "-l", "mylib", "-k", "3", "--json", "--by", "vectors"])
+        .stdout
+    )
     assert [(Path(hit["source"]).name, hit["page"]) for hit in hits] == expected
     with pytest.raises(RandSlotError, match="belongs to"):
         randslot.Library("home", url)

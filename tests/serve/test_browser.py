@@ -120,6 +120,7 @@ def test_the_keyboard_is_enough(page):
     expect(page.locator("#hits .where").first).to_contain_text("page")
     page.get_by_label("Document", exact=True).fill("alpha.pdf")
     page.keyboard.press("Enter")
+    expect(page.locator("#hits li").filter(has_text="alpha.pdf")).to_have_count(3)
     expect(page.locator("#hits li")).to_have_count(3)
     for _ in range(9):
         page.keyboard.press("Tab")

@@ -28,7 +28,7 @@ ENGLISH = get_analyzer("english")
         ('an "open quote', 'an "open quote', (), ()),
         ('""', "", (), ()),
         ('"..." tax', "... tax", (), ()),
-        ("-all", "-all", (), ()),
+        ("-all", "", (), ("all",)),
         ('"INV-20931"', "INV-20931", ("inv 20931",), ()),
     ],
 )

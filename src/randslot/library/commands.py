@@ -86,7 +86,10 @@ def index(
     ] = None,
     language: Language = None,
     ocr: Annotated[
-        OcrChoice, typer.Option("--ocr", help="Read pages without a text layer by OCR; all: also the others.")
+        OcrChoice,
+        typer.Option(
+            "--ocr", help="Of which pages: missing, those without a text layer; all; auto, missing if there is OCR."
+        ),
     ] = OcrChoice.auto,
     no_ocr: Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")] = False,
     page_vectors: PageVectors = None,
@@ -120,7 +123,8 @@ def index(
 
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
-    from .served_library import open_library
+    from ..pages.ocr import find_engine
+    from .served_library import open_library, share
     from .show import measure_again, print_end, print_files, print_summary, show_progress, show_waiting
     from .sources import expand
 
@@ -136,12 +140,14 @@ def index(
         if ray == "":
             raise UsageError(f"{error}; an address after --ray is as in host:6379") from error
         raise
+    if not no_ocr:
+        find_engine()  # a wrong choice is told before anything is done
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
         opened = open_library(library, _choose_model(model, page_vectors, inference))
-    with opened:
+    with opened, share(opened):
         gone = opened.list_gone(paths) if prune else []
         if dry_run:
             print_files("would be forgotten", gone)
@@ -151,7 +157,8 @@ def index(
         with show_progress(silent) as progress, _say_stopped(progress):
             summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)
         gone = opened.list_gone(paths) if prune else []  # a file that was moved is not gone
-        if gone and (yes or _agree("gone, and would be forgotten", gone)):
+        kept = bool(gone) and not (yes or _agree("gone, and would be forgotten", gone))
+        if gone and not kept:
             summary.removed = opened.forget(gone)
         if not as_json:
             print_summary(summary, opened.status(), quiet)
@@ -164,7 +171,7 @@ def index(
         print(json.dumps(summary.as_dict() | totals, indent=2))
     else:
         print_end(summary, status, quiet)
-    if summary.failed:
+    if summary.failed or kept:
         raise typer.Exit(1)
 
 
@@ -261,7 +268,10 @@ def words(
     library: Place,
     language: Language = None,
     ocr: Annotated[
-        OcrChoice, typer.Option("--ocr", help="Read pages without a text layer by OCR; all: also the others.")
+        OcrChoice,
+        typer.Option(
+            "--ocr", help="Of which pages: missing, those without a text layer; all; auto, missing if there is OCR."
+        ),
     ] = OcrChoice.auto,
     no_ocr: Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")] = False,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
@@ -275,17 +285,18 @@ def words(
     randslot library words -l mylib --language german --no-ocr
     """
     from .results import Summary
-    from .served_library import open_library
+    from .served_library import open_library, share
     from .show import plural, print_end, show_progress
 
-    with open_library(library, create=False) as opened:
+    with open_library(library, create=False) as opened, share(opened):
         with show_progress(False) as progress, _say_stopped(progress):
             num = opened.read_words(language=language, workers=workers, progress=progress)
         summary = Summary(without_text=opened.count_without_text())
         if not no_ocr:
             _read_scans(opened, ocr, summary, workers, False)
         found = opened.status()
-    print(f"{plural(num + summary.by_ocr, 'page')} read, {summary.by_ocr:,} of them by OCR")
+    print(f"{plural(num, 'text layer')} read, {plural(summary.by_ocr, 'page')} by OCR; the words are {found.language}")
+    summary.by_ocr = 0
     print_end(summary, found, False)
 
 
@@ -434,6 +445,8 @@ def _say_stopped(progress: Progressing) -> Iterator[None]:
     except KeyboardInterrupt:
         progress.bar.stop()
         done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} complete"
+        if progress.stage == "scans":
+            done = f"all files are stored, and {plural(progress.pages, 'page')} read by OCR"
         print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
         raise typer.Exit(130) from None
 

@@ -43,8 +43,8 @@ class Fill:
 
     def read_scans(self, *, all_pages: bool) -> int:
         """Read pages without text by OCR, or all pages; return how many were read."""
-        origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "") if all_pages else ("none",)
-        return self._read("scans", origins, self.renderers.read_by_ocr, "ocr", "ocr")
+        origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "blank", "") if all_pages else ("none",)
+        return self._read("scans", origins, self.renderers.read_by_ocr, "ocr", "blank")
 
     def encode(self, reader: FileReader) -> int:
         """Have a model encode pages that have no vectors; return how many were encoded."""

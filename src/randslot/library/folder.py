@@ -136,11 +136,11 @@ class FolderLocation:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of a library on disk, without the engine's log, which comes and goes."""
+    """Return the bytes of a library on disk, without the logs of its engines, which come and go."""
     log = folder / "pages" / "wal"
     size = 0
     for path in folder.rglob("*"):
-        if path.is_file() and log not in path.parents:
+        if path.is_file() and log not in path.parents and not path.name.endswith(("-wal", "-shm")):
             size += path.stat().st_blocks * BLOCK_BYTES
     return size
 

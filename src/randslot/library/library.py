@@ -255,9 +255,7 @@ class Library:
             num = fill.read_layers()
             if ocr is not None:
                 num += fill.read_scans(all_pages=ocr == "all")
-            self.store.flush()
-            if num:
-                self.store.optimize()
+            self.store.optimize()
         return num
 
     def count_without_text(self) -> int:
@@ -454,6 +452,8 @@ class Library:
             if by == "vectors":
                 made.append(StoreQuery(own))
             else:
+                if word.excluded and not word.terms.numbers:
+                    raise UsageError("the query only leaves words out: name some to look for")
                 terms = word.terms if word.terms.numbers else None
                 made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
         return made
@@ -555,9 +555,7 @@ class Library:
         if self.binding is not None and self.binding.name == EMBEDDED:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")
         if self.trust is not None and not self.trust.reads:
-            notes.append(
-                "the vectors of this library rank its pages little better than chance, so searches are by words"
-            )
+            notes.append("the vectors of this library rank its pages little better than chance: words find them better")
         return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:

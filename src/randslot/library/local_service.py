@@ -37,9 +37,9 @@ Tell = Callable[[Progress], None]
 class LocalService:
     """Answers commands of this user while a process has a library open; use it in a `with` block."""
 
-    def __init__(self, library: Library, *, read_only: bool = False) -> None:
-        """read_only: nothing may be added or forgotten."""
-        self.library, self.read_only = library, read_only
+    def __init__(self, library: Library, *, refusal: str = "") -> None:
+        """refusal: why nothing may be added or forgotten, if that is so."""
+        self.library, self.refusal = library, refusal
         self.folder = tempfile.mkdtemp(prefix="randslot-")  # for this user alone
         self.path = os.path.join(self.folder, "library")
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,8 +84,8 @@ class LocalService:
 
     def _answer(self, request: dict[str, Any], tell: Tell) -> Any:
         library, call = self.library, request.pop("call")
-        if call in CHANGING and self.read_only:
-            raise UsageError(f"library {library.name} is served read-only: stop the service to change it")
+        if call in CHANGING and self.refusal:
+            raise RandSlotError(self.refusal)
         if call == "search":
             found = library.search_all(**request)
             return [[write_hit(hit) for hit in hits] for hits in found]

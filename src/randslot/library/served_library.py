@@ -6,11 +6,13 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import RandSlotError, UsageError
 from .library import Library, Name
+from .local_service import LocalService
 from .location import InUseError
 from .manifest import File
 from .results import Hit, Progress, Status, Summary
@@ -110,6 +112,13 @@ def open_library(place: Name, model: Any = None, *, create: bool = True) -> Libr
         if model is not None:
             raise UsageError(f"{error}, to give it a model") from error
         return ServedLibrary(os.fspath(place), error.socket)
+
+
+def share(opened: Library | ServedLibrary) -> AbstractContextManager[Any]:
+    """Return a block in which other commands can search a library that this one is changing."""
+    if isinstance(opened, ServedLibrary):
+        return nullcontext()
+    return LocalService(opened, refusal=f"library {opened.name} is being changed by process {os.getpid()}: wait for it")
 
 
 def _from_here(paths: Iterable[str]) -> list[str]:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..model.reader import read_identity
+from ..pages.ocr import find_engine
 from ..words.snippets import Snippet
 from .address import is_address
 from .folder import folder_size
@@ -37,7 +38,6 @@ STAGES = {
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
 MARK = "bold yellow"
-ADVICE = 'pip install "randslot[ocr]", then randslot library words'
 
 
 class Progressing:
@@ -121,10 +121,16 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     if summary.by_ocr:
         print(f"{plural(summary.by_ocr, 'page')} read by OCR")
     if summary.without_text:
-        print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {ADVICE}")
+        print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {show_advice()}")
     for note in status.notes:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
+
+
+def show_advice() -> str:
+    """Return how pages without text get some."""
+    reads = "randslot library words reads them by OCR"
+    return reads if find_engine() else f'pip install "randslot[ocr]", then {reads}'
 
 
 def print_problems(summary: Summary, quiet: bool) -> None:
@@ -203,6 +209,8 @@ def show_words(status: Status) -> str:
         parts.append(f"{by_ocr:,} read by OCR")
     if status.origins.get("none"):
         parts.append(f"{plural(status.origins['none'], 'page')} without text: randslot library words, with OCR")
+    if status.origins.get("blank"):
+        parts.append(f"{plural(status.origins['blank'], 'page')} blank")
     if status.origins.get("failed"):
         parts.append(f"{plural(status.origins['failed'], 'page')} that OCR could not read")
     if unread:
@@ -232,7 +240,8 @@ def show_size(status: Status) -> str:
     if not status.pages:
         return f"{show_bytes(status.bytes)} on disk"
     share = f", {show_bytes(status.vector_bytes_per_page)} of them vectors" if status.vector_bytes_per_page else ""
-    return f"{show_bytes(status.bytes)} on disk, {show_bytes(status.bytes_per_page)} a page{share}"
+    size = f"{show_bytes(status.bytes)} on disk, without the engine's log"
+    return f"{size}; {show_bytes(status.bytes_per_page)} a page{share}"
 
 
 def measure_again(status: Status) -> Status:

@@ -85,6 +85,8 @@ def is_match(pattern: str, source: str) -> bool:
     full = os.path.abspath(os.path.expanduser(pattern))
     if source == full or source.endswith(f"/{pattern}") or is_below(source, full):
         return True
+    if f"/{pattern.strip('/')}/" in source:  # the name of a folder above it
+        return True
     return has_magic(pattern) and (fnmatchcase(source, full) or fnmatchcase(source, f"*/{pattern}"))
 
 

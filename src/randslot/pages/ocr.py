@@ -99,7 +99,15 @@ def read_image_text(image: Image.Image, engine: str | None = None, pixels: int =
     for line in _join_hyphenated(lines):
         texts.append(" ".join(word.text for word in line))
         words += line
+    if not _is_text(words):
+        return PageText(has_layer=False)
     return PageText("\n".join(texts), tuple(words), has_layer=False)
+
+
+def _is_text(words: list[Word]) -> bool:
+    """Whether most of the words have letters or digits: an engine that cannot write a script leaves dots and commas."""
+    spoken = sum(any(character.isalnum() for character in word.text) for word in words)
+    return 2 * spoken >= len(words)
 
 
 def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:

@@ -63,7 +63,8 @@ def serve(
     """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come."""
     visitors.check()
     listener = listen(visitors.host, visitors.port)
-    with listener, Library(folder, model, create=new) as library, LocalService(library, read_only=read_only):
+    refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
+    with listener, Library(folder, model, create=new) as library, LocalService(library, refusal=refusal):
         service = Service(library, read_only=read_only)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         where = show_address(visitors.host, listener.getsockname()[1])

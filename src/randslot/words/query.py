@@ -36,7 +36,7 @@ class WordQuery:
 
 
 def read_query(text: str, analyzer: Analyzer) -> WordQuery:
-    """Read a query. A quote that nobody closed is ignored, and a query that only excludes is taken as plain words.
+    """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms.
 
     Errors: UsageError if it is far too long.
     """
@@ -55,8 +55,6 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
         rest.append(piece["phrase"])
     rest.append(text[end:])
     plain = " ".join("".join(rest).split())
-    if excluded and not plain:
-        plain, phrases, excluded = text, [], []
     terms = list(_find_terms(plain, analyzer))
     return WordQuery(
         plain,

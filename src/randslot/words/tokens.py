@@ -1,7 +1,7 @@
 """Text as tokens, with their places in it: words, numbers, identifiers, and scripts that are written without spaces.
 
 "INV-20931" is the tokens inv and 20931, and also inv-20931 as a whole, so an identifier is found as typed and by its
-parts. Chinese, Japanese, Korean and Thai are cut into single characters and pairs of neighbours.
+parts; C++ is not C. Chinese, Japanese, Korean and Thai are cut into single characters and pairs of neighbours.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ IS_UNSPACED = re.compile(rf"[{UNSPACED}]+")
 APOSTROPHES = re.compile("['\u2019]")
 DASHES = re.compile("[\u2010\u2011]")
 NAME_MARKS = re.compile(r"[-._]|\d")  # what makes parts that are joined one name: a hyphen, a dot, a digit
+SIGN = re.compile(rf"(?:\+\+|#)(?!{LETTER})")
 GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 ACCENTS = re.compile("[\u0300-\u036f]")
 LONGEST = 200  # characters of a token that count; a longer run of letters is not a word
@@ -44,11 +45,18 @@ def tokenize(text: str) -> Iterator[Token]:
     """Yield the tokens of a text, in order."""
     for found in COMPOUND.finditer(text):
         start, word = found.start(), found[0]
+        if sign := SIGN.match(text, found.end()):  # C++ and C# are not C
+            yield Token(fold_case(word + sign[0]), start, sign.end())
+            yield Token(fold_case(word), start, found.end(), extra=True)
+            continue
         if word.isascii() and word.isalnum():  # most words, the quick way
             yield Token(word[:LONGEST].lower(), start, found.end())
             continue
+        elided = APOSTROPHES.search(word) is not None
         num = 0
         for part in PART.finditer(word):
+            if elided and len(part[0]) == 1:  # the l of l'eau, the s of what's
+                continue
             place = start + part.start()
             if IS_UNSPACED.match(part[0]):
                 yield from _split_unspaced(part[0], place)

@@ -242,7 +242,9 @@ def _make_config(dim: int | None, tuning: Tuning) -> edge.EdgeConfig:
     return edge.EdgeConfig(
         vectors={} if dim is None else {VECTOR_NAME: _vector_parameters(dim, tuning)},
         sparse_vectors={TERMS_NAME: edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)},
-        optimizers=edge.EdgeOptimizersConfig(indexing_threshold=tuning.compress_from),
+        optimizers=edge.EdgeOptimizersConfig(
+            indexing_threshold=tuning.compress_from, deleted_threshold=0.1, vacuum_min_vector_number=100
+        ),
     )
 
 

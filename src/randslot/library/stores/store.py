@@ -32,9 +32,9 @@ def page_id(file: str, number: int) -> str:
     return str(uuid.uuid5(uuid.UUID(file), str(number)))
 
 
-Origin = Literal["layer", "ocr", "none", "failed", ""]
+Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
 """Where the text of a page was found: in the file, or by OCR. Or why it has none: there is no layer and it waits for
-OCR, OCR failed, or nobody has looked yet, as in libraries of earlier versions."""
+OCR, OCR found nothing, OCR failed, or nobody has looked yet, as in libraries of earlier versions."""
 
 
 @dataclass(frozen=True)
