@@ -32,19 +32,21 @@ from urllib.parse import urlencode
 import torch
 from playwright.sync_api import Browser, sync_playwright
 from record import keep, print_table, time_command
-from serve import cpu_seconds, post, serving
-from words import check_found, find_heavy, list_imports
 
 import randslot
 from randslot.samples.drawing import draw_report
 from randslot.samples.reports import make_reports
 from randslot.samples.sets import ask_all
+from serve import cpu_seconds, post, serving
+from words import check_found, find_heavy, list_imports
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "randslot"
 REPEATS = 5
 CLIENTS, SEARCHES, SECONDS = 50, 10, 60.0  # of each client, and the longest that all may take
-HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "scipy", "pandas", "pyarrow", "sympy", "peft")
-HEAVY += ("datasets", "accelerate", "torchvision", "matplotlib", "onnxruntime", "cv2")
+HEAVY = (
+    *("torch", "transformers", "sentence_transformers", "sklearn", "scipy", "pandas", "pyarrow", "sympy", "peft"),
+    *("datasets", "accelerate", "torchvision", "matplotlib", "onnxruntime", "cv2"),
+)
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def measure_clients(kind: Kind) -> dict[str, Any]:
             return took
 
         with ThreadPoolExecutor(CLIENTS) as threads:
-            all_took = sum(threads.map(search_often, range(CLIENTS)), [])
+            all_took = [one for took in threads.map(search_often, range(CLIENTS)) for one in took]
         computed = cpu_seconds(pid) - before
     return {
         f"{CLIENTS} clients at once, by": kind.by,

@@ -24,7 +24,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import sqlite3
 import statistics
