@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,24 @@ def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
             if repeat:  # the first round warms up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def time_command(command: Sequence[str], repeats: int = 5) -> dict[str, Any]:
+    """Run Python with some arguments once more than `repeats`; return the times of all runs but the first."""
+    wall, cpu = [], []
+    for _ in range(repeats + 1):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        wall.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return {
+        "wall s": statistics.median(wall[1:]),
+        "best wall s": min(wall[1:]),
+        "CPU s": statistics.median(cpu[1:]),
+        "load": os.getloadavg()[0],
+    }
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

@@ -24,7 +24,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import sqlite3
 import statistics
@@ -43,7 +42,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from record import keep, print_table
+from record import keep, print_table, time_command
 
 import randslot
 from randslot.lab.evaluation.metrics import ndcg
@@ -645,42 +644,25 @@ def measure_shell(manuals: Path, folder: Path) -> list[dict[str, Any]]:
     rows = []
     for what, query in searches.items():
         command = ["-m", "randslot", "search", query, "-l", str(folder / "library-dev")]
-        _check_found(command)
-        rows.append(_time_processes(what, command) | {"imports of torch and the like": find_heavy(command)})
-    rows.append(_time_processes("python alone", ["-c", "pass"]) | {"imports of torch and the like": ""})
+        check_found(command)
+        rows.append(
+            {"search by": what} | time_command(command) | {"imports of torch and the like": find_heavy(command)}
+        )
+    rows.append({"search by": "python alone"} | time_command(["-c", "pass"]) | {"imports of torch and the like": ""})
     return [*rows, *list_imports(["-m", "randslot", "search", "words", "-l", str(folder / "library-dev")])]
 
 
-def _check_found(command: Sequence[str]) -> None:
+def check_found(command: Sequence[str]) -> None:
     """Stop if a search finds nothing: its time would say nothing."""
     answer = subprocess.run([sys.executable, *command, "--json"], check=True, capture_output=True, text=True)
     if not json.loads(answer.stdout):
         sys.exit(f"nothing is found by {command}")
 
 
-def _time_processes(what: str, command: Sequence[str]) -> dict[str, Any]:
-    """Run a command six times; return the median times of the last five."""
-    wall, cpu = [], []
-    for _ in range(6):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        start = time.perf_counter()
-        subprocess.run([sys.executable, *command], check=True, capture_output=True)
-        wall.append(time.perf_counter() - start)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return {
-        "search by": what,
-        "wall s": statistics.median(wall[1:]),
-        "best wall s": min(wall[1:]),
-        "CPU s": statistics.median(cpu[1:]),
-        "load": os.getloadavg()[0],
-    }
-
-
-def find_heavy(command: Sequence[str]) -> str:
-    """Return which heavy packages a command imports."""
+def find_heavy(command: Sequence[str], heavy: Sequence[str] = HEAVY) -> str:
+    """Return which of some heavy packages a command imports."""
     found = {module.split(".")[0] for module in _read_import_times(command)}
-    return ", ".join(sorted(found & set(HEAVY))) or "none"
+    return ", ".join(sorted(found & set(heavy))) or "none"
 
 
 def list_imports(command: Sequence[str]) -> list[dict[str, Any]]:

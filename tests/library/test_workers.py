@@ -352,12 +352,29 @@ def test_memory_has_a_limit(tmp_path, monkeypatch):
     code = (
         "from randslot.library.reading import worker\n"
         "worker.MEMORY = 2**30\n"
-        "worker.render = lambda *_: bytearray(2**31)\n"
+        "worker.render_file_page = lambda *_: bytearray(2**31)\n"
         "worker.main()"
     )
     request = json.dumps({"file": str(tmp_path / "x.png"), "number": 1, "pixels": 100}) + "\n"
     answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout) == {"error": "needs more than 1 GB of memory"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process's memory is read in /proc")
+@pytest.mark.parametrize(("mode", "suffix"), [("RGB", "png"), ("RGB", "jpg"), ("RGBA", "png"), ("I;16", "png")])
+def test_a_huge_image_takes_less_than_a_gigabyte(mode, suffix, tmp_path):
+    file = tmp_path / f"huge.{suffix}"
+    Image.new(mode, (12_000, 12_000), 40_000 if mode == "I;16" else "teal").save(file)  # RGB takes 4 bytes a pixel
+    asked = Worker()
+    try:
+        reply, _ = asked.ask({"file": str(file), "number": 1, "pixels": 1_000_000}, 60)
+        assert reply["size"] == [1000, 1000]
+        status = Path(f"/proc/{asked.process.pid}/status").read_text()
+    finally:
+        asked.close()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))  # KB
+    assert peak < 10**9 / 1024
 
 
 def test_a_file_that_changes_its_name_to_nothing(renderers, tmp_path):

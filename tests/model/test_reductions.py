@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,3 +169,10 @@ def test_training_reduces_nothing(name, pages):
     model = make("qwen3-vl", slots="tokens", reduction=name).train()
     features = model.preprocess(pages, task="document")
     assert model(features)["token_embeddings"].shape[1] == features["input_ids"].shape[1]
+
+
+@pytest.mark.slow
+def test_a_search_does_not_wait_for_what_only_a_reduction_needs():
+    code = "import sys, randslot.model.remote_model, randslot.model.loading; print('sklearn.cluster' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

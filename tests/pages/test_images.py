@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from randslot.errors import RandSlotError
-from randslot.pages import limit_aspect, open_page
+from randslot.pages import images, limit_aspect, open_page, render_file_page
 from support.models import make, noise
 
 
@@ -153,3 +155,85 @@ def test_a_page_as_bytes(tmp_path):
     assert open_page((tmp_path / "page.png").read_bytes()).tobytes() == noise(30, 20).tobytes()
     with pytest.raises(RandSlotError, match="not an image that can be read: of 4 bytes"):
         open_page(b"junk")
+
+
+def smooth(width: int, height: int) -> Image.Image:
+    """A colourful picture without fine details."""
+    return noise(12, 9).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def save_as(kind: str, file: Path) -> Path:
+    """Save a picture of 1200 x 900 pixels as people have them; the suffix is of the kind."""
+    image, options = smooth(1200, 900), {}
+    if kind == "alpha.png":
+        image.putalpha(image.convert("L"))
+    elif kind == "palette.png":
+        image = image.quantize(16)
+        options = {"transparency": 3}
+    elif kind == "deep.png":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 16)
+    elif kind in ("turned.jpg", "turned.tif"):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        options = {"exif": exif}
+    elif kind == "cmyk.jpg":
+        image = image.convert("CMYK")
+    elif kind == "bits.png":
+        image = image.convert("1")
+    file = file.with_name(kind)
+    image.save(file, **options)
+    return file
+
+
+KINDS = ["rgb.png", "rgb.jpg", "rgb.tif", "rgb.webp", "alpha.png", "palette.png", "deep.png", "turned.jpg"]
+KINDS += ["turned.tif", "cmyk.jpg", "bits.png"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ordinary_image_is_opened_whole_and_then_shrunk(kind, tmp_path):
+    file = save_as(kind, tmp_path / "page")
+    small = render_file_page(file, 1, 3000)
+    assert small.tobytes() == images.shrink(open_page(file), 3000).tobytes()
+    assert small.size == ((47, 63) if "turned" in kind else (63, 47))
+    assert render_file_page(file, 1, 10**7).tobytes() == open_page(file).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_image_shows_the_same_when_it_is_shrunk_as_it_is_read(kind, tmp_path, monkeypatch):
+    file = save_as(kind, tmp_path / "page")
+    whole = {pixels: images.shrink(open_page(file), pixels) for pixels in (3000, 10**7)}
+    monkeypatch.setattr(images, "LARGE", 1000)
+    monkeypatch.setattr(images, "ROWS", 40)  # so that there are many parts, the last one not whole
+    for pixels, expected in whole.items():
+        small = render_file_page(file, 1, pixels)
+        assert small.size == expected.size
+        difference = np.abs(np.asarray(small).astype(int) - np.asarray(expected))
+        assert difference.max() <= (0 if pixels == 10**7 else 8)
+        assert difference.mean() <= 1.0
+
+
+def test_a_large_image_is_exactly_the_same_if_its_sides_can_be_divided(tmp_path, monkeypatch):
+    noise(1200, 1200).save(tmp_path / "page.png")
+    expected = images.shrink(open_page(tmp_path / "page.png"), 10_000)  # 12 times smaller: 4 and then 3
+    monkeypatch.setattr(images, "LARGE", 1000)
+    assert render_file_page(tmp_path / "page.png", 1, 10_000).tobytes() == expected.tobytes()
+
+
+def test_a_large_jpeg_is_decoded_at_a_reduced_size(tmp_path, monkeypatch):
+    file = save_as("rgb.jpg", tmp_path / "page")
+    monkeypatch.setattr(images, "LARGE", 1000)
+    converted = []
+    monkeypatch.setattr(images, "_to_rgb", lambda image: converted.append(image.width) or image)
+    render_file_page(file, 1, 3000)
+    assert set(converted) == {300}  # a quarter; an eighth is less than three times of what is wanted
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff"])
+def test_a_torn_large_file_is_named_in_one_line(suffix, tmp_path, monkeypatch):
+    file = tmp_path / f"torn.{suffix}"
+    noise(200, 200).save(file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    monkeypatch.setattr(images, "LARGE", 1000)
+    with pytest.raises(RandSlotError, match=f"torn.{suffix}") as caught:
+        render_file_page(file, 1, 1000)
+    assert "\n" not in str(caught.value)

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,6 +38,9 @@ def cluster(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
 
 def kmeans(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
     """K-Means: the mean of each cluster, started by k-means++ from the seed."""
+    from sklearn.cluster import KMeans  # here: no search needs it, and a search from the shell waits for imports
+    from sklearn.exceptions import ConvergenceWarning
+
     start = int(np.random.default_rng(seed).integers(2**32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than clusters: means repeat

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .images import limit_aspect, shrink
+from .images import limit_aspect
 from .kinds import DOCUMENT_SUFFIXES, HEAD, IMAGE_SUFFIXES, KINDS, TIFF_SUFFIXES, Kind
-from .page import Page, PageInput, list_pages, num_pages, open_file_page, open_page, read_file_text
+from .page import Page, PageInput, list_pages, num_pages, open_file_page, open_page, read_file_text, render_file_page
 from .paths import FILE_PAGE, is_file, page_file, short
 from .pdf import PDF_SIDE, PDFIUM, PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
 from .text import NO_TEXT, PARTS, PageText, Word
@@ -36,7 +36,7 @@ __all__ = [
     "open_page",
     "page_file",
     "read_file_text",
+    "render_file_page",
     "render_pdf_page",
     "short",
-    "shrink",
 ]

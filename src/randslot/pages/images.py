@@ -8,12 +8,24 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
 from .kinds import TIFF_SUFFIXES
 
 WHITE = (255, 255, 255)
+LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
+GAP = 3.0  # times the wanted width and height, down to which pixels are averaged before the exact resampling
+ROWS = 256  # about how many are converted at once
+TURNS = {  # what makes an image upright, by its orientation in EXIF data
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def num_image_pages(file: Path) -> int:
@@ -32,6 +44,21 @@ def open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Imag
     """
     with image_page(source, name, number) as image:
         return to_upright_rgb(image, name)
+
+
+def open_shrunk(source: Path | BytesIO, name: str, number: int, pixels: int) -> Image.Image:
+    """Open one page of an image file with at most about `pixels` pixels.
+
+    Up to `LARGE` pixels, the result is that of `open_image` and `shrink`. Of a larger one, which would take gigabytes
+    as a whole, only the file's own pixels are in memory; then values may differ by a little.
+
+    Errors: as `open_image`.
+    """
+    with image_page(source, name, number) as image:
+        if image.width * image.height <= LARGE:
+            return shrink(to_upright_rgb(image, name), pixels)
+        with _data_errors(name):
+            return shrink(_read_reduced(image, pixels), pixels)
 
 
 @contextmanager
@@ -53,20 +80,21 @@ def to_upright_rgb(image: Image.Image, name: str) -> Image.Image:
     """
     if not image.width or not image.height:
         raise RandSlotError(f"empty page image, {image.width}x{image.height} pixels: {name}")
-    try:
+    with _data_errors(name):
         image.load()
-        return _to_rgb(ImageOps.exif_transpose(image))
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on corrupt image data
-        raise RandSlotError(f"cannot read page image {name}: {error}") from error
+        return _to_rgb(_turn(image, _find_orientation(image)))
 
 
 def shrink(image: Image.Image, pixels: int) -> Image.Image:
     """Return an image with at most about `pixels` pixels, of the same shape."""
-    scale = (pixels / (image.width * image.height)) ** 0.5
-    if scale >= 1:
-        return image
-    size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
-    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    size = _find_size(image.size, pixels)
+    return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS, reducing_gap=GAP)
+
+
+def _find_size(size: tuple[int, int], pixels: int) -> tuple[int, int]:
+    """Return the width and height that an image of some size has when it is shrunk to about `pixels` pixels."""
+    scale = (pixels / (size[0] * size[1])) ** 0.5
+    return size if scale >= 1 else (max(round(size[0] * scale), 1), max(round(size[1] * scale), 1))
 
 
 def limit_aspect(image: Image.Image, most: float) -> Image.Image:
@@ -99,8 +127,52 @@ def _image_errors(name: str) -> Iterator[None]:
         raise RandSlotError(f"cannot read page image {name}: {error}") from error
 
 
+@contextmanager
+def _data_errors(name: str) -> Iterator[None]:
+    """Turn what Pillow raises on corrupt image data into one line that names the image."""
+    try:
+        yield
+    except (OSError, SyntaxError, ValueError) as error:
+        raise RandSlotError(f"cannot read page image {name}: {error}") from error
+
+
+def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
+    """Read an opened image file upright and in RGB, some times smaller, but no smaller than `GAP` times as wanted.
+
+    A JPEG is decoded at a reduced size. Of others, a few rows at a time are converted and averaged.
+    """
+    width, height = _find_size(image.size, pixels)
+    image.draft(None, (round(GAP * width), round(GAP * height)))  # does nothing if it is no JPEG
+    image.load()
+    orientation = _find_orientation(image)
+    if _is_deep(image):
+        image = _to_8_bit(image)  # by the brightest of all pixels
+    times = max(int(min(image.width / width, image.height / height) / GAP), 1)
+    small = Image.new("RGB", (-(-image.width // times), -(-image.height // times)))
+    rows = times * max(ROWS // times, 1)
+    for top in range(0, image.height, rows):
+        part = _to_rgb(image.crop((0, top, image.width, min(top + rows, image.height))))
+        small.paste(part.reduce(times), (0, top // times))
+    return _turn(small, orientation)
+
+
+def _find_orientation(image: Image.Image) -> int:
+    orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation
+
+
+def _turn(image: Image.Image, orientation: int) -> Image.Image:
+    """Turn an image as its EXIF data says; an upright one is not copied, as large ones take much memory."""
+    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether an image is gray with more than 8 bits."""
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+    if _is_deep(image):
         image = _to_8_bit(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -113,7 +185,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _to_8_bit(image: Image.Image) -> Image.Image:
     # Pillow's own conversion clips every value above 255 to white. White is the largest value of as many bits as the
     # image uses: scanners store 12 bits in 16.
-    values = np.asarray(image, dtype=np.float64)
-    brightest = float(values.max(initial=0.0))
+    values = np.asarray(image)
+    brightest = float(values.max(initial=0))
     top = max(brightest, 1.0) if image.mode == "F" else 2.0 ** max(int(brightest).bit_length(), 8) - 1
-    return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).round().astype(np.uint8))
+    shown = np.empty(values.shape, np.uint8)
+    for row in range(0, len(values), ROWS):  # as float64, a large image would take gigabytes
+        scaled = values[row : row + ROWS].astype(np.float64) * (255.0 / top)
+        shown[row : row + ROWS] = np.clip(scaled, 0, 255).round()
+    return Image.fromarray(shown)

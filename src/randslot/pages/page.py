@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import RandSlotError
-from .images import image_page, num_image_pages, open_image, to_upright_rgb
+from .images import image_page, num_image_pages, open_image, open_shrunk, to_upright_rgb
 from .kinds import IMAGE_SUFFIXES, KINDS
 from .paths import FILE_PAGE, is_file, short
 from .pdf import PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
@@ -118,6 +118,17 @@ def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image
         return render_pdf_page(file, number, pixels)
     _check_found(file)
     return open_image(file, str(file), number)
+
+
+def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
+    """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer.
+
+    Errors: as `open_file_page`.
+    """
+    if file.suffix.lower() == ".pdf":
+        return render_pdf_page(file, number, pixels)
+    _check_found(file)
+    return open_shrunk(file, str(file), number, pixels)
 
 
 def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:

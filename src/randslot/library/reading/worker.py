@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ...errors import RandSlotError
-from ...pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, Page, PageText, num_pages, read_file_text, short, shrink
+from ...pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, PageText, num_pages, read_file_text, render_file_page, short
 from ...pages.ocr import OCR_PIXELS, read_image_text
 
 MEMORY = 4 * 2**30  # bytes that one file may take
@@ -50,12 +49,6 @@ def inspect(file: Path) -> dict[str, Any]:
     return {"hash": digest, "num_pages": num}
 
 
-def render(file: Path, number: int, pixels: int) -> Image.Image:
-    """Open one page of a file with about `pixels` pixels, or fewer if it has fewer."""
-    image = Page(file, number).image(pixels)
-    return image if file.suffix.lower() == ".pdf" else shrink(image, pixels)  # a PDF is rendered at that size
-
-
 def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str, Any]:
     """Read the text that a file has for one page."""
     return _describe(read_file_text(file, number, kept))
@@ -63,7 +56,7 @@ def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str,
 
 def read_by_ocr(file: Path, number: int) -> dict[str, Any]:
     """Read the text of one page of a file in its image."""
-    return _describe(read_image_text(render(file, number, OCR_PIXELS)))
+    return _describe(read_image_text(render_file_page(file, number, OCR_PIXELS)))
 
 
 def _describe(text: PageText) -> dict[str, Any]:
@@ -88,7 +81,7 @@ def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[s
         if "ocr" in request:
             return read_by_ocr(file, request["number"]), b""
         if "pixels" in request:
-            image = render(file, request["number"], request["pixels"])
+            image = render_file_page(file, request["number"], request["pixels"])
             return {"size": image.size}, image.tobytes()
         return inspect(file), b""
     except Exception as error:  # a broken file can make a library fail in any way
