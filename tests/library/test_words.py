@@ -125,7 +125,7 @@ def test_a_changed_file_is_found_by_its_new_words_only(library, papers):
     ("language", "text", "query"),
     [
         ("german", "Die Häuser und die Verträge sind in der Stadt und nicht auf dem Land", "Haus Vertrag"),
-        ("french", "Les rapports généraux de l'utilisateur sont dans le document et sur le site", "rapport général"),
+        ("french", "Dans le site et sur la liste les rapports de l'utilisateur", "rapport utilisateurs"),
         ("none", "这份报告应与本文件中的财务报表一并阅读", "财务报表"),
     ],
 )
