@@ -25,6 +25,7 @@ from .stores.store import Store
 LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
 HOME = LIBRARY_FILE  # its name in earlier versions
 BLOCK_BYTES = 512  # of a block, as the system counts them
+LOGS = ("-wal", "-shm", "journal.dat")  # how the names of files end that the engines empty when they open a library
 OWNER = "owner"  # the file that says which process has the library open
 BEGUN = ("lock", OWNER, f"{OWNER}.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
 
@@ -140,7 +141,7 @@ def folder_size(folder: Path) -> int:
     log = folder / "pages" / "wal"
     size = 0
     for path in folder.rglob("*"):
-        if path.is_file() and log not in path.parents and not path.name.endswith(("-wal", "-shm")):
+        if path.is_file() and log not in path.parents and not path.name.endswith(LOGS):
             size += path.stat().st_blocks * BLOCK_BYTES
     return size
 
