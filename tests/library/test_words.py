@@ -197,7 +197,9 @@ def test_a_page_that_ocr_cannot_read_is_named_and_not_tried_again(tmp_path, ocr_
 
 KILLED = """
 import sys
+from randslot.library import fill
 from randslot.library.library import Library
+fill.TOGETHER = 2
 with Library(sys.argv[1]) as library:
     library.add(sys.argv[2], workers=1)
     print("stored", flush=True)
@@ -209,22 +211,22 @@ with Library(sys.argv[1]) as library:
 def test_reading_scans_can_be_killed_and_goes_on(tmp_path, ocr_engine):
     folder = tmp_path / "in"
     folder.mkdir()
-    for number in range(8):
+    for number in range(12):
         write_scan(folder / f"scan{number}.png", f"Invoice number {number}00", "warehouse")
     command = [sys.executable, "-c", KILLED, str(tmp_path / "lib"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.strip() == "3":
                 break
-        process.kill()  # loading the models took long enough for the first one to be stored
+        process.kill()
     with Library(tmp_path / "lib") as library:
-        assert len(library) == 8
+        assert len(library) == 12
         assert library.verify() == []
         before = library.status().origins
-        assert 0 < before.get("none", 0) < 8
+        assert 0 < before.get("none", 0) < 12
         assert library.read_words(ocr="missing", workers=1) == before["none"]
-        assert library.status().origins == {"ocr": 8}
-        assert len(library.search("warehouse", 20)) == 8
+        assert library.status().origins == {"ocr": 12}
+        assert len(library.search("warehouse", 20)) == 12
 
 
 # -- words and vectors

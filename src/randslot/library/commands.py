@@ -59,6 +59,14 @@ class SearchBy(StrEnum):
     both = "both"
 
 
+Ocr = Annotated[
+    OcrChoice,
+    typer.Option(
+        "--ocr", help="Pages to read by OCR: missing (those without text), all; auto: missing, if there is an engine."
+    ),
+]
+NoOcr = Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")]
+
 library_app = typer.Typer(help="Look into a library, remove files from it, copy it.", no_args_is_help=True)
 
 
@@ -85,13 +93,8 @@ def index(
         str | None, typer.Option(help="A folder or hub id: pages get its vectors too. Without it, words alone.")
     ] = None,
     language: Language = None,
-    ocr: Annotated[
-        OcrChoice,
-        typer.Option(
-            "--ocr", help="Of which pages: missing, those without a text layer; all; auto, missing if there is OCR."
-        ),
-    ] = OcrChoice.auto,
-    no_ocr: Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")] = False,
+    ocr: Ocr = OcrChoice.auto,
+    no_ocr: NoOcr = False,
     page_vectors: PageVectors = None,
     inference: Inference = None,
     meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
@@ -267,13 +270,8 @@ def status(library: Place, as_json: AsJson = False) -> None:
 def words(
     library: Place,
     language: Language = None,
-    ocr: Annotated[
-        OcrChoice,
-        typer.Option(
-            "--ocr", help="Of which pages: missing, those without a text layer; all; auto, missing if there is OCR."
-        ),
-    ] = OcrChoice.auto,
-    no_ocr: Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")] = False,
+    ocr: Ocr = OcrChoice.auto,
+    no_ocr: NoOcr = False,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
 ) -> None:
     """Read the words of pages that have none yet; nothing is encoded.

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -32,6 +31,7 @@ from .binding import EMBEDDED, check_model, load_bound, read_binding
 from .fill import Fill
 from .filters import check_metadata, make_where
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
+from .hits import make_hits
 from .ingest import Ingest
 from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
@@ -40,7 +40,7 @@ from .reading.reader import FileReader
 from .reading.workers import Renderers
 from .results import BY, By, Hit, Match, Progress, Status, Summary
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.store import BYTES_PER_NUMBER, StoredPage, StoreHit, StoreQuery, Vectors
+from .stores.store import BYTES_PER_NUMBER, StoreQuery, Vectors
 from .texts import read_stored_text
 from .trust import LIGHT, estimate_trust, read_trust
 from .verify import find_problems
@@ -412,7 +412,7 @@ class Library:
         pages = self.store.read(list(ids))
         files = self.manifest.get(file_ids)
         for i, some in zip(able, found, strict=True):
-            hits[i] = self._make_hits(some, asked[i], words[i], pages, files)
+            hits[i] = make_hits(some, asked[i], words[i], pages, files, self.words.analyzer)
         return hits
 
     def choose_by(self, by: By | None = None) -> By:
@@ -457,33 +457,6 @@ class Library:
                 terms = word.terms if word.terms.numbers else None
                 made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
         return made
-
-    def _make_hits(
-        self,
-        found: list[StoreHit],
-        asked: StoreQuery,
-        words: WordQuery,
-        pages: Mapping[str, StoredPage],
-        files: Mapping[str, File],
-    ) -> list[Hit]:
-        """Return what a store found as hits, best first, and equal ones by name.
-
-        Files that another thread has removed since are left out.
-        """
-        by: By = "words" if asked.vectors is None else "vectors" if asked.terms is None else "both"
-        hits = []
-        for one in found:
-            file = files.get(one.file)
-            if file is None or file.state != "done" or one.id not in pages:
-                continue
-            page = pages[one.id]
-            matches = _find_matches(asked.vectors, page.vectors)
-            hit = Hit(one.id, file.source, one.number, one.score, matches, file.metadata, file.id, by)
-            if page.text is not None and page.text.text:
-                marked = find_words(read_stored_text(page.text), words, self.words.analyzer)
-                hit = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
-            hits.append(hit)
-        return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page, which is given by its id.
@@ -597,17 +570,6 @@ def _as_reader(model: Any) -> PageReader:
     from ..model.loading import adopt  # plain sentence-transformers has loaded it
 
     return adopt(model)
-
-
-def _find_matches(query: Vectors | None, page: Vectors | None) -> tuple[Match, ...]:
-    """Return which readout of a page is nearest to each of a query."""
-    if query is None or page is None:
-        return ()
-    similarities = query @ page.T
-    matches = []
-    for i, best in enumerate(similarities.argmax(1)):
-        matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
-    return tuple(matches)
 
 
 def delete_library(folder: Path) -> None:
