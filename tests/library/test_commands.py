@@ -57,6 +57,7 @@ def test_index_tells_what_it_did(run, papers, saved):
     write_tiff(papers / "a.tif", [1, 2, 30])
     os.remove(papers / "b.tif")
     code, out, _ = run("index", "papers", "-l", "lib", "--prune", "--yes")
+    assert "  papers/b.tif\n1 file gone, and forgotten" in out
     assert (code, "files: 1 changed, 1 removed, 1 unchanged\n3 pages, 1 of them encoded" in out) == (0, True)
     code, out, _ = run("index", "papers", "-l", "lib")
     assert (code, out.startswith("files: 2 unchanged\n4 pages without text")) == (0, True)
@@ -147,7 +148,11 @@ def test_the_first_hit_is_opened_at_its_page(run, indexed, papers, tmp_path, mon
     assert run("search", '"page 3"', "-l", "lib", "--by", "words", "--open")[0] == 0
     assert opened == [f"{(papers / 'x.pdf').as_uri()}#page=3"]
     monkeypatch.setattr("webbrowser.open", lambda link: False)
-    assert "x.pdf#page=3" in run("search", '"page 3"', "-l", "lib", "--by", "words", "--open")[2]
+    code, _, err = run("search", '"page 3"', "-l", "lib", "--by", "words", "--open")
+    assert (code, "x.pdf#page=3" in err) == (1, True)
+    (papers / "x.pdf").unlink()
+    code, _, err = run("search", '"page 3"', "-l", "lib", "--by", "words", "--open")
+    assert (code, "x.pdf is not where it was" in err) == (1, True)
 
 
 def test_search_filters(run, indexed, papers, saved):

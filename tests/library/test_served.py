@@ -82,7 +82,7 @@ def test_errors_are_those_of_the_library(served, tmp_path):
     for words, message in (
         (["search", "x", "-l", lib, "--by", "vectors"], "has no vectors"),
         (["library", "remove", "gone.pdf", "-l", lib, "--yes"], "matches 'gone.pdf'"),
-        (["index", tmp_path, "-l", lib, "--model", "embedded"], "which serves it: stop it first, to give it a model"),
+        (["index", tmp_path, "-l", lib, "--model", "embedded"], "wait for its end, or stop it, to give it a model"),
     ):
         answer = CliRunner().invoke(app, [str(word) for word in words])
         assert isinstance(answer.exception, UsageError)

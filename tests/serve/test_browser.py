@@ -439,6 +439,8 @@ def test_filters_by_folder_date_and_metadata(reader):
         expect(reader.get_by_label(label, exact=True)).to_have_value(value)
         expect(reader.locator("#hits li")).to_have_count(count)
         reader.get_by_role("button", name="Clear filters").click()
+        expect(reader.get_by_label(label, exact=True)).not_to_have_value(value)
+        expect(reader.locator("#hits li")).to_have_count(20)
     search(reader, "wide tide", "nothing is called so")
     expect(reader.locator("#empty")).to_contain_text("Nothing found with these filters")
     reader.get_by_role("button", name="Search all documents").click()

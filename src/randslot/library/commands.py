@@ -163,6 +163,8 @@ def index(
         kept = bool(gone) and not (yes or _agree("gone, and would be forgotten", gone))
         if gone and not kept:
             summary.removed = opened.forget(gone)
+            if yes and not (quiet or as_json):
+                print_files("gone, and forgotten", gone)
         if not as_json:
             print_summary(summary, opened.status(), quiet)
         if not no_ocr:
@@ -244,8 +246,8 @@ def search(
         if len(queries) > 1:
             print(f"? {one}")
         print_hits(hits, explain)
-        if show and hits:
-            open_hit(hits[0])
+        if show and not (hits and open_hit(hits[0])):
+            raise typer.Exit(1)
 
 
 @library_app.command()

@@ -74,7 +74,10 @@ class FolderLocation:
             owner = read_json(self.folder / OWNER)
         by, socket = owner.get("pid", "unknown"), owner.get("socket")
         if socket is not None:
-            message = f"library {self.folder} is in use by another process ({by}), which serves it: stop it first"
+            message = (
+                f"library {self.folder} is in use by another process ({by}), which answers searches: wait for its end, "
+                "or stop it"
+            )
             return InUseError(message, str(socket))
         return InUseError(
             f"library {self.folder} is in use by another process ({by}): one at a time, so wait until it ends, or let "

@@ -153,7 +153,10 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
         name = Style(bold=True, link=link_to(hit))
         console.print(Text.assemble((f"{rank:2}. ", "dim"), (shorten(hit.source), name), f"  page {hit.page}"))
         if hit.snippet is not None and hit.snippet.text:
-            console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
+            if console.is_terminal:
+                console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
+            else:
+                print(f"    {readable(hit.snippet.text)}")
         if explain:
             console.print(Text(f"    {_explain(hit)}", style="dim"))
     if explain and any(hit.matches for hit in hits):
@@ -277,10 +280,15 @@ def link_to(hit: Hit) -> str:
     return Path(hit.source).as_uri() + fragment
 
 
-def open_hit(hit: Hit) -> None:
-    """Open the file of a hit at its page, in whatever this system opens links with."""
+def open_hit(hit: Hit) -> bool:
+    """Open the file of a hit at its page, in whatever this system opens links with; return whether that was done."""
+    if not os.path.isfile(hit.source):
+        print(f"{shorten(hit.source)} is not where it was: index its folder again", file=sys.stderr)
+        return False
     if not webbrowser.open(link_to(hit)):
         print(f"nothing here can open it: {link_to(hit)}", file=sys.stderr)
+        return False
+    return True
 
 
 def plural(num: int, word: str) -> str:

@@ -91,7 +91,8 @@ function row(document) {
 
 function removeButton(document, made) {
   const button = make("button", { type: "button", ariaLabel: `Remove ${document.name}`, title: "Remove from the library", textContent: "×" });
-  button.addEventListener("click", () => {
+  button.addEventListener("click", (event) => {
+    if (event.detail > 1) return; // the second click of a double click falls on the row that has moved up
     made.hidden = true;
     offerUndo(document, made);
   });
@@ -100,7 +101,7 @@ function removeButton(document, made) {
 
 function offerUndo(document, made) {
   const undo = make("button", { type: "button", textContent: "Undo" });
-  const text = document.uploaded ? " is removed; it was uploaded, so its file is deleted." : " is removed from the library; its file stays where it is.";
+  const text = document.uploaded ? " is being removed; it was uploaded, so its file will be deleted." : " is being removed from the library; its file stays where it is.";
   const toast = make("li", {}, make("span", {}, name(document.name), text), undo);
   undo.addEventListener("click", () => {
     clearTimeout(leaving.get(document.id));

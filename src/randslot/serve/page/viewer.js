@@ -42,6 +42,7 @@ function showPage() {
   const { document, page } = opened;
   $("viewer-title").replaceChildren(name(document.name), `, page ${page} of ${document.pages}`);
   $("viewer-title").ariaLabel = $("viewer-title").textContent;
+  showGone(false);
   $("large").src = image(document, page, "large");
   $("large").alt = `${document.name}, page ${page}`;
   $("marks").replaceChildren();
@@ -55,6 +56,11 @@ function showPage() {
     button.disabled ? thumbnail.removeAttribute("src") : (thumbnail.src = image(document, number, "small"));
   }
   showResult();
+}
+
+function showGone(gone) {
+  $("gone").hidden = !gone;
+  $("sheet").hidden = gone;
 }
 
 // -- zoom: the sheet is as wide as it must be, and the stage scrolls
@@ -186,6 +192,7 @@ for (const [id, act] of Object.entries({
 $("viewer").addEventListener("close", () => { if (at().get("open")) go({ open: "" }, true); });
 $("viewer").addEventListener("click", (event) => { if (event.target === $("viewer")) $("viewer").close(); });
 $("large").addEventListener("load", fit);
+$("large").addEventListener("error", () => { if (opened) showGone(true); });
 new ResizeObserver(fit).observe($("stage"));
 $("stage").addEventListener("dblclick", () => setZoom(zoom > 1 ? 1 : 2));
 $("stage").addEventListener("wheel", (event) => {
