@@ -347,7 +347,7 @@ def test_words_are_marked_in_snippets_and_on_pages(reader):
     expect(viewer.locator("#why-score")).to_contain_text("Score by words (BM25): ")
     expect(viewer.locator("#vectors")).to_be_hidden()
     expect(viewer.locator("#large")).not_to_have_js_property("naturalWidth", 0)
-    reader.wait_for_function("document.getElementById('sheet').style.width !== ''")
+    expect(viewer.locator("#sheet")).to_have_attribute("style", re.compile("width"))
     sheet, first = viewer.locator("#sheet").bounding_box(), viewer.locator("#marks .box").first.bounding_box()
     assert (first["x"] - sheet["x"]) / sheet["width"] == pytest.approx(50 / 400, abs=0.01)  # as the PDF says
     assert (first["y"] - sheet["y"]) / sheet["height"] == pytest.approx(1 - 560 / 600, abs=0.02)
@@ -364,7 +364,7 @@ def test_matches_results_and_zoom_by_keyboard(reader):
     reader.keyboard.press("n")
     expect(place).to_have_text("1 of 7")
     expect(now).to_have_count(1)
-    reader.wait_for_function("document.getElementById('sheet').style.width !== ''")
+    expect(viewer.locator("#sheet")).to_have_attribute("style", re.compile("width"))
     width = viewer.locator("#sheet").bounding_box()["width"]
     reader.keyboard.press("+")
     reader.keyboard.press("+")
@@ -474,7 +474,7 @@ def test_a_slide_keeps_its_shape_and_a_long_name_its_end(browser, wordy):
             assert size["width"] / size["height"] == pytest.approx(1066 / 600, rel=0.03)
             page.locator("#hits a").first.click()
             expect(page.locator("#large")).not_to_have_js_property("naturalWidth", 0)
-            page.wait_for_function("document.getElementById('sheet').style.width !== ''")
+            expect(page.locator("#sheet")).to_have_attribute("style", re.compile("width"))
             sheet, stage = page.locator("#sheet").bounding_box(), page.locator("#stage").bounding_box()
             assert sheet["width"] <= stage["width"]
             assert page.evaluate("document.documentElement.scrollWidth") == width
