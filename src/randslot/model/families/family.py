@@ -89,6 +89,7 @@ class Family(ABC):
     the paper's adapter sits on, as a regular expression. special_tokens: what a tokenizer made in code needs, the
     padding token first. spare_weights: prefixes of weights in a backbone's files that are not needed here.
     export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
+    cache_keeps_gradients: whether one can go back through what is cached.
     """
 
     name: ClassVar[str]
@@ -100,6 +101,7 @@ class Family(ABC):
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
     export_example: ClassVar[str] = ""
+    cache_keeps_gradients: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return self.name
