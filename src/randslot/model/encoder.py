@@ -7,7 +7,6 @@ Shapes: B batch, K vectors, D dimension.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -116,7 +115,12 @@ class SlotEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page image that the model looks at."""
-        return self.family.page_pixels(self.processors, self.settings.visual_tokens)
+        return self.family.page_pixels(self.processors, self.page_tokens)
+
+    @property
+    def page_tokens(self) -> int:
+        """The most tokens that a page may take, beside its prompt."""
+        return self.settings.page_tokens(self.family.reads)
 
     @property
     def most_pixels(self) -> int:
@@ -131,7 +135,7 @@ class SlotEncoder(InputModule):
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        digest.update(self.family.page_prompt.encode() + self.processors.describe())
+        digest.update(self.family.prompt(self.processors).encode() + self.processors.describe())
         return digest.hexdigest()
 
     # -- from inputs to features
@@ -148,9 +152,8 @@ class SlotEncoder(InputModule):
             contents = [text.encode() for text in texts]
         else:
             refuse_prompt(prompt)
-            num_tokens = self.settings.visual_tokens
-            pages = [self.family.open_page(self.processors, page, num_tokens) for page in items]
-            features = self.family.preprocess_pages(self.processors, pages, num_tokens)
+            pages = [self.family.open_page(self.processors, page, self.page_tokens) for page in items]
+            features = self.family.preprocess_pages(self.processors, pages, self.page_tokens)
             contents = [_page_bytes(page) for page in pages]
         return {**features, "keys": _hash_contents(contents), "side": side}
 
@@ -284,12 +287,12 @@ def refuse_prompt(prompt: str | None) -> None:
 
 
 def _unwrap(item: Any) -> Any:
-    """Take {"image": x} and {"text": x}, as mteb sends them, and paths of any kind."""
+    """Take {"image": x} and {"text": x}, as mteb sends them."""
     if isinstance(item, Mapping):
         if len(item) != 1 or not item.keys() <= {"image", "text"}:
             raise RandSlotError(f"a query is text and a page is an image, but one input has {sorted(item)}")
         (item,) = item.values()
-    return item if not isinstance(item, os.PathLike) else os.fspath(item)
+    return item
 
 
 def _page_bytes(page: Image.Image | str) -> bytes:

@@ -167,7 +167,7 @@ def describe_serving(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str
         "settings": asdict(settings),
         "dimension": encoder.get_embedding_dimension(),
         "query_slots": "".join(name_slots(encoder, "query")),
-        "page_prompt": family.page_prompt + "".join(name_slots(encoder, "page")),
+        "page_prompt": family.prompt(encoder.processors) + "".join(name_slots(encoder, "page")),
         "image": family.image_limits(encoder.processors, settings.visual_tokens),
         "family": family.name,
         "dtype": dtype,

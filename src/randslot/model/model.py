@@ -58,7 +58,7 @@ class RandSlotModel(MultiVectorEncoder):
     def page_opener(self) -> Callable[[Any], Any]:
         """A function that opens a page as the model takes it; it can be sent to other processes."""
         encoder = self.encoder
-        return partial(encoder.family.open_page, encoder.processors, visual_tokens=self.settings.visual_tokens)
+        return partial(encoder.family.open_page, encoder.processors, num_tokens=encoder.page_tokens)
 
     def page_grid(self, features: dict[str, Any]) -> tuple[int, int]:
         """Return the rows and columns of visual tokens of the first page among features."""

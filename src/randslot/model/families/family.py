@@ -75,6 +75,9 @@ class Family(ABC):
     page_prompt: what stands around a page, and whatever else vectors of pages depend on. lora_targets: the modules that
     the paper's adapter sits on, as a regular expression. special_tokens: what a tokenizer made in code needs, the
     padding token first. spare_weights: prefixes of weights in a backbone's files that are not needed here.
+
+    `num_tokens` of its methods is the most tokens that a page may take: the setting `visual_tokens` for a family that
+    reads images, `text_tokens` for one that reads text.
     """
 
     name: ClassVar[str]
@@ -132,19 +135,23 @@ class Family(ABC):
 
     # -- from pages and queries to features
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        """Return the most pixels of a page image that the model looks at."""
-        raise UsageError(f"a {self.name} model reads the text of a page, not its image")
+    def prompt(self, processors: Processors) -> str:
+        """Return what stands around a page, for a family in which that depends on the tokenizer."""
+        return self.page_prompt
+
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        """Return the most pixels of a page image that the model looks at: none where it reads text."""
+        return 0
 
     @abstractmethod
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image | str:
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image | str:
         """Return a page as `preprocess_pages` takes it: an RGB image, or a text.
 
         Errors: RandSlotError in one line if it cannot be opened.
         """
 
     @abstractmethod
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         """Turn opened pages into left-padded features."""
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
