@@ -14,13 +14,14 @@ from support.models import make, safe_half_precision
 
 REAL = {
     "qwen2.5-vl-3b": (7_372_800, 2048, 36, 16, 2, 11008, 32, 1280),
+    "qwen3-vl-2b": (6_422_528, 2048, 28, 16, 8, 6144, 24, 1024),
     "qwen3-vl-4b": (11_796_480, 2560, 36, 32, 8, 9728, 24, 1024),
 }
 
 
 @pytest.mark.parametrize("shape", REAL)
 def test_real_shapes_on_the_meta_device(shape):
-    """The published models' shapes: adapter sizes and dimensions as the paper's."""
+    """The published models' shapes: adapter sizes and dimensions, of the two backbones of the paper as it has them."""
     trainable, dim, *rest = REAL[shape]
     model = randslot.untrained(shape, device="meta", lora=True)
     text, vision = model.encoder.backbone.config.text_config, model.encoder.backbone.config.vision_config
@@ -30,7 +31,9 @@ def test_real_shapes_on_the_meta_device(shape):
     language = [text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size]
     assert [*language, vision.depth, vision.hidden_size] == rest
     assert model.settings.visual_tokens == 1536
-    if shape == "qwen3-vl-4b":
+    if shape == "qwen3-vl-2b":  # the weights of Qwen3-VL-Embedding-2B, as its card and mteb count them
+        assert sum(p.numel() for p in model.parameters() if not p.requires_grad) == 2_127_532_032
+    if shape.startswith("qwen3-vl"):
         assert list(vision.deepstack_visual_indexes) == [5, 11, 17]
         assert text.head_dim == 128
 

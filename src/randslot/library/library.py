@@ -13,43 +13,40 @@ from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
 from ..files import write_whole
 from ..model.reader import Identity, PageReader
-from ..pages import NO_TEXT, PageText, open_page, short
+from ..pages import PageText, open_page
 from ..pages.ocr import MISSING, find_engine
 from ..words.languages import find_language
-from ..words.query import WordQuery, check_length, read_query
-from ..words.snippets import Found, find_words
+from ..words.snippets import Found
 from .address import is_address, read_address
 from .binding import EMBEDDED, check_model, load_bound, read_binding
+from .completion import Ocr, complete_pages, count_unread, read_words
 from .fill import Fill
-from .filters import check_metadata, make_where
+from .filters import check_metadata
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
-from .hits import make_hits
 from .ingest import Ingest
 from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
 from .reading.local import LocalReader
 from .reading.reader import FileReader
 from .reading.workers import Renderers
-from .results import BY, By, Hit, Match, Progress, Status, Summary
+from .results import By, Hit, Match, Progress, Status, Summary
+from .searcher import Searcher
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.store import BYTES_PER_NUMBER, StoreQuery, Vectors
-from .texts import read_stored_text
-from .trust import LIGHT, estimate_trust, read_trust
+from .stores.store import BYTES_PER_NUMBER, Vectors
+from .trust import estimate_trust, read_trust
 from .verify import find_problems
 from .words import LibraryWords
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
 
 Name = str | os.PathLike[str]
-Ocr = Literal["missing", "all"]
 
 
 class Library:
@@ -207,24 +204,16 @@ class Library:
                 reader = self._make_reader(renderers, batch, ray)
                 ingest = Ingest(self.manifest, self.store, self.words, renderers, reader, metadata, progress, summary)
                 ingest.run([*listing.files, *images])
-                summary.encoded += self._complete(renderers, reader, progress)
+                fill = Fill(self.manifest, self.store, self.words, renderers, progress)
+                summary.encoded += complete_pages(fill, reader, encode=self.binding is not None)
+                if self._model is not None:
+                    self._estimate_trust()
             if prune:
                 summary.removed = self._drop(self._find_gone(listing.folders))
             summary.without_text = self.count_without_text()
         finally:
             summary.seconds = round(time.monotonic() - start, 3)
         return summary
-
-    def _complete(self, renderers: Renderers, reader: FileReader, progress: Callable[[Progress], None]) -> int:
-        """Read and encode what pages lack that are stored already; return how many were encoded."""
-        fill = Fill(self.manifest, self.store, self.words, renderers, progress)
-        read = fill.read_layers()
-        encoded = fill.encode(reader) if self.binding is not None else 0
-        if read or encoded:
-            self.store.optimize()
-        if self._model is not None:
-            self._estimate_trust()
-        return encoded
 
     def read_words(
         self,
@@ -248,20 +237,11 @@ class Library:
             raise RandSlotError(MISSING)
         with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
             fill = Fill(self.manifest, self.store, self.words, renderers, progress, stop)
-            self.store.prepare(dim=None, words=True)
-            if wanted and wanted != self.words.language:
-                self.words.set(wanted)
-                fill.analyse_again()
-            num = fill.read_layers()
-            if ocr is not None:
-                num += fill.read_scans(all_pages=ocr == "all")
-            self.store.optimize()
-        return num
+            return read_words(fill, language=wanted, ocr=ocr)
 
     def count_without_text(self) -> int:
         """Return how many pages no search by words can find: those that OCR has not read, or nobody has looked at."""
-        contents = self.store.contents(self.manifest.hidden())
-        return contents.origins.get("none", 0) + contents.origins.get("", 0)
+        return count_unread(self.store, self.manifest)
 
     def _estimate_trust(self) -> None:
         """Find out whether the model can read these pages, and keep it for searches to come."""
@@ -391,72 +371,16 @@ class Library:
         query_vectors: int | None = None,
     ) -> list[list[Hit]]:
         """Search for several queries at once; options as `search`."""
-        if k < 1:
-            raise UsageError(f"k must be at least 1, not {k}")
-        by = self.choose_by(by)
-        for query in queries:
-            check_length(query)
-        where = make_where(filters or {}, self.manifest, self.name)
-        words = [read_query(query, self.words.analyzer) for query in queries]
-        asked = self._make_queries(list(queries), words, by, query_vectors)
-        hits: list[list[Hit]] = [[] for _ in queries]
-        able = [i for i, query in enumerate(asked) if query.terms is not None or query.vectors is not None]
-        if where is None or not able:
-            return hits
-        found = self.store.search([asked[i] for i in able], k, where, exact)
-        ids: set[str] = set()
-        file_ids: set[str] = set()
-        for some in found:
-            ids.update(hit.id for hit in some)
-            file_ids.update(hit.file for hit in some)
-        pages = self.store.read(list(ids))
-        files = self.manifest.get(file_ids)
-        for i, some in zip(able, found, strict=True):
-            hits[i] = make_hits(some, asked[i], words[i], pages, files, self.words.analyzer)
-        return hits
+        return self._searcher().search_all(
+            queries, k, by=by, filters=filters or {}, exact=exact, query_vectors=query_vectors
+        )
 
     def choose_by(self, by: By | None = None) -> By:
         """Return what a search compares: what is asked for, or what the library has and its model can read.
 
         Errors: UsageError if it is not there.
         """
-        has_words, has_vectors = self.words.language is not None, self.binding is not None
-        if by is None:
-            if has_words and has_vectors:
-                return "both" if self._reads() else "words"
-            return "vectors" if has_vectors else "words"
-        if by not in BY:
-            raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
-        if by != "words" and not has_vectors:
-            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-        if by != "vectors" and not has_words and has_vectors:
-            raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
-        return by
-
-    def _reads(self) -> bool:
-        """Whether the model can read these pages, as far as is known; the embedded one has to show it."""
-        if self.trust is None:
-            return self.binding is not None and self.binding.name != EMBEDDED
-        return self.trust.reads
-
-    def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
-        """Return what the store is asked. A query without any word is asked by vectors alone, or not at all."""
-        vectors: list[Vectors] | list[None] = [None] * len(queries)
-        if by == "vectors":
-            vectors = self._encode(queries, num)
-        elif by == "both":
-            vectors = self._encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
-        weight = self.trust.weight if self.trust else LIGHT
-        made = []
-        for word, own in zip(words, vectors, strict=True):
-            if by == "vectors":
-                made.append(StoreQuery(own))
-            else:
-                if word.excluded and not word.terms.numbers:
-                    raise UsageError("the query only leaves words out: name some to look for")
-                terms = word.terms if word.terms.numbers else None
-                made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
-        return made
+        return self._searcher().choose_by(by)
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page, which is given by its id.
@@ -465,28 +389,22 @@ class Library:
 
         Errors: RandSlotError if there is no such page.
         """
-        stored = self.store.read([page]).get(page)
-        if stored is None:
-            raise RandSlotError(f"no page {short(page)} in library {self.name}")
-        if stored.vectors is None:
-            raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
-        (vectors,) = self._encode([query], None)
-        similarities: Vectors = vectors @ stored.vectors.astype(np.float32).T
-        return similarities
+        return self._searcher().compare(query, page)
 
     def read_text(self, page: str) -> PageText:
         """Return the text of a page, which is given by its id; an empty one if it has none.
 
         Errors: RandSlotError if there is no such page.
         """
-        stored = self.store.read([page]).get(page)
-        if stored is None:
-            raise RandSlotError(f"no page {short(page)} in library {self.name}")
-        return read_stored_text(stored.text) if stored.text else NO_TEXT
+        return self._searcher().read_text(page)
 
     def find_on_page(self, query: str, page: str) -> Found:
         """Return where the words of a query stand on a page, which is given by its id."""
-        return find_words(self.read_text(page), read_query(query, self.words.analyzer), self.words.analyzer)
+        return self._searcher().find_on_page(query, page)
+
+    def _searcher(self) -> Searcher:
+        """Return what answers searches, as the library is now: its model and language may change."""
+        return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, self._encode)
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
         model = self.model

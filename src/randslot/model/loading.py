@@ -70,9 +70,9 @@ def untrained(
 ) -> RandSlotModel:
     """Make a model with random weights: no download.
 
-    shape: "qwen2.5-vl-3b" or "qwen3-vl-4b" (the real shapes), "qwen2.5-vl-tiny" or "qwen3-vl-tiny", or the path of
-    a JSON like those in `randslot/model/shapes`. `device="meta"` makes the shape without memory. Other options as
-    `load`.
+    shape: "qwen2.5-vl-3b", "qwen3-vl-2b" or "qwen3-vl-4b" (the real shapes), "qwen2.5-vl-tiny" or "qwen3-vl-tiny", or
+    the path of a JSON like those in `randslot/model/shapes`. `device="meta"` makes the shape without memory. Other
+    options as `load`.
     """
     chosen = Settings().change(**_with_inference(settings))
     device = str(device or get_device_name())

@@ -1,0 +1,40 @@
+"""In which order stored pages get what they lack: words first, because they are cheap, then vectors or scans."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .fill import Fill
+from .manifest import Manifest
+from .reading.reader import FileReader
+from .stores.store import Store
+
+Ocr = Literal["missing", "all"]
+
+
+def complete_pages(fill: Fill, reader: FileReader, *, encode: bool) -> int:
+    """Read and encode what pages lack that are stored already; return how many were encoded."""
+    read = fill.read_layers()
+    encoded = fill.encode(reader) if encode else 0
+    if read or encoded:
+        fill.store.optimize()
+    return encoded
+
+
+def read_words(fill: Fill, *, language: str | None, ocr: Ocr | None) -> int:
+    """Read the words of pages that have none yet, in another language if one is named; return how many were read."""
+    fill.store.prepare(dim=None, words=True)
+    if language and language != fill.words.language:
+        fill.words.set(language)
+        fill.analyse_again()
+    num = fill.read_layers()
+    if ocr is not None:
+        num += fill.read_scans(all_pages=ocr == "all")
+    fill.store.optimize()
+    return num
+
+
+def count_unread(store: Store, manifest: Manifest) -> int:
+    """Return how many pages no search by words can find: those that OCR has not read, or nobody has looked at."""
+    contents = store.contents(manifest.hidden())
+    return contents.origins.get("none", 0) + contents.origins.get("", 0)

@@ -1,0 +1,143 @@
+"""Searches of a library: what a query compares, what the store is asked, and the hits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import RandSlotError, UsageError
+from ..model.reader import Identity
+from ..pages import NO_TEXT, PageText, short
+from ..words.query import WordQuery, check_length, read_query
+from ..words.snippets import Found, find_words
+from .binding import EMBEDDED
+from .filters import make_where
+from .hits import make_hits
+from .manifest import Manifest
+from .results import BY, By, Hit
+from .stores.store import Store, StoredPage, StoreQuery, Vectors
+from .texts import read_stored_text
+from .trust import LIGHT, Trust
+from .words import LibraryWords
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """Searches a library as it is now.
+
+    name: of the library, for messages. binding: which model its vectors are of; None if it has none. trust: how well
+    these know its pages, as far as is known. encode: queries to vectors, so many each if a number is given.
+    """
+
+    name: str
+    manifest: Manifest
+    store: Store
+    words: LibraryWords
+    binding: Identity | None
+    trust: Trust | None
+    encode: Callable[[list[str], int | None], list[Vectors]]
+
+    def search_all(
+        self,
+        queries: Sequence[str],
+        k: int,
+        *,
+        by: By | None,
+        filters: Mapping[str, Any],
+        exact: bool,
+        query_vectors: int | None,
+    ) -> list[list[Hit]]:
+        """Return the k best pages for each query; options as `Library.search`."""
+        if k < 1:
+            raise UsageError(f"k must be at least 1, not {k}")
+        by = self.choose_by(by)
+        for query in queries:
+            check_length(query)
+        where = make_where(filters, self.manifest, self.name)
+        words = [read_query(query, self.words.analyzer) for query in queries]
+        asked = self._make_queries(list(queries), words, by, query_vectors)
+        hits: list[list[Hit]] = [[] for _ in queries]
+        able = [i for i, query in enumerate(asked) if query.terms is not None or query.vectors is not None]
+        if where is None or not able:
+            return hits
+        found = self.store.search([asked[i] for i in able], k, where, exact)
+        ids: set[str] = set()
+        file_ids: set[str] = set()
+        for some in found:
+            ids.update(hit.id for hit in some)
+            file_ids.update(hit.file for hit in some)
+        pages = self.store.read(list(ids))
+        files = self.manifest.get(file_ids)
+        for i, some in zip(able, found, strict=True):
+            hits[i] = make_hits(some, asked[i], words[i], pages, files, self.words.analyzer)
+        return hits
+
+    def choose_by(self, by: By | None) -> By:
+        """Return what a search compares: what is asked for, or what the library has and its model can read.
+
+        Errors: UsageError if it is not there.
+        """
+        has_words, has_vectors = self.words.language is not None, self.binding is not None
+        if by is None:
+            if has_words and has_vectors:
+                return "both" if self._reads() else "words"
+            return "vectors" if has_vectors else "words"
+        if by not in BY:
+            raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
+        if by != "words" and not has_vectors:
+            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+        if by != "vectors" and not has_words and has_vectors:
+            raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
+        return by
+
+    def _reads(self) -> bool:
+        """Whether the model can read these pages, as far as is known; the embedded one has to show it."""
+        if self.trust is None:
+            return self.binding is not None and self.binding.name != EMBEDDED
+        return self.trust.reads
+
+    def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
+        """Return what the store is asked. A query without any word is asked by vectors alone, or not at all."""
+        vectors: list[Vectors] | list[None] = [None] * len(queries)
+        if by == "vectors":
+            vectors = self.encode(queries, num)
+        elif by == "both":
+            vectors = self.encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
+        weight = self.trust.weight if self.trust else LIGHT
+        made = []
+        for word, own in zip(words, vectors, strict=True):
+            if by == "vectors":
+                made.append(StoreQuery(own))
+            else:
+                if word.excluded and not word.terms.numbers:
+                    raise UsageError("the query only leaves words out: name some to look for")
+                terms = word.terms if word.terms.numbers else None
+                made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
+        return made
+
+    def compare(self, query: str, page: str) -> Vectors:
+        """Return how near each readout of a query is to each of a page; see `Library.compare`."""
+        stored = self._read_page(page)
+        if stored.vectors is None:
+            raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
+        (vectors,) = self.encode([query], None)
+        similarities: Vectors = vectors @ stored.vectors.astype(np.float32).T
+        return similarities
+
+    def read_text(self, page: str) -> PageText:
+        """Return the text of a page; see `Library.read_text`."""
+        stored = self._read_page(page)
+        return read_stored_text(stored.text) if stored.text else NO_TEXT
+
+    def find_on_page(self, query: str, page: str) -> Found:
+        """Return where the words of a query stand on a page."""
+        return find_words(self.read_text(page), read_query(query, self.words.analyzer), self.words.analyzer)
+
+    def _read_page(self, page: str) -> StoredPage:
+        stored = self.store.read([page]).get(page)
+        if stored is None:
+            raise RandSlotError(f"no page {short(page)} in library {self.name}")
+        return stored
