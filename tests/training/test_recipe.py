@@ -59,6 +59,16 @@ def test_recipe_files_hold_only_differences():
             assert value != getattr(defaults, key) or key == "untrained", f"{file.name}: {key}"
 
 
+def test_a_retrieval_model_keeps_its_template_and_image_size_and_trains_nested_budgets():
+    recipe = read_recipe("qwen3-vl-embedding-2b")
+    assert recipe.backbone == "Qwen/Qwen3-VL-Embedding-2B"
+    assert (recipe.template, recipe.visual_tokens, recipe.prefixes) == ("embedding", 1800, (1, 2, 4))
+    assert (recipe.lora, recipe.query_vectors, recipe.page_vectors) == (True, 4, 4)
+    assert recipe.settings().template == "embedding"
+    with pytest.raises(UsageError, match="template = 'embedding' is for retrieval"):
+        read_recipe("qwen3-vl-embedding-2b", ["objective=reading", "prefixes=[]", "lora=false"])
+
+
 def test_the_rate_falls_along_a_quarter_of_a_cosine_and_ends_at_half():
     """PyTorch's own schedule with T_max = 1,846 over 923 steps, as the paper's table says."""
     from transformers import get_scheduler
