@@ -88,8 +88,8 @@ def _make_tokenizer(closed: bool) -> Any:
 def embed_as_published(folder: Path, inputs: list[dict[str, Any]]) -> torch.Tensor:
     """Embed inputs ({"text": ...} or {"image": ...}, each perhaps with its "instruction") as the model's script does.
 
-    A conversation with the instruction as system message, through the chat template with the beginning of an answer; the
-    image resized between the script's limits; right padding; the last state that is not padding, of length 1.
+    A conversation with the instruction as system message, through the chat template with the beginning of an answer;
+    the image resized between the script's limits; right padding; the last state that is not padding, of length 1.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     images = [_resize(one["image"]) for one in inputs if "image" in one]

@@ -31,12 +31,12 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
 from ..pages import open_page
-from .encoder import check_query, refuse_prompt, sort_inputs
 from .export import FORMAT
 from .families import find_family
 from .hub import SERVING, Source
 from .loading import load
 from .model import RandSlotModel
+from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import SIDES, Side
 from .settings import Settings
 from .template import QUERY

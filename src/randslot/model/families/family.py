@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from peft import LoraConfig
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import RandSlotError, UsageError
@@ -115,6 +115,19 @@ class Seen:
 def join_seen(parts: Sequence[Seen]) -> Seen:
     """Return what was seen of several pages as if they had been looked at together."""
     return Seen(tuple(torch.cat(layer) for layer in zip(*(part.layers for part in parts), strict=True)))
+
+
+class Look:
+    """What a frozen tower sees of some pages, kept after the first look: a gradient cache comes to each page twice."""
+
+    def __init__(self) -> None:
+        self.seen: Seen | None = None
+
+    def at(self, backbone: Backbone, features: Features) -> Seen | None:
+        """Return what is seen of the pages among features; the tower runs at the first time only."""
+        if self.seen is None:
+            self.seen = backbone.see(features)
+        return self.seen
 
 
 class Family(ABC):
@@ -222,9 +235,17 @@ class Family(ABC):
         """Run the vision tower over the pages among features; None where there is nothing to see."""
         return None
 
+    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
+        """Return the modules that `see` runs: a vision tower, and what leads from it to the language model."""
+        return []
+
     def freeze_vision(self, model: PreTrainedModel) -> None:
         """Keep the vision tower from being trained."""
-        raise UsageError(f"a {self.name} model has no vision tower to keep still")
+        parts = self.vision_parts(model)
+        if not parts:
+            raise UsageError(f"a {self.name} model has no vision tower to keep still")
+        for part in parts:
+            part.requires_grad_(False)
 
     def without_pixels(self, features: Features) -> Features:
         """Return the features of pages that were seen before, without what only the vision tower needs."""
@@ -292,9 +313,27 @@ class Backbone:
     source: Source
     bare: dict[str, Tensor] = field(default_factory=dict)  # weights below an adapter, where no folder has them
 
+    @property
+    def vision_is_frozen(self) -> bool:
+        """Whether there is a vision tower, and nothing of it is trained."""
+        parts = self.family.vision_parts(self.model)
+        return bool(parts) and not any(weight.requires_grad for part in parts for weight in part.parameters())
+
+    def see(self, features: Features) -> Seen | None:
+        """Run the vision tower over the pages among features; a frozen one leaves nothing to go back through."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.vision_is_frozen):
+            return self.family.see(self.model, features)
+
     def read_content(self, features: Features, seen: Seen | None = None) -> Content:
         """Embed left-padded features and place them."""
-        return self.family.read_content(self.model, features, seen)
+        return self.family.read_content(self.model, features, seen or self.see(features))
+
+    def checkpoint_layers(self) -> None:
+        """Keep only the inputs of layers between forward and backward, and compute what is inside them again."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers makes the inputs of every part of an adapted model require gradients, for the other kind of
+        # checkpointing. Here it would only send gradients through frozen weights: the whole vision tower's among them.
+        self.model.disable_input_require_grads()
 
     def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
         """Run the language model over a content and return its last hidden states (B, L, D) and its cache."""

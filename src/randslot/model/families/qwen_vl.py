@@ -117,8 +117,8 @@ class QwenVL(Family):
         deeper = getattr(seen, "deepstack_features", None) or []
         return Seen(tuple(torch.cat(list(layer)) for layer in (seen.pooler_output, *deeper)))
 
-    def freeze_vision(self, model: PreTrainedModel) -> None:
-        model.visual.requires_grad_(False)
+    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [model.visual]
 
     def without_pixels(self, features: Features) -> Features:
         return {name: value for name, value in features.items() if name != "pixel_values"}
@@ -137,8 +137,7 @@ class QwenVL(Family):
         positions, _ = model.get_rope_index(
             ids, mm_token_type_ids=is_visual.int(), image_grid_thw=features["image_grid_thw"], attention_mask=mask_BL
         )
-        seen = seen or self.see(model, features)
-        assert seen is not None
+        assert seen is not None, "pages are looked at before they are placed"
         merged, *deeper = seen.layers
         embeds_BLD = embeds_BLD.masked_scatter(is_visual[..., None], merged.to(embeds_BLD.dtype))
         flags = {"visual_pos_masks": is_visual} if deeper else {}
