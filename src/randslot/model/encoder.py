@@ -71,6 +71,9 @@ class SlotEncoder(InputModule):
                 f"this model is trained with template={self.settings.template!r}; another one starts from the backbone"
             )
         settings = self.settings.change(**changes)
+        least = self.family.least_tokens(self.processors)
+        if settings.visual_tokens < least:
+            raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(

@@ -193,7 +193,7 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     encoder.family.write_processors(encoder.processors, output, encoder.settings.visual_tokens)
     write_json(output / SERVING, serving)
     share_weights(output, SERVING)
-    (output / GUIDE).write_text(_guide(serving, encoder.family.image_token), encoding="utf-8")
+    (output / GUIDE).write_text(_guide(serving, encoder.family), encoding="utf-8")
 
 
 def _chat_template(serving: dict[str, Any]) -> str:
@@ -205,7 +205,7 @@ def _chat_template(serving: dict[str, Any]) -> str:
     return template
 
 
-def _guide(serving: dict[str, Any], image_token: str) -> str:
+def _guide(serving: dict[str, Any], family: Family) -> str:
     settings = serving["settings"]
     query = serving["query_prompt"] + serving["query_slots"]
     example = json.dumps(query.replace(QUERY, "revenue by region"))
@@ -220,7 +220,8 @@ def _guide(serving: dict[str, Any], image_token: str) -> str:
         "query_string": json.dumps(query),
         "query_example": example.replace("'", "'\\''"),  # inside quotes of a shell
         "page_prompt": serving["page_prompt"].replace("\n", "\\n"),
-        "image_token": image_token,
+        "image_token": family.image_token,
+        "export_example": family.export_example,
     }
     text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
     for name, value in values.items():
