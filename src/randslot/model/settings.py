@@ -29,7 +29,8 @@ class Settings:
     after random training, which gives a page the same vectors every time at almost no loss (the paper's RS-Z).
     query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take. text_tokens:
     the same for a model that reads the text of a page; what is behind them is cut. seed: for adapters, tables and
-    random slots.
+    random slots. template: the name of what stands around queries and pages, of those that the family has; like
+    `slots`, a model is trained with it.
 
     With slots="tokens" every token has a vector and the budgets do not count, but for `reduction`: it brings each page
     to at most `page_vectors` when encoding. Queries and training keep all.
@@ -42,6 +43,7 @@ class Settings:
     visual_tokens: int = 1536
     seed: int = 42
     reduction: str = NO_REDUCTION
+    template: str = LATER_SETTINGS["template"]
     text_tokens: int = LATER_SETTINGS["text_tokens"]
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import RandSlotError
 from ...pages import NoTextError, read_page_text
@@ -39,8 +39,7 @@ class TextModel(Family):
 
     # -- from pages to features
 
-    def prompt(self, processors: Processors) -> str:
-        tokenizer = processors.tokenizer
+    def prompt(self, tokenizer: PreTrainedTokenizerBase) -> str:
         known = tokenizer.get_vocab()
         if all(token in known for token in self.special_tokens):
             return self.page_prompt
@@ -55,9 +54,8 @@ class TextModel(Family):
         return cut_text(processors, text, num_tokens)
 
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
-        before, after = self.prompt(processors).split(PAGE)
-        # In one piece, as a server gets it: a tokenizer may join what is cut here.
-        return processors.pad(processors.tokenize([before + page + after for page in pages]))
+        before, after = processors.template.page_prompt.split(PAGE)
+        return processors.pad(processors.tokenize_inside(before, after, pages))
 
     # -- serving
 
