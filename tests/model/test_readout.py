@@ -39,8 +39,8 @@ def paper_loop(model: MultiVectorEncoder, features: dict[str, Tensor], num: int,
     return torch.stack(readouts, dim=1)
 
 
-# Weights of Qwen3.5 that a head's decay depends on. Decays are summed over positions before they are compared, in float32
-# and up to hundreds, so their gradients are known to some absolute error only.
+# Weights of Qwen3.5 that a head's decay depends on. Decays are summed over positions before they are compared, in
+# float32 and up to hundreds, so their gradients are known to some absolute error only.
 OF_DECAY = ("A_log", "dt_bias", "in_proj_a.weight")
 
 
