@@ -25,8 +25,8 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError
 from ..pages import open_page
 from .embedding_settings import EmbeddingSettings
-from .encoder import check_query
 from .hub import Source
+from .preprocessing import check_query
 from .reader import Identity, Reads, Side, Vectors
 from .reductions import REDUCTIONS
 

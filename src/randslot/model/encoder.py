@@ -7,7 +7,6 @@ Shapes: B batch, K vectors, D dimension.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from .checkpoint import SLOTS, check_fit, read_files, save_files
 from .content import Content
 from .families.family import Backbone, Family, Processors, Seen
 from .hub import Source, find
+from .preprocessing import Preprocessor
 from .reader import Side
 from .readout import read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
@@ -67,6 +66,9 @@ class SlotEncoder(InputModule):
                 "and inference= sets what is appended when encoding"
             )
         settings = self.settings.change(**changes)
+        least = self.family.least_tokens(self.processors)
+        if settings.visual_tokens < least:
+            raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(
@@ -88,6 +90,11 @@ class SlotEncoder(InputModule):
     def processors(self) -> Processors:
         """Tokenizer and image processor as they are now: sentence-transformers lets people replace the tokenizer."""
         return Processors(self.tokenizer, self.image_processor)
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """What turns queries and pages into features: small, without weights, so it can go to other processes."""
+        return Preprocessor(self.family, self.processors, self.settings.visual_tokens, self.backbone.dtype)
 
     @property
     def dtype(self) -> str:
@@ -141,18 +148,7 @@ class SlotEncoder(InputModule):
 
         The side is named by `task` ("query" or "document"); without one, text is a query and an image a page.
         """
-        items, side = sort_inputs(inputs, task)
-        if side == "query":
-            texts = [(prompt or "") + check_query(query) for query in items]
-            features = self.family.preprocess_queries(self.processors, texts)
-            contents = [text.encode() for text in texts]
-        else:
-            refuse_prompt(prompt)
-            num_tokens = self.settings.visual_tokens
-            pages = [self.family.open_page(self.processors, page, num_tokens) for page in items]
-            features = self.family.preprocess_pages(self.processors, pages, num_tokens)
-            contents = [_page_bytes(page) for page in pages]
-        return {**features, "keys": _hash_contents(contents), "side": side}
+        return self.preprocessor(inputs, prompt, task)
 
     # -- from features to vectors
 
@@ -182,6 +178,8 @@ class SlotEncoder(InputModule):
         if "page_numbers" in features:
             assert self.recall is not None
             seen = self.recall(features["page_numbers"])
+        elif "look" in features and self.parts.vision_is_frozen:
+            seen = features["look"].at(self.parts, features)
         return self.parts.read_content(features, seen)
 
     def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
@@ -253,50 +251,3 @@ def load_encoder(
         encoder.slots.load_state_dict(saved.tables)
     encoder.use(**changes or {})
     return encoder
-
-
-def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
-    """Return plain inputs and their side: by `task`, or else text is a query and an image a page."""
-    items = [_unwrap(item) for item in inputs]
-    if task is None:
-        return items, "query" if all(isinstance(item, str) for item in items) else "page"
-    return items, "query" if task == "query" else "page"
-
-
-def check_query(query: Any) -> str:
-    """Return a query that can be encoded.
-
-    Errors: UsageError in one line if it is not text, empty, or broken.
-    """
-    if not isinstance(query, str):
-        raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
-    if not query.strip():
-        raise UsageError("empty query: a query needs at least one character that is not a space")
-    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
-    return query
-
-
-def refuse_prompt(prompt: str | None) -> None:
-    """Refuse a prompt for pages: theirs is the family's."""
-    if prompt:
-        raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
-
-
-def _unwrap(item: Any) -> Any:
-    """Take {"image": x} and {"text": x}, as mteb sends them, and paths of any kind."""
-    if isinstance(item, Mapping):
-        if len(item) != 1 or not item.keys() <= {"image", "text"}:
-            raise RandSlotError(f"a query is text and a page is an image, but one input has {sorted(item)}")
-        (item,) = item.values()
-    return item if not isinstance(item, os.PathLike) else os.fspath(item)
-
-
-def _page_bytes(page: Image.Image | str) -> bytes:
-    return page.encode() if isinstance(page, str) else f"{page.size}".encode() + page.tobytes()
-
-
-def _hash_contents(contents: list[bytes]) -> Tensor:
-    """Hash each content into one number, the seed of its slots under inference="random"."""
-    digests = [blake2b(content, digest_size=8).digest() for content in contents]
-    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests])

@@ -34,13 +34,13 @@ from ..files import read_json
 from ..pages import open_page
 from .embedding_loading import load_embedding_model
 from .embedding_model import EmbeddingModel
-from .encoder import check_query, refuse_prompt, sort_inputs
 from .export import FORMAT
 from .families import find_family
 from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
 from .kinds import find_kind
 from .loading import choose_dtype, load_source
 from .model import RandSlotModel
+from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import SIDES, Side
 from .settings import Settings
 
@@ -236,7 +236,7 @@ class RemoteEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
-        return int(self.image["longest_edge"])
+        return self.family.served_pixels(**self.image)
 
     def weights_key(self) -> str:
         """Return a hash of the weights that the export was made from."""

@@ -8,9 +8,8 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from ..files import write_json
 from ..model.checkpoint import save_backbone
 from ..model.loading import load, untrained
 from ..model.model import RandSlotModel
+from ..model.preprocessing import Preprocessor
 from ..model.still_vision import KnownPage, StillVision
 from .arguments import make_arguments, share
 from .loss import Loss
@@ -76,13 +76,18 @@ class UndisturbedTrainer(MultiVectorEncoderTrainer):
         return found
 
 
-def preprocess(model: RandSlotModel, still: StillVision | None, inputs: list[Any], **options: Any) -> dict[str, Any]:
-    """Preprocess a column of a batch: pages, or queries, of which a row may have several."""
-    if still is not None and isinstance(inputs[0], KnownPage):
-        return still.preprocess(inputs)
-    flat = [item for row in inputs for item in list_queries(row)]
-    features: dict[str, Any] = model.preprocess(flat, **options)
-    return features
+@dataclass(frozen=True)
+class Columns:
+    """Preprocesses the columns of a batch in a worker: pages, or queries, of which a row may have several."""
+
+    preprocessor: Preprocessor
+    still: StillVision | None = None
+
+    def __call__(self, inputs: list[Any], **options: Any) -> dict[str, Any]:
+        if self.still is not None and isinstance(inputs[0], KnownPage):
+            return self.still.preprocess(inputs)
+        flat = [item for row in inputs for item in list_queries(row)]
+        return self.preprocessor(flat, **options)
 
 
 class Run:
@@ -183,6 +188,8 @@ class Run:
     ) -> MultiVectorEncoderTrainer:
         """Put model, pairs, loss and settings into sentence-transformers' trainer."""
         recipe = self.recipe
+        if recipe.gradient_checkpointing:
+            model.backbone.checkpoint_layers()
         args = make_arguments(recipe, self.folder, self.world, self.console)
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
@@ -196,7 +203,7 @@ class Run:
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
-            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model, self.still)),
+            data_collator=MultiVectorEncoderDataCollator(Columns(self.make_preprocessor(model), self.still)),
             callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:
@@ -206,6 +213,11 @@ class Run:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         return trainer
+
+    def make_preprocessor(self, model: RandSlotModel) -> Preprocessor:
+        """Return what workers preprocess with: page images leave them in the type that the first layer computes in."""
+        half = torch.cuda.is_available() and self.recipe.precision == "bf16"
+        return replace(model.preprocessor, dtype=torch.bfloat16) if half else model.preprocessor
 
     def make_loss(self, model: RandSlotModel) -> torch.nn.Module:
         """Make the loss of the recipe's objective."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from peft import LoraConfig
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import RandSlotError, UsageError
@@ -68,6 +68,19 @@ def join_seen(parts: Sequence[Seen]) -> Seen:
     return Seen(tuple(torch.cat(layer) for layer in zip(*(part.layers for part in parts), strict=True)))
 
 
+class Look:
+    """What a frozen tower sees of some pages, kept after the first look: a gradient cache comes to each page twice."""
+
+    def __init__(self) -> None:
+        self.seen: Seen | None = None
+
+    def at(self, backbone: Backbone, features: Features) -> Seen | None:
+        """Return what is seen of the pages among features; the tower runs at the first time only."""
+        if self.seen is None:
+            self.seen = backbone.see(features)
+        return self.seen
+
+
 class Family(ABC):
     """A family of backbones. It has no state: the model and its processors are passed in.
 
@@ -75,6 +88,7 @@ class Family(ABC):
     page_prompt: what stands around a page, and whatever else vectors of pages depend on. lora_targets: the modules that
     the paper's adapter sits on, as a regular expression. special_tokens: what a tokenizer made in code needs, the
     padding token first. spare_weights: prefixes of weights in a backbone's files that are not needed here.
+    export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
     """
 
     name: ClassVar[str]
@@ -85,6 +99,7 @@ class Family(ABC):
     special_tokens: ClassVar[tuple[str, ...]]
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    export_example: ClassVar[str] = ""
 
     def __repr__(self) -> str:
         return self.name
@@ -132,6 +147,10 @@ class Family(ABC):
 
     # -- from pages and queries to features
 
+    def least_tokens(self, processors: Processors) -> int:
+        """Return the fewest visual tokens that a page can be limited to."""
+        return 1
+
     def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
         """Return the most pixels of a page image that the model looks at."""
         raise UsageError(f"a {self.name} model reads the text of a page, not its image")
@@ -161,9 +180,17 @@ class Family(ABC):
         """Run the vision tower over the pages among features; None where there is nothing to see."""
         return None
 
+    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
+        """Return the modules that `see` runs: a vision tower, and what leads from it to the language model."""
+        return []
+
     def freeze_vision(self, model: PreTrainedModel) -> None:
         """Keep the vision tower from being trained."""
-        raise UsageError(f"a {self.name} model has no vision tower to keep still")
+        parts = self.vision_parts(model)
+        if not parts:
+            raise UsageError(f"a {self.name} model has no vision tower to keep still")
+        for part in parts:
+            part.requires_grad_(False)
 
     def without_pixels(self, features: Features) -> Features:
         """Return the features of pages that were seen before, without what only the vision tower needs."""
@@ -211,6 +238,10 @@ class Family(ABC):
         """Return what `fit_page` needs to know of a model that runs elsewhere."""
         return {}
 
+    def served_pixels(self, **limits: int) -> int:
+        """Return the most pixels of a page that a model elsewhere looks at; limits: as `image_limits` gave them."""
+        raise UsageError(f"a {self.name} model cannot be used on a server")
+
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Return a page as its server would resize it, and how many tokens its image takes there."""
         raise UsageError(f"a {self.name} model cannot be used on a server")
@@ -231,9 +262,27 @@ class Backbone:
     source: Source
     bare: dict[str, Tensor] = field(default_factory=dict)  # weights below an adapter, where no folder has them
 
+    @property
+    def vision_is_frozen(self) -> bool:
+        """Whether there is a vision tower, and nothing of it is trained."""
+        parts = self.family.vision_parts(self.model)
+        return bool(parts) and not any(weight.requires_grad for part in parts for weight in part.parameters())
+
+    def see(self, features: Features) -> Seen | None:
+        """Run the vision tower over the pages among features; a frozen one leaves nothing to go back through."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.vision_is_frozen):
+            return self.family.see(self.model, features)
+
     def read_content(self, features: Features, seen: Seen | None = None) -> Content:
         """Embed left-padded features and place them."""
-        return self.family.read_content(self.model, features, seen)
+        return self.family.read_content(self.model, features, seen or self.see(features))
+
+    def checkpoint_layers(self) -> None:
+        """Keep only the inputs of layers between forward and backward, and compute what is inside them again."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers makes the inputs of every part of an adapted model require gradients, for the other kind of
+        # checkpointing. Here it would only send gradients through frozen weights: the whole vision tower's among them.
+        self.model.disable_input_require_grads()
 
     def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
         """Run the language model over a content and return its last hidden states (B, L, D) and its cache."""

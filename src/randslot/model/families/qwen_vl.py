@@ -53,6 +53,10 @@ class QwenVL(Family):
         "<|video_pad|>",
     )
     end_token = "<|im_end|>"
+    export_example = """\
+    image = image_processor(images, return_tensors="pt")
+    counts = image["image_grid_thw"].prod(-1) // image_processor.merge_size**2
+    prompts = [serving["page_prompt"].replace("<|image_pad|>", "<|image_pad|>" * num) for num in counts.tolist()]"""
     # Servers load it along with the image processor; without its name one family would get that of the other.
     video_processor: ClassVar[str]
 
@@ -116,8 +120,8 @@ class QwenVL(Family):
         deeper = getattr(seen, "deepstack_features", None) or []
         return Seen(tuple(torch.cat(list(layer)) for layer in (seen.pooler_output, *deeper)))
 
-    def freeze_vision(self, model: PreTrainedModel) -> None:
-        model.visual.requires_grad_(False)
+    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [model.visual]
 
     def without_pixels(self, features: Features) -> Features:
         return {name: value for name, value in features.items() if name != "pixel_values"}
@@ -136,8 +140,7 @@ class QwenVL(Family):
         positions, _ = model.get_rope_index(
             ids, mm_token_type_ids=is_visual.int(), image_grid_thw=features["image_grid_thw"], attention_mask=mask_BL
         )
-        seen = seen or self.see(model, features)
-        assert seen is not None
+        assert seen is not None, "pages are looked at before they are placed"
         merged, *deeper = seen.layers
         embeds_BLD = embeds_BLD.masked_scatter(is_visual[..., None], merged.to(embeds_BLD.dtype))
         flags = {"visual_pos_masks": is_visual} if deeper else {}
@@ -168,6 +171,9 @@ class QwenVL(Family):
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         factor = processors.image.patch_size * processors.image.merge_size
         return {"factor": factor, **image_size(processors.image, visual_tokens)}
+
+    def served_pixels(self, **limits: int) -> int:
+        return limits["longest_edge"]
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.
