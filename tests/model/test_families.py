@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 import randslot
@@ -16,6 +17,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model import families
 from randslot.model.families.family import Family, Features, Processors
 from randslot.model.slots import STRATEGIES
+from randslot.model.template import Template
 from randslot.training.loss import Loss
 from support.models import lively
 
@@ -40,6 +42,9 @@ class Toy(Family):
     reads = "text"
     page_prompt = "<page>{}</page>"
     lora_targets = r".*\.(q_proj|k_proj|v_proj|o_proj)"
+    templates: ClassVar = {
+        "embedding": Template("{}", "Instruct: {instruction}\nQuery:{query}", "Given a question, find it", closed=True)
+    }
     special_tokens = ("<pad>", "<page>", "</page>")
     end_token = "</page>"
 
@@ -49,7 +54,8 @@ class Toy(Family):
         return page
 
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
-        return processors.pad(processors.tokenize([self.page_prompt.format(page) for page in pages]))
+        before, after = processors.template.page_prompt.split("{}")
+        return processors.pad(processors.tokenize_inside(before, after, pages))
 
 
 @pytest.fixture
@@ -87,6 +93,22 @@ def test_the_first_vector_is_the_state_of_the_plain_backbone_whatever_the_batch(
         own = vectors[-1] if slots == "tokens" else vectors[0]
         torch.testing.assert_close(own, expected[-1], atol=1e-5, rtol=1e-5)
     assert not torch.equal(model.encode_query(TEXTS[:1])[0], pages[0])  # the same text as a query has no prompt
+
+
+def test_it_can_have_a_template_as_text_retrieval_models_have(shape):
+    """An instruction before a query, pages as they are, and the token that the tokenizer ends every text with."""
+    model = lively(randslot.untrained(shape, template="embedding", query_vectors=1, page_vectors=1, seed=0))
+    tokenizer = model.encoder.tokenizer
+    end = ("</page>", tokenizer.convert_tokens_to_ids("</page>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A </page>", special_tokens=[end])
+    for text in TEXTS:
+        for task, given in (("Given a question, find it", {}), ("Find it", {"prompt": "Find it"})):
+            expected = states(model.encoder.backbone, tokenizer(f"Instruct: {task}\nQuery:{text}")["input_ids"])
+            torch.testing.assert_close(model.encode_query(text, **given)[0], expected[-1], atol=1e-5, rtol=1e-5)
+        expected = states(model.encoder.backbone, tokenizer(text)["input_ids"])
+        torch.testing.assert_close(model.encode_document(text)[0], expected[-1], atol=1e-5, rtol=1e-5)
+    ids = model.preprocess(["a</page>b"], task="document")["input_ids"][0].tolist()
+    assert ids.count(end[1]) == 1  # its own
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -10,7 +10,9 @@ from ..model.reader import Identity, PageReader, read_identity
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Binding = Identity  # its name in earlier versions
 
-FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are
+# May differ: where the same model is now, and how long queries are. The template, which older libraries do not name, is
+# part of the weights.
+FREE = ("name", "revision", "query_vectors", "template")
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
@@ -55,6 +57,7 @@ def load_bound(bound: Identity, name: str | None, library: str) -> PageReader:
     options: dict[str, Any] = {}
     if not is_url(place):
         options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
+        options["template"] = bound.settings.get("template")
     reader: PageReader = open_model(place, **options)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)

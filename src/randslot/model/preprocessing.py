@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
-from .families.family import Family, Processors
+from .families.family import Family, Features, Processors
 from .reader import Side
 
 
@@ -36,9 +36,9 @@ class Preprocessor:
         """Return features, which name their side: by `task`, or else text is a query and an image a page."""
         items, side = sort_inputs(inputs, task)
         if side == "query":
-            texts = [(prompt or "") + check_query(query) for query in items]
-            features = self.family.preprocess_queries(self.processors, texts)
-            contents = [text.encode() for text in texts]
+            queries = [check_query(query) for query in items]
+            features = self._preprocess_queries(queries, prompt or "")
+            contents = [((prompt or "") + query).encode() for query in queries]
         else:
             refuse_prompt(prompt)
             pages = [self.open_page(page) for page in items]
@@ -48,6 +48,13 @@ class Preprocessor:
             if value.is_floating_point():
                 features[name] = value.to(self.dtype)
         return {**features, "keys": _hash_contents(contents), "side": side}
+
+    def _preprocess_queries(self, queries: list[str], prompt: str) -> Features:
+        """A prompt is the instruction of the template, or stands before each query if the template has none."""
+        if not self.processors.template.instruction:
+            return self.family.preprocess_queries(self.processors, [prompt + query for query in queries])
+        template = self.processors.template.instruct(prompt) if prompt else self.processors.template
+        return self.family.preprocess_queries(replace(self.processors, template=template), queries)
 
     def open_page(self, page: Any) -> Any:
         """Open a page as the family takes it."""
@@ -77,7 +84,7 @@ def check_query(query: Any) -> str:
 
 
 def refuse_prompt(prompt: str | None) -> None:
-    """Refuse a prompt for pages: theirs is the family's."""
+    """Refuse a prompt for pages: theirs is the template's."""
     if prompt:
         raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
 

@@ -10,6 +10,7 @@ from ..errors import RandSlotError, UsageError
 from .reader import Side
 from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
 from .slots import STRATEGIES, Strategy
+from .template import PAPER
 
 LIMITS = {"query_vectors": (1, 4096), "page_vectors": (1, 4096), "visual_tokens": (4, 2**20), "seed": (0, 2**32 - 1)}
 NO_REDUCTION = "none"
@@ -22,7 +23,8 @@ class Settings:
     slots: the strategy it is trained with. inference: what is appended when encoding; by default the same, but zeros
     after random training, which gives a page the same vectors every time at almost no loss (the paper's RS-Z).
     query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take. seed: for
-    adapters, tables and random slots.
+    adapters, tables and random slots. template: the name of what stands around queries and pages, of those that the
+    family has; like `slots`, a model is trained with it.
 
     With slots="tokens" every token has a vector and the budgets do not count, but for `reduction`: it brings each page
     to at most `page_vectors` when encoding. Queries and training keep all.
@@ -35,6 +37,7 @@ class Settings:
     visual_tokens: int = 1536
     seed: int = 42
     reduction: str = NO_REDUCTION
+    template: str = PAPER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", plain_name(self.reduction))
@@ -141,7 +144,7 @@ def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
     """
     _check_names(values)
     known = {field.name for field in fields(Settings)}
-    if missing := sorted(known - values.keys() - {"reduction"}):  # models of before lack it
+    if missing := sorted(known - values.keys() - {"reduction", "template"}):  # models of before lack them
         raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
     return Settings(**values)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..model.settings import Settings
+from ..model.template import PAPER
 
 CHOICES = {
     "objective": ("retrieval", "reading"),
@@ -157,6 +158,8 @@ class Recipe(Settings):
         if self.window and not self.shuffle:
             raise UsageError("window says how far rows are shuffled: it goes with shuffle = true")
         self._check_prefixes()
+        if self.objective == "reading" and self.template != PAPER:
+            raise UsageError(f"template = {self.template!r} is for retrieval: reading takes texts as they are")
         if self.objective == "reading" and self.lora:
             raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:

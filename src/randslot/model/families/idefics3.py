@@ -110,7 +110,7 @@ class SmolVLM(Family):
         texts, counts = [], []
         for (rows,), (columns,) in zip(seen["rows"], seen["cols"], strict=True):
             tiles = lay_out_tiles(rows, columns, processors.image.tokens_per_tile)
-            texts.append(self.page_prompt.replace(IMAGE_TOKEN, tiles))
+            texts.append(processors.template.page_prompt.replace(IMAGE_TOKEN, tiles))
             counts.append(rows * columns + 1)
         features = processors.pad(processors.tokenize(texts))
         return features | {"pixel_values": seen["pixel_values"], "num_tiles": torch.tensor(counts)}

@@ -38,7 +38,7 @@ class QwenVL(Family):
     """A vision-language model of Qwen: visual tokens stand among those of the text, placed in three dimensions."""
 
     reads = "image"
-    # Appendix A of the paper, character for character. Queries have no template at all.
+    # Appendix A of the paper, character for character. Its queries have no prompt at all.
     page_prompt = (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
     )
@@ -101,10 +101,11 @@ class QwenVL(Family):
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
         size = image_size(processors.image, visual_tokens)
         seen = processors.image(list(pages), size=size, return_tensors="pt")
-        before, after = processors.tokenize(self.page_prompt.split(IMAGE_TOKEN))
+        before, after = processors.tokenize(processors.template.page_prompt.split(IMAGE_TOKEN))
         image_token = processors.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         counts = (seen["image_grid_thw"].prod(-1) // processors.image.merge_size**2).tolist()
-        ids = [before + [image_token] * count + after for count in counts]
+        first, last = processors.closing_tokens()
+        ids = [first + before + [image_token] * count + after + last for count in counts]
         return processors.pad(ids) | {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
