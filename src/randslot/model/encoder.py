@@ -44,7 +44,7 @@ class SlotEncoder(InputModule):
 
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
-        self.template = backbone.family.find_template(settings.template)
+        self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
         self.parts = backbone.with_processors(replace(backbone.processors, template=self.template))
         self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
         self.backbone = backbone.model
@@ -99,7 +99,7 @@ class SlotEncoder(InputModule):
     @property
     def preprocessor(self) -> Preprocessor:
         """What turns queries and pages into features: small, without weights, so it can go to other processes."""
-        return Preprocessor(self.family, self.processors, self.settings.visual_tokens, self.backbone.dtype)
+        return Preprocessor(self.family, self.processors, self.page_tokens, self.backbone.dtype)
 
     @property
     def dtype(self) -> str:
@@ -128,7 +128,12 @@ class SlotEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page image that the model looks at."""
-        return self.family.page_pixels(self.processors, self.settings.visual_tokens)
+        return self.family.page_pixels(self.processors, self.page_tokens)
+
+    @property
+    def page_tokens(self) -> int:
+        """The most tokens that a page may take, beside its prompt."""
+        return self.settings.page_tokens(self.family.reads)
 
     @property
     def most_pixels(self) -> int:

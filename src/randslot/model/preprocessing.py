@@ -5,7 +5,6 @@ A `Preprocessor` has tokenizer, image processor and numbers, and no weights: wor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -24,12 +23,13 @@ from .reader import Side
 class Preprocessor:
     """Turns queries and pages into left-padded features.
 
-    dtype: what the backbone computes in; pixels come in it, as they would be cast to it anyway.
+    num_tokens: the most that a page may take. dtype: what the backbone computes in; pixels come in it, as they would be
+    cast to it anyway.
     """
 
     family: Family
     processors: Processors
-    visual_tokens: int
+    num_tokens: int
     dtype: torch.dtype = torch.float32
 
     def __call__(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Preprocessor:
         else:
             refuse_prompt(prompt)
             pages = [self.open_page(page) for page in items]
-            features = self.family.preprocess_pages(self.processors, pages, self.visual_tokens)
+            features = self.family.preprocess_pages(self.processors, pages, self.num_tokens)
             contents = [_page_bytes(page) for page in pages]
         for name, value in features.items():
             if value.is_floating_point():
@@ -58,7 +58,7 @@ class Preprocessor:
 
     def open_page(self, page: Any) -> Any:
         """Open a page as the family takes it."""
-        return self.family.open_page(self.processors, page, self.visual_tokens)
+        return self.family.open_page(self.processors, page, self.num_tokens)
 
 
 def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
@@ -90,12 +90,12 @@ def refuse_prompt(prompt: str | None) -> None:
 
 
 def _unwrap(item: Any) -> Any:
-    """Take {"image": x} and {"text": x}, as mteb sends them, and paths of any kind."""
+    """Take {"image": x} and {"text": x}, as mteb sends them."""
     if isinstance(item, Mapping):
         if len(item) != 1 or not item.keys() <= {"image", "text"}:
             raise RandSlotError(f"a query is text and a page is an image, but one input has {sorted(item)}")
         (item,) = item.values()
-    return item if not isinstance(item, os.PathLike) else os.fspath(item)
+    return item
 
 
 def _page_bytes(page: Image.Image | str) -> bytes:

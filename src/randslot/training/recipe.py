@@ -90,6 +90,7 @@ class Recipe(Settings):
     split: str = "train"
     query_column: str = "query"
     page_column: str = "image"
+    page_texts: bool = False  # the page column holds texts, not images or paths: for a model that reads text
     shuffle: bool = True  # false: in the order of the data, for a curriculum
     window: int = 0  # shuffle only within this many rows: a curriculum in another order
     on_bad_row: str = "stop"

@@ -139,6 +139,9 @@ class Family(ABC):
     expression. special_tokens: what a tokenizer made in code needs, the padding token first. spare_weights: prefixes of
     weights in a backbone's files that are not needed here.
     export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
+
+    `num_tokens` of its methods is the most tokens that a page may take: the setting `visual_tokens` for a family that
+    reads images, `text_tokens` for one that reads text.
     """
 
     name: ClassVar[str]
@@ -162,12 +165,16 @@ class Family(ABC):
     def __hash__(self) -> int:
         return hash(self.name)
 
-    def find_template(self, name: str) -> Template:
-        """Return a template by its name.
+    def prompt(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Return what stands around a page in the paper's template, where that depends on the tokenizer."""
+        return self.page_prompt
+
+    def find_template(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
+        """Return a template by its name, as it is with a tokenizer.
 
         Errors: UsageError that names the known ones.
         """
-        known = {PAPER: Template(self.page_prompt), **self.templates}
+        known = {PAPER: Template(self.prompt(tokenizer)), **self.templates}
         if name not in known:
             raise UsageError(f"template={name!r} is not one of a {self.name} model: {', '.join(known)}")
         return known[name]
@@ -212,19 +219,19 @@ class Family(ABC):
         """Return the fewest visual tokens that a page can be limited to."""
         return 1
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        """Return the most pixels of a page image that the model looks at."""
-        raise UsageError(f"a {self.name} model reads the text of a page, not its image")
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        """Return the most pixels of a page image that the model looks at: none where it reads text."""
+        return 0
 
     @abstractmethod
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image | str:
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image | str:
         """Return a page as `preprocess_pages` takes it: an RGB image, or a text.
 
         Errors: RandSlotError in one line if it cannot be opened.
         """
 
     @abstractmethod
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         """Turn opened pages into left-padded features."""
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:

@@ -92,14 +92,14 @@ class SmolVLM(Family):
         tokens: int = processors.image.tokens_per_tile
         return tokens
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        return longest_edge(processors.image, visual_tokens) ** 2
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        return longest_edge(processors.image, num_tokens) ** 2
 
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image:
-        return open_page(page, self.page_pixels(processors, visual_tokens))
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image:
+        return open_page(page, self.page_pixels(processors, num_tokens))
 
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
-        size = {"longest_edge": longest_edge(processors.image, visual_tokens)}
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
+        size = {"longest_edge": longest_edge(processors.image, num_tokens)}
         seen = processors.image(
             [[page] for page in pages],
             size=size,

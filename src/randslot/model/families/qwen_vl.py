@@ -91,15 +91,15 @@ class QwenVL(Family):
 
     # -- from pages to features
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        return image_size(processors.image, visual_tokens)["longest_edge"]
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        return image_size(processors.image, num_tokens)["longest_edge"]
 
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image:
-        image = open_page(page, self.page_pixels(processors, visual_tokens))
-        return limit_aspect(image, longest_aspect(visual_tokens))
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image:
+        image = open_page(page, self.page_pixels(processors, num_tokens))
+        return limit_aspect(image, longest_aspect(num_tokens))
 
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
-        size = image_size(processors.image, visual_tokens)
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
+        size = image_size(processors.image, num_tokens)
         seen = processors.image(list(pages), size=size, return_tensors="pt")
         before, after = processors.tokenize(processors.template.page_prompt.split(IMAGE_TOKEN))
         image_token = processors.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
