@@ -98,6 +98,7 @@ def test_the_template_is_saved_and_belongs_to_the_model(checkpoint, pages, tmp_p
     assert again.weights_key == model.weights_key
     assert far(again.encode_document(pages), model.encode_document(pages)) == 0
     assert far(again.encode_query(QUERIES), model.encode_query(QUERIES)) == 0
+    assert "| Template | embedding |" in (tmp_path / "model" / "README.md").read_text()
     again.use(template="embedding")
     with pytest.raises(UsageError, match=r"trained with template='embedding'; another one starts from the backbone"):
         again.use(template=PAPER)
@@ -150,6 +151,7 @@ def test_an_export_holds_the_template(checkpoint, pages, tmp_path, monkeypatch):
     assert serving["page_prompt"] == EMBEDDING.page_prompt + end + slots
     before, after = EMBEDDING.query_prompt
     states = TokenStates(tmp_path / "out")
+    assert len(states.tokenizer("x")["input_ids"]) == 1  # it adds nothing behind the slots
     chat = states.tokenizer.apply_chat_template([{"role": "user", "content": "tax"}], tokenize=False)
     assert chat == before + "tax" + after + end + slots
     queries = QUERIES[:4]
