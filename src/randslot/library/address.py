@@ -5,7 +5,6 @@ Several nodes of a cluster are named with commas: qdrant://a:6334,b:6334,c:6334/
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..errors import UsageError
+from ..files import data_folder
 
 SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
 PORT = 6334  # of gRPC
@@ -54,11 +54,6 @@ class Address:
 
 
 SETTINGS = tuple(field.name for field in fields(Address) if field.name in ("shards", "replicas", "consistency"))
-
-
-def data_folder() -> Path:
-    """Return where programs of this user keep data, by the rules of XDG."""
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
 
 
 def default_library() -> Path:

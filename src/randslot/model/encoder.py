@@ -7,16 +7,14 @@ Shapes: B batch, K vectors, D dimension.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from .checkpoint import SLOTS, check_fit, read_files, save_files
 from .content import Content
 from .families.family import Backbone, Family, Processors, Seen
 from .hub import Source, find
+from .preprocessing import Preprocessor
 from .reader import Side
 from .readout import read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
@@ -45,7 +44,8 @@ class SlotEncoder(InputModule):
 
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
-        self.parts = backbone
+        self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
+        self.parts = backbone.with_processors(replace(backbone.processors, template=self.template))
         self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
         self.backbone = backbone.model
         self.tokenizer = backbone.processors.tokenizer
@@ -57,16 +57,23 @@ class SlotEncoder(InputModule):
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: any but `slots`.
+        """Change settings of a model in use: any but `slots` and `template`, which it is trained with.
 
-        Errors: UsageError for a wrong value, or for another `slots`, which is what a model is trained with.
+        Errors: UsageError for a wrong value, or for another one of these.
         """
         if changes.get("slots", self.settings.slots) != self.settings.slots:
             raise UsageError(
                 f"this model is trained with slots={self.settings.slots!r}; another strategy starts from the backbone, "
                 "and inference= sets what is appended when encoding"
             )
+        if changes.get("template", self.settings.template) != self.settings.template:
+            raise UsageError(
+                f"this model is trained with template={self.settings.template!r}; another one starts from the backbone"
+            )
         settings = self.settings.change(**changes)
+        least = self.family.least_tokens(self.processors)
+        if settings.visual_tokens < least:
+            raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(
@@ -87,7 +94,12 @@ class SlotEncoder(InputModule):
     @property
     def processors(self) -> Processors:
         """Tokenizer and image processor as they are now: sentence-transformers lets people replace the tokenizer."""
-        return Processors(self.tokenizer, self.image_processor)
+        return Processors(self.tokenizer, self.image_processor, self.template)
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """What turns queries and pages into features: small, without weights, so it can go to other processes."""
+        return Preprocessor(self.family, self.processors, self.page_tokens, self.backbone.dtype)
 
     @property
     def dtype(self) -> str:
@@ -116,7 +128,12 @@ class SlotEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page image that the model looks at."""
-        return self.family.page_pixels(self.processors, self.settings.visual_tokens)
+        return self.family.page_pixels(self.processors, self.page_tokens)
+
+    @property
+    def page_tokens(self) -> int:
+        """The most tokens that a page may take, beside its prompt."""
+        return self.settings.page_tokens(self.family.reads)
 
     @property
     def most_pixels(self) -> int:
@@ -125,13 +142,13 @@ class SlotEncoder(InputModule):
         return self.page_pixels
 
     def weights_key(self) -> str:
-        """Return a hash of the weights and of the processors before them: other weights, other vectors."""
+        """Return a hash of the weights, and of the template and processors before them: other ones, other vectors."""
         digest = blake2b(digest_size=12)
         for name, tensor in sorted(self.state_dict(prefix="0.").items()):  # under the name it has in its model
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        digest.update(self.family.page_prompt.encode() + self.processors.describe())
+        digest.update(self.processors.describe())
         return digest.hexdigest()
 
     # -- from inputs to features
@@ -139,20 +156,10 @@ class SlotEncoder(InputModule):
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (as the family reads them) into left-padded features, which name their side.
 
-        The side is named by `task` ("query" or "document"); without one, text is a query and an image a page.
+        The side is named by `task` ("query" or "document"); without one, text is a query and an image a page. A prompt
+        for queries is the instruction of the template, or stands before each query if it has none.
         """
-        items, side = sort_inputs(inputs, task)
-        if side == "query":
-            texts = [(prompt or "") + check_query(query) for query in items]
-            features = self.family.preprocess_queries(self.processors, texts)
-            contents = [text.encode() for text in texts]
-        else:
-            refuse_prompt(prompt)
-            num_tokens = self.settings.visual_tokens
-            pages = [self.family.open_page(self.processors, page, num_tokens) for page in items]
-            features = self.family.preprocess_pages(self.processors, pages, num_tokens)
-            contents = [_page_bytes(page) for page in pages]
-        return {**features, "keys": _hash_contents(contents), "side": side}
+        return self.preprocessor(inputs, prompt, task)
 
     # -- from features to vectors
 
@@ -169,7 +176,8 @@ class SlotEncoder(InputModule):
             return self._read_tokens(content, side, features["keys"])
         if isinstance(strategy, Sequential):
             # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
-            cached = not (self.training and self.backbone.is_gradient_checkpointing)
+            checkpointed = self.training and self.backbone.is_gradient_checkpointing
+            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
         else:
             vectors = read_once(self.parts, content, strategy(side, num, features["keys"]))
@@ -182,6 +190,8 @@ class SlotEncoder(InputModule):
         if "page_numbers" in features:
             assert self.recall is not None
             seen = self.recall(features["page_numbers"])
+        elif "look" in features and self.parts.vision_is_frozen:
+            seen = features["look"].at(self.parts, features)
         return self.parts.read_content(features, seen)
 
     def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
@@ -253,50 +263,3 @@ def load_encoder(
         encoder.slots.load_state_dict(saved.tables)
     encoder.use(**changes or {})
     return encoder
-
-
-def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
-    """Return plain inputs and their side: by `task`, or else text is a query and an image a page."""
-    items = [_unwrap(item) for item in inputs]
-    if task is None:
-        return items, "query" if all(isinstance(item, str) for item in items) else "page"
-    return items, "query" if task == "query" else "page"
-
-
-def check_query(query: Any) -> str:
-    """Return a query that can be encoded.
-
-    Errors: UsageError in one line if it is not text, empty, or broken.
-    """
-    if not isinstance(query, str):
-        raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
-    if not query.strip():
-        raise UsageError("empty query: a query needs at least one character that is not a space")
-    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
-    return query
-
-
-def refuse_prompt(prompt: str | None) -> None:
-    """Refuse a prompt for pages: theirs is the family's."""
-    if prompt:
-        raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
-
-
-def _unwrap(item: Any) -> Any:
-    """Take {"image": x} and {"text": x}, as mteb sends them, and paths of any kind."""
-    if isinstance(item, Mapping):
-        if len(item) != 1 or not item.keys() <= {"image", "text"}:
-            raise RandSlotError(f"a query is text and a page is an image, but one input has {sorted(item)}")
-        (item,) = item.values()
-    return item if not isinstance(item, os.PathLike) else os.fspath(item)
-
-
-def _page_bytes(page: Image.Image | str) -> bytes:
-    return page.encode() if isinstance(page, str) else f"{page.size}".encode() + page.tobytes()
-
-
-def _hash_contents(contents: list[bytes]) -> Tensor:
-    """Hash each content into one number, the seed of its slots under inference="random"."""
-    digests = [blake2b(content, digest_size=8).digest() for content in contents]
-    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests])

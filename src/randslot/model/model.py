@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from sentence_transformers import MultiVectorEncoder
 from ..errors import UsageError
 from .encoder import SlotEncoder
 from .families.family import Backbone, Family
+from .preprocessing import Preprocessor
 from .reader import Identity, Reads, Side, Vectors
 from .settings import Settings
 
@@ -48,17 +48,21 @@ class RandSlotModel(MultiVectorEncoder):
         return self.encoder.settings
 
     def use(self, **settings: Any) -> None:
-        """Change settings of a model in use: any of `Settings` but `slots`, which is what it was trained with.
+        """Change settings of a model in use: any of `Settings` but `slots` and `template`, which it is trained with.
 
-        Errors: UsageError for a wrong value, or another `slots`.
+        Errors: UsageError for a wrong value, or for another one of these.
         """
         self.encoder.use(**settings)
 
     @property
     def page_opener(self) -> Callable[[Any], Any]:
         """A function that opens a page as the model takes it; it can be sent to other processes."""
-        encoder = self.encoder
-        return partial(encoder.family.open_page, encoder.processors, visual_tokens=self.settings.visual_tokens)
+        return self.preprocessor.open_page
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """What turns queries and pages into features; it can be sent to other processes."""
+        return self.encoder.preprocessor
 
     def page_grid(self, features: dict[str, Any]) -> tuple[int, int]:
         """Return the rows and columns of visual tokens of the first page among features."""

@@ -53,8 +53,7 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         use_cpu=not on_gpu,
         ddp_backend="gloo" if "RANK" in os.environ and not on_gpu else None,
         ddp_find_unused_parameters=False,
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        gradient_checkpointing=False,  # the run switches it on: the trainer would backpropagate the frozen tower
         seed=recipe.seed,
         save_strategy="steps" if recipe.save_every else "no",
         save_steps=recipe.save_every or 500,

@@ -8,9 +8,8 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from ..files import write_json
 from ..model.checkpoint import save_backbone
 from ..model.loading import load, untrained
 from ..model.model import RandSlotModel
+from ..model.preprocessing import Preprocessor
 from ..model.still_vision import KnownPage, StillVision
 from .arguments import make_arguments, share
 from .loss import Loss
@@ -76,13 +76,18 @@ class UndisturbedTrainer(MultiVectorEncoderTrainer):
         return found
 
 
-def preprocess(model: RandSlotModel, still: StillVision | None, inputs: list[Any], **options: Any) -> dict[str, Any]:
-    """Preprocess a column of a batch: pages, or queries, of which a row may have several."""
-    if still is not None and isinstance(inputs[0], KnownPage):
-        return still.preprocess(inputs)
-    flat = [item for row in inputs for item in list_queries(row)]
-    features: dict[str, Any] = model.preprocess(flat, **options)
-    return features
+@dataclass(frozen=True)
+class Columns:
+    """Preprocesses the columns of a batch in a worker: pages, or queries, of which a row may have several."""
+
+    preprocessor: Preprocessor
+    still: StillVision | None = None
+
+    def __call__(self, inputs: list[Any], **options: Any) -> dict[str, Any]:
+        if self.still is not None and isinstance(inputs[0], KnownPage):
+            return self.still.preprocess(inputs)
+        flat = [item for row in inputs for item in list_queries(row)]
+        return self.preprocessor(flat, **options)
 
 
 class Run:
@@ -152,7 +157,7 @@ class Run:
     def load_pairs(self) -> Pairs:
         """Load the training pairs and look for bad rows."""
         recipe = self.recipe
-        pairs = load_pairs(recipe.data, recipe.split, recipe.query_column, recipe.page_column)
+        pairs = self._load(recipe.data, recipe.split)
         pairs, bad = drop_bad_rows(pairs, recipe.on_bad_row)
         if bad:
             self.console.print(
@@ -163,6 +168,10 @@ class Run:
         if count_queries(pairs) > 1 and recipe.objective == "reading":
             raise UsageError(f"{recipe.data} has several texts for a page: reading takes one")
         return pairs
+
+    def _load(self, data: str, split: str) -> Pairs:
+        recipe = self.recipe
+        return load_pairs(data, split, recipe.query_column, recipe.page_column, texts=recipe.page_texts)
 
     def make_model(self) -> RandSlotModel:
         """Make the model as it is before training: the same for every strategy under one seed."""
@@ -176,13 +185,17 @@ class Run:
             "dtype": torch.bfloat16 if half else torch.float32,
         }
         options |= asdict(recipe.settings())
-        return untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
+        model = untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
+        _check_reads(recipe, model)
+        return model
 
     def make_trainer(
         self, model: RandSlotModel, pairs: Pairs, evaluator: BaseEvaluator | None = None
     ) -> MultiVectorEncoderTrainer:
         """Put model, pairs, loss and settings into sentence-transformers' trainer."""
         recipe = self.recipe
+        if recipe.gradient_checkpointing:
+            model.backbone.checkpoint_layers()
         args = make_arguments(recipe, self.folder, self.world, self.console)
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
@@ -196,7 +209,7 @@ class Run:
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
-            data_collator=MultiVectorEncoderDataCollator(partial(preprocess, model, self.still)),
+            data_collator=MultiVectorEncoderDataCollator(Columns(self.make_preprocessor(model), self.still)),
             callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:
@@ -206,6 +219,11 @@ class Run:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         return trainer
+
+    def make_preprocessor(self, model: RandSlotModel) -> Preprocessor:
+        """Return what workers preprocess with: page images leave them in the type that the first layer computes in."""
+        half = torch.cuda.is_available() and self.recipe.precision == "bf16"
+        return replace(model.preprocessor, dtype=torch.bfloat16) if half else model.preprocessor
 
     def make_loss(self, model: RandSlotModel) -> torch.nn.Module:
         """Make the loss of the recipe's objective."""
@@ -226,7 +244,7 @@ class Run:
         recipe = self.recipe
         if not recipe.validate_every:
             return None
-        pairs = load_pairs(recipe.validation, recipe.validation_split, recipe.query_column, recipe.page_column)
+        pairs = self._load(recipe.validation, recipe.validation_split)
         pairs, _ = drop_bad_rows(pairs, recipe.on_bad_row)
         pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
         if recipe.objective == "reading":
@@ -268,6 +286,16 @@ class Run:
         if num_skipped:
             self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
         self.console.print(f"trained {trainer.state.global_step} steps in {seconds:.0f} s: {self.folder}")
+
+
+def _check_reads(recipe: Recipe, model: RandSlotModel) -> None:
+    """Refuse a recipe that asks a model for what it does not read."""
+    if recipe.page_texts and model.reads != "text":
+        raise UsageError(f"page_texts is for models that read text, and a {model.family} model looks at images")
+    if recipe.objective == "reading" and model.reads != "image":
+        raise UsageError(
+            f"reading teaches a model to read images, and a {model.family} model has text: train it at once"
+        )
 
 
 def _check_folder(folder: Path, recipe: Recipe, checkpoint: Path | None, resume: bool) -> None:

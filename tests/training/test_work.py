@@ -1,0 +1,176 @@
+"""No work for nothing: what a training step computes, counted in ways that hold without a GPU."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from randslot.training.loss import Loss, trim_left
+from randslot.training.recipe import make_recipe
+from randslot.training.train import Columns, Run
+from support.models import make, noise
+from support.pairs import small
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+QUERIES = ["tax", "sales in 2023", "staff", "steel"]
+SIZES = [(64, 64), (128, 64), (256, 96), (96, 64)]
+
+
+@dataclass
+class Counts:
+    """What went through a model: pages that its tower saw, with or without a graph, and positions of its passes."""
+
+    pages_seen: int = 0
+    patches_with_gradient: int = 0
+    positions: list[tuple[int, int]] = field(default_factory=list)  # rows and columns of each pass
+
+
+def count(model) -> Counts:
+    counts = Counts()
+
+    def see(module, args, kwargs, output) -> None:
+        grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
+        counts.pages_seen += len(grids)
+        seen = output.pooler_output if hasattr(output, "pooler_output") else output
+        counts.patches_with_gradient += bool(seen.requires_grad)
+
+    def run(module, args, kwargs, output) -> None:
+        counts.positions.append(tuple(kwargs["inputs_embeds"].shape[:2]))
+
+    model.encoder.backbone.visual.register_forward_hook(see, with_kwargs=True)
+    model.encoder.backbone.language_model.register_forward_hook(run, with_kwargs=True)
+    return counts
+
+
+def step(model, gradient_cache: bool = True, micro_batch: int = 1) -> float:
+    loss = Loss(
+        model,
+        temperature=0.5,
+        batch=len(QUERIES),
+        micro_batch=micro_batch,
+        mask_repeats=False,
+        gradient_cache=gradient_cache,
+    )
+    pages = [noise(*size, number) for number, size in enumerate(SIZES)]
+    value = loss([model.preprocess(QUERIES, task="query"), model.preprocess(pages, task="document")])
+    value.backward()
+    return value.item()
+
+
+def page_widths(model) -> list[int]:
+    """The positions of each page, and its slots."""
+    pages = [noise(*size, number) for number, size in enumerate(SIZES)]
+    return [model.preprocess([page], task="document")["input_ids"].shape[1] + 3 for page in pages]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_frozen_tower_sees_each_page_once_and_is_not_gone_back_through(family, checkpointing):
+    model = make(family, lora=LORA).train()
+    if checkpointing:
+        model.backbone.checkpoint_layers()
+    counts = count(model)
+    step(model)
+    assert counts.pages_seen == len(SIZES)
+    assert counts.patches_with_gradient == 0
+
+
+def test_a_tower_that_is_trained_sees_each_page_in_both_passes(family):
+    model = make(family).train()
+    counts = count(model)
+    step(model)
+    assert counts.pages_seen == 2 * len(SIZES)
+    assert all(weight.grad is not None for weight in model.encoder.backbone.visual.parameters())
+
+
+def test_a_micro_batch_has_no_padding_of_other_pages(family):
+    model = make(family, lora=LORA).train()
+    counts = count(model)
+    step(model)
+    widths = page_widths(model)
+    assert len(set(widths)) > 1
+    passes = [shape for shape in counts.positions if shape[0] == 1]
+    assert [columns for _, columns in passes] == 2 * widths
+
+
+def test_queries_are_as_many_at_once_as_have_the_positions_of_a_page(family):
+    model = make(family, lora=LORA).train()
+    counts = count(model)
+    step(model)
+    widest = max(len(query.encode()) for query in QUERIES)
+    together = (max(page_widths(model)) - 3) // widest
+    assert together > 1
+    passes = [shape for shape in counts.positions if shape[1] <= widest + 3]
+    assert len(passes) == 2 * -(-len(QUERIES) // together)
+
+
+def test_without_a_gradient_cache_every_page_runs_once_with_the_same_gradients(family, strategy):
+    found = []
+    for gradient_cache in (True, False):
+        model = make(family, slots=strategy, lora=LORA).train()
+        model.encoder.slots.eval()  # random slots by content, so that both ways draw the same
+        counts = count(model)
+        value = step(model, gradient_cache)
+        grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        found.append((value, grads, counts))
+    (cached, expected, _), (whole, grads, counts) = found
+    assert whole == pytest.approx(cached, abs=1e-6)
+    assert grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(grads[name], grad, atol=1e-5, rtol=1e-5)
+    assert counts.pages_seen == len(SIZES)
+
+
+def test_no_layer_sends_gradients_to_its_frozen_inputs(family):
+    """transformers' hooks on embeddings are gone, and what the language model gets needs no gradient."""
+    model = make(family, lora=LORA, slots="zero").train()
+    model.backbone.checkpoint_layers()
+    features = model.preprocess(QUERIES, task="query")
+    assert not model.encoder.read_content(features).embeds_BLD.requires_grad
+    model(features)["token_embeddings"].sum().backward()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    assert trained
+    assert all(weight.grad is not None for weight in trained)
+
+
+def test_only_leading_columns_that_all_rows_lack_are_cut():
+    mask = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    features = {"attention_mask": mask, "input_ids": mask * 5, "pixel_values": torch.zeros(9, 4), "side": "page"}
+    trimmed = trim_left(features)
+    assert trimmed["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert trimmed["input_ids"].tolist() == [[0, 5, 5], [5, 5, 5]]
+    assert trimmed["pixel_values"].shape == (9, 4)
+    assert trim_left(trimmed) is trimmed
+
+
+def test_workers_get_no_weights(family):
+    """A tokenizer and an image processor: what another process can load in a moment, however it is started."""
+    model = make(family)
+    sent = pickle.dumps(Columns(model.preprocessor))
+    assert len(sent) < 200_000
+    features = pickle.loads(sent)([noise(64, 64)], task="document")
+    own = model.preprocess([noise(64, 64)], task="document")
+    assert all(torch.equal(features[name], own[name]) for name in own if name != "side")
+
+
+def test_pixels_leave_a_worker_in_the_type_of_the_model(family):
+    model = make(family)
+    half = replace(model.preprocessor, dtype=torch.bfloat16)([noise(64, 64)], task="document")
+    own = model.preprocess([noise(64, 64)], task="document")
+    assert own["pixel_values"].dtype == torch.float32
+    assert torch.equal(half["pixel_values"], own["pixel_values"].bfloat16())
+    assert half["keys"].dtype == half["input_ids"].dtype == torch.int64
+
+
+def test_a_run_switches_checkpointing_on_without_the_hooks(data, tmp_path):
+    run = Run(make_recipe(small(data, tmp_path / "run", lora=True, gradient_checkpointing=True)), resume=False)
+    model = run.make_model()
+    trainer = run.make_trainer(model, run.load_pairs())
+    backbone = model.backbone.model
+    assert backbone.is_gradient_checkpointing
+    assert not trainer.args.gradient_checkpointing
+    embeddings = [backbone.get_input_embeddings(), backbone.visual.patch_embed]
+    assert not any(module._forward_hooks for module in embeddings)
