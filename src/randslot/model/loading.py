@@ -37,11 +37,12 @@ def load(
     lora: True for the paper's adapter, a table with another rank, alpha or dropout, or a PEFT config. dtype: by default
     bfloat16 on a GPU and float32 elsewhere. backbone: where the backbone of a saved adapter is now, if it has moved.
 
-    settings: any of `Settings`; they override what was saved, but for `slots`, which is for a new model. slots:
-    "random", "zero", "fixed", "learned" or "feedback": how it is trained; "tokens" appends nothing and gives every
-    token a vector, and then `reduction` ("random", "cluster", "kmeans" or "pooling") brings each page to `page_vectors`
-    when encoding. inference: what is appended when encoding. query_vectors, page_vectors: the budgets. visual_tokens:
-    the most visual tokens a page may take. seed: for adapters, tables and random slots.
+    settings: any of `Settings`; they override what was saved, but for `slots` and `template`, which are for a new
+    model. slots: "random", "zero", "fixed", "learned" or "feedback": how it is trained; "tokens" appends nothing and
+    gives every token a vector, and then `reduction` ("random", "cluster", "kmeans" or "pooling") brings each page to
+    `page_vectors` when encoding. inference: what is appended when encoding. query_vectors, page_vectors: the budgets.
+    visual_tokens: the most visual tokens a page may take. seed: for adapters, tables and random slots. template: what
+    stands around queries and pages: "paper", or "embedding" on a retrieval model such as Qwen3-VL-Embedding.
     """
     changes = {key: value for key, value in settings.items() if value is not None}
     device = str(device or get_device_name())
@@ -70,8 +71,8 @@ def untrained(
 ) -> RandSlotModel:
     """Make a model with random weights: no download.
 
-    shape: "qwen2.5-vl-3b", "qwen3-vl-2b" or "qwen3-vl-4b" (the real shapes), "qwen2.5-vl-tiny" or "qwen3-vl-tiny", or
-    the path of a JSON like those in `randslot/model/shapes`. `device="meta"` makes the shape without memory. Other
+    shape: a real one, such as "qwen2.5-vl-3b" or "smolvlm-256m", a tiny one, such as "qwen3-vl-tiny", or the path of a
+    JSON like those in `randslot/model/shapes`, where all are. `device="meta"` makes the shape without memory. Other
     options as `load`.
     """
     chosen = Settings().change(**_with_inference(settings))
@@ -83,7 +84,7 @@ def untrained(
 
 
 def tiny(family: str, **options: Any) -> RandSlotModel:
-    """Make a tiny model with random weights, for tests and examples: "qwen2.5-vl" or "qwen3-vl".
+    """Make a tiny model with random weights, for tests and examples, of a family such as "qwen3-vl" or "smolvlm".
 
     Options as `untrained`.
     """

@@ -39,6 +39,7 @@ from .model import RandSlotModel
 from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import SIDES, Side
 from .settings import Settings
+from .template import QUERY
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
 WRONG = "is it a vLLM server, started as SERVING.md says?"
@@ -180,6 +181,7 @@ class RemoteEncoder(InputModule):
         try:
             self.exported = self.settings = Settings(**content["settings"])
             self.dimension = int(content["dimension"])
+            self.query_prompt = str(content.get("query_prompt", QUERY))  # exports of before have none
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
             self.image = dict(content["image"])
             self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])
@@ -221,7 +223,7 @@ class RemoteEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
-        return int(self.image["longest_edge"])
+        return self.family.served_pixels(**self.image)
 
     def weights_key(self) -> str:
         """Return a hash of the weights that the export was made from."""
@@ -244,7 +246,17 @@ class RemoteEncoder(InputModule):
         text = (prompt or "") + check_query(query)
         if "<|randslot_" in text:
             raise RandSlotError(f"a query cannot hold a slot token: {text[:80]!r}")
-        return text + self.query_slots
+        if self.query_prompt != QUERY:
+            self._check_inside(text, prompt)
+        return self.query_prompt.replace(QUERY, text) + self.query_slots
+
+    def _check_inside(self, text: str, prompt: str | None) -> None:
+        """Refuse what would break out of the template, or replace its instruction: it is part of the export."""
+        if prompt:
+            raise RandSlotError(f"the instruction of queries is fixed by the export, but one was given: {prompt!r}")
+        for token in self.family.special_tokens:
+            if token in text:
+                raise RandSlotError(f"a query to a server cannot hold the special token {token}: {text[:80]!r}")
 
     def _page(self, page: Image.Image) -> dict[str, Any]:
         file = BytesIO()
