@@ -26,7 +26,11 @@ def test_without_a_gpu_every_fallback_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = choose_hardware(RECIPE)
     assert (found.precision, found.attention, found.optimizer) == ("fp32", "sdpa", "adamw_torch")
-    assert len(found.fallbacks) == 3
+    assert found.fallbacks == (
+        "no GPU here: float32 instead of bfloat16",
+        "no GPU with bfloat16 here: PyTorch's attention (SDPA) instead of flash attention 2, the same numbers",
+        "no GPU with bitsandbytes here: AdamW in float32 instead of PagedAdamW8bit",
+    )
     assert choose_hardware(make_recipe({"backbone": "x", "precision": "fp32", "optimizer": "adamw"})).fallbacks == ()
 
 

@@ -27,15 +27,15 @@ from support.models import noise
 PAPER = {"qwen2.5-vl-3b": (3_761_995_776, 7_372_800, 2048), "qwen3-vl-4b": (4_449_612_288, 11_796_480, 2560)}
 
 
-def tiny_recipe(family: str, **changes: object):
+def tiny_recipe(qwen_family: str, **changes: object):
     values = {"untrained": f"{family}-tiny", "visual_tokens": 16, "batch": 4, "data": "x.jsonl"}
     return make_recipe(values | changes)
 
 
-def test_multiply_adds_are_those_of_a_real_step(family):
-    recipe = tiny_recipe(family, lora_dropout=0.0)
+def test_multiply_adds_are_those_of_a_real_step(qwen_family):
+    recipe = tiny_recipe(qwen_family, lora_dropout=0.0)
     cost = measure_page(make_model_without_memory(recipe, torch.float32))
-    real = randslot.tiny(family, lora={"dropout": 0.0}, visual_tokens=16).train()
+    real = randslot.tiny(qwen_family, lora={"dropout": 0.0}, visual_tokens=16).train()
     features = real.preprocess([largest_page(real)], task="document")
     counts = []
     with FlopCounterMode(display=False) as counter:
@@ -51,11 +51,11 @@ def test_multiply_adds_are_those_of_a_real_step(family):
     assert cost.backward == pytest.approx(backward // 2, rel=0.02)  # torch counts attention on a CPU by its own rule
 
 
-def test_what_is_held_is_what_autograd_saves(family):
+def test_what_is_held_is_what_autograd_saves(qwen_family):
     """The bytes of tensors that a real forward keeps, those of weights left out."""
-    recipe = tiny_recipe(family, lora_dropout=0.0)
+    recipe = tiny_recipe(qwen_family, lora_dropout=0.0)
     cost = measure_page(make_model_without_memory(recipe, torch.float32))
-    real = randslot.tiny(family, lora={"dropout": 0.0}, visual_tokens=16).train()
+    real = randslot.tiny(qwen_family, lora={"dropout": 0.0}, visual_tokens=16).train()
     weights = {weight.untyped_storage().data_ptr() for weight in real.parameters()}
     saved: dict[int, int] = {}
     kept = []
@@ -73,8 +73,8 @@ def test_what_is_held_is_what_autograd_saves(family):
     assert cost.held == pytest.approx(expected, rel=0.1)
 
 
-def test_a_cache_and_checkpointing_trade_work_for_memory(family):
-    recipe = tiny_recipe(family)
+def test_a_cache_and_checkpointing_trade_work_for_memory(qwen_family):
+    recipe = tiny_recipe(qwen_family)
     model = make_model_without_memory(recipe, torch.float32)
     cost = measure_page(model)
     work, memory = {}, {}

@@ -125,8 +125,8 @@ class Run:
             raise type(error)(line) from error
         except torch.OutOfMemoryError as error:
             raise RandSlotError(
-                "the GPU has too little memory: set gradient_cache = true, then a smaller micro_batch or visual_tokens; "
-                "randslot train RECIPE --dry-run computes what is needed"
+                "the GPU has too little memory: set gradient_cache = true, then a smaller micro_batch or fewer "
+                "visual_tokens; randslot train RECIPE --dry-run computes what is needed"
             ) from error
         except KeyboardInterrupt:
             if self.recipe.save_every:
