@@ -56,8 +56,9 @@ class Processors:
         hold for all threads that use the tokenizer at that moment.
         """
         found = []
+        before_special = re.compile(f"(?={self._special})")
         for text in texts:
-            places = [match.start() + 1 for match in re.finditer(f"(?={self._special})", text)]
+            places = [match.start() + 1 for match in before_special.finditer(text)]
             pieces = [text[start:end] for start, end in zip([0, *places], [*places, None], strict=True)]
             found.append([token for ids in self.tokenize(pieces) for token in ids])
         return found
