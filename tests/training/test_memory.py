@@ -28,7 +28,7 @@ PAPER = {"qwen2.5-vl-3b": (3_761_995_776, 7_372_800, 2048), "qwen3-vl-4b": (4_44
 
 
 def tiny_recipe(qwen_family: str, **changes: object):
-    values = {"untrained": f"{family}-tiny", "visual_tokens": 16, "batch": 4, "data": "x.jsonl"}
+    values = {"untrained": f"{qwen_family}-tiny", "visual_tokens": 16, "batch": 4, "data": "x.jsonl"}
     return make_recipe(values | changes)
 
 
@@ -70,7 +70,7 @@ def test_what_is_held_is_what_autograd_saves(qwen_family):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         real(features)
     expected = sum(num for place, num in saved.items() if place not in weights)
-    assert cost.held == pytest.approx(expected, rel=0.1)
+    assert expected <= cost.held < 1.2 * expected  # what is in hand at the end counts too, such as the embedded page
 
 
 def test_a_cache_and_checkpointing_trade_work_for_memory(qwen_family):
