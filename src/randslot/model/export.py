@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tokenizers import AddedToken
+from tokenizers.processors import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -189,6 +190,8 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     with bars_in_terminals():
         full.save_pretrained(output)
     encoder.tokenizer.padding_side = "left"
+    if encoder.template.closed:  # the prompts spell its tokens out: behind the slots they would be one row too many
+        encoder.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=False)
     encoder.tokenizer.chat_template = _chat_template(serving)
     encoder.family.write_processors(encoder.processors, output, encoder.settings.visual_tokens)
     write_json(output / SERVING, serving)

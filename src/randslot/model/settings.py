@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import RandSlotError, UsageError
 from .reader import LATER_SETTINGS, Reads, Side
-from .reductions import REDUCTIONS, SEEDED_REDUCTIONS
+from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
 from .slots import STRATEGIES, Strategy
 
 LIMITS = {
@@ -47,6 +47,7 @@ class Settings:
     text_tokens: int = LATER_SETTINGS["text_tokens"]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reduction", plain_name(self.reduction))
         allowed = {"slots": tuple(STRATEGIES), "reduction": (NO_REDUCTION, *REDUCTIONS)}
         for name, values in allowed.items():
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in values:
@@ -91,6 +92,13 @@ class Settings:
     def label(self) -> str:
         """What tells runs of one model apart in tables: "random", or "tokens by kmeans"."""
         return f"{self.inference} by {self.reduction}" if self.is_reduced else self.inference
+
+    @property
+    def note(self) -> str:
+        """What should be said before an evaluation; nothing if it encodes as it was trained to."""
+        if self.inference in (self.slots, self.usual_inference):
+            return ""
+        return f"was trained with {self.slots} slots, and gets {self.inference} ones here"
 
     def num_vectors(self, side: Side) -> int | None:
         """Return how many vectors a query or a page has; None if every token has its own."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...errors import RandSlotError, UsageError
+from ...model.embedding_model import EmbeddingModel
 from ...model.model import RandSlotModel
 from ...model.reader import SIDES, Side
 from ...model.remote_model import open_model
@@ -41,7 +42,7 @@ class Evaluation:
     name: what the model is called in tables. output: where results go, one file a task. cache: where vectors go.
     """
 
-    model: RandSlotModel
+    model: RandSlotModel | EmbeddingModel
     name: str
     output: Path
     cache: Path
@@ -53,10 +54,8 @@ class Evaluation:
         if not tasks:
             raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
         settings = self.model.settings
-        if settings.inference not in (settings.slots, settings.usual_inference):
-            self.console.print(
-                f"note: {self.name} was trained with {settings.slots} slots, and gets {settings.inference} ones here"
-            )
+        if settings.note:
+            self.console.print(f"note: {self.name} {settings.note}")
         weights = self.model.weights_key
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
         return [self._run_task(task, weights, caches) for task in tasks]
