@@ -180,7 +180,8 @@ class SlotEncoder(InputModule):
             return self._read_tokens(content, side, features["keys"])
         if isinstance(strategy, Sequential):
             # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
-            cached = not (self.training and self.backbone.is_gradient_checkpointing)
+            checkpointed = self.training and self.backbone.is_gradient_checkpointing
+            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
         elif self.training and self.loops:
             slots_BSD = strategy(side, num, features["keys"])
