@@ -97,6 +97,11 @@ class EmbeddingModel:
     def reads(self) -> Reads:
         return self.settings.reads
 
+    def is_cut(self, page: str) -> bool:
+        """Whether a text has more tokens than the model takes."""
+        longest = getattr(self.model, "max_seq_length", None)
+        return self.reads == "text" and longest is not None and len(self.model.tokenizer(page)["input_ids"]) > longest
+
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)
 
