@@ -105,7 +105,7 @@ class EmbeddingModel:
             return False
         text = self.model.prompts.get("document", "") + page
         num: int = len(self.model.tokenizer(text, verbose=False)["input_ids"])
-        return num > most
+        return bool(num > most)
 
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)
