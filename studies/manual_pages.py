@@ -109,10 +109,10 @@ def write_pairs(output: Path, packages: Path) -> int:
     """Write the training pairs: a row a title."""
     rows: list[dict[str, Any]] = []
     for package, left_out in TRAINING.items():
-        for file in fetch(package, packages):
+        for number, file in enumerate(fetch(package, packages), start=1):  # several may have one name
             if file.name in left_out:
                 continue
-            name = f"{package}-{file.stem}.pdf"
+            name = f"{package}-{number}-{file.stem}.pdf"
             titles = read_manual(file).titles
             if not titles:
                 continue
