@@ -65,7 +65,9 @@ class EmbeddingModel:
     @property
     def identity(self) -> Identity:
         source, settings = self.source, asdict(self.settings)
-        return Identity(source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings)
+        return Identity(
+            source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings, self.reads
+        )
 
     @cached_property
     def weights_key(self) -> str:
@@ -98,9 +100,12 @@ class EmbeddingModel:
         return self.settings.reads
 
     def is_cut(self, page: str) -> bool:
-        """Whether a text has more tokens than the model takes."""
-        longest = getattr(self.model, "max_seq_length", None)
-        return self.reads == "text" and longest is not None and len(self.model.tokenizer(page)["input_ids"]) > longest
+        most = getattr(self.model[0], "document_length", None) or self.model.max_seq_length
+        if self.reads != "text" or most is None:
+            return False
+        text = self.model.prompts.get("document", "") + page
+        num: int = len(self.model.tokenizer(text, verbose=False)["input_ids"])
+        return bool(num > most)
 
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)
