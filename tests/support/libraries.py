@@ -21,6 +21,7 @@ from randslot.library.stores.connection import connect
 from randslot.model.reader import Identity, Reads, Side, Vectors
 from support.models import noise
 
+TOY_CHARACTERS = 200  # of a text that a toy reads
 REAL = os.environ.get("RANDSLOT_QDRANT_URL")  # as in qdrant://localhost:6334?shards=6&replicas=2
 
 
@@ -53,7 +54,10 @@ class ToyReader:
 
     @property
     def identity(self) -> Identity:
-        return Identity(None, None, "toy", "float32", self.dimension, {"tone": "plain", "reads": self.reads})
+        return Identity(None, None, "toy", "float32", self.dimension, {"tone": "plain"}, self.reads)
+
+    def is_cut(self, page: str) -> bool:
+        return len(page) > TOY_CHARACTERS
 
     def num_vectors(self, side: Side) -> int | None:
         return self.query_vectors if side == "query" else self.page_vectors
