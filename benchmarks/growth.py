@@ -4,8 +4,8 @@ Pages are drawn from a mixture of Gaussians that was fitted to the vectors of re
 that scores are as close to each other as those of a model. Each configuration is one process and one row; what is in
 results/growth.json already is not run again.
 
-python benchmarks/growth.py --fit LIBRARY --questions queries.jsonl --folder FOLDER    once: what vectors look like
-python benchmarks/growth.py --folder FOLDER --pages 10000 100000 1000000
+python benchmarks/growth.py --folder FOLDER --like reports --fit LIBRARY --questions queries.jsonl    once
+python benchmarks/growth.py --folder FOLDER --like reports --pages 10000 100000 1000000
 """
 
 from __future__ import annotations
@@ -38,11 +38,17 @@ CENTRES = 2_000  # of the clusters of large vectors
 QUERIES, HITS = 100, 5
 FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
 UPDATE = 500  # points in one update
+READOUTS = ("readout-1", "readout-2", "readout-3", "readout-4")
+CLUSTERS = "clusters"  # vectors that are like those of no model
 
 
 @dataclass(frozen=True)
 class Way:
-    """A configuration of the engine, and how it is searched. codes: int8, binary, or none. efs: none for a scan."""
+    """A configuration of the engine, and how it is searched.
+
+    codes: int8, binary, or none. efs: none for a scan. readouts: a graph for each readout of a page; each vector of a
+    query asks each of them for so many pages as `efs` says, and all that are found are scored in full.
+    """
 
     name: str
     edges: int = 0
@@ -50,6 +56,7 @@ class Way:
     codes: str = ""
     efs: tuple[int, ...] = ()
     candidates: int = 200
+    readouts: bool = False
 
 
 WAYS = {
@@ -62,16 +69,17 @@ WAYS = {
         Way("graph 32", 32, 256, efs=(64, 256, 1024)),
         Way("graph 16, int8", 16, codes="int8", efs=(64, 256, 1024)),
         Way("graph 32, int8", 32, 256, codes="int8", efs=(64, 256, 1024)),
+        Way("graphs of readouts", 16, efs=(50, 100, 200, 400), readouts=True),
         Way("graph 16, bits", 16, codes="binary", efs=(64, 256, 1024), candidates=1000),
     )
 }
-DEFAULT_WAYS = ("scan", "scan, int8", "graph 16", "graph 16, int8")
+DEFAULT_WAYS = ("scan", "graph 16", "graphs of readouts")
 
 
 # -- pages and queries
 
 
-def fit(library: str, questions: Sequence[Path], folder: Path) -> None:
+def fit(library: str, questions: Sequence[Path], target: Path) -> None:
     """Fit a mixture to the vectors of a library's pages, and keep it with the vectors of questions."""
     from sklearn.cluster import KMeans
 
@@ -93,9 +101,9 @@ def fit(library: str, questions: Sequence[Path], folder: Path) -> None:
     spread, axes = np.linalg.eigh(np.cov(inner, rowvar=False))
     noise = axes * np.sqrt(np.maximum(spread, 0))
     weights = np.bincount(groups.labels_, minlength=COMPONENTS) / num
-    folder.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     np.savez(
-        folder / "like.npz",
+        target,
         centres=groups.cluster_centers_.astype(np.float32),
         weights=weights,
         noise=noise.astype(np.float32),
@@ -136,7 +144,7 @@ def normalize(values: Floats) -> Floats:
 class Source:
     """Where pages come from. dim: those of the model are turned into a space of more dimensions, as they are."""
 
-    folder: Path
+    like: Path
     dim: int
 
     def turn(self, dim: int) -> Floats:
@@ -146,7 +154,7 @@ class Source:
     def chunk(self, number: int) -> Floats:
         """Return some pages, the same each time."""
         random = np.random.default_rng([7, number])
-        like = np.load(self.folder / "like.npz")
+        like = np.load(self.like)
         vectors, dim = like["shape"]
         which = random.choice(COMPONENTS, CHUNK, p=like["weights"])
         noise = random.standard_normal((CHUNK, vectors * dim)).astype(np.float32) @ like["noise"].T
@@ -154,7 +162,7 @@ class Source:
         return normalize(values @ self.turn(dim))
 
     def queries(self) -> Floats:
-        like = np.load(self.folder / "like.npz")
+        like = np.load(self.like)
         chosen = like["queries"][:: max(len(like["queries"]) // QUERIES, 1)][:QUERIES]
         return normalize(chosen @ self.turn(int(like["shape"][1])))
 
@@ -176,8 +184,9 @@ class Clusters(Source):
         return normalize(pages + 0.7 * noise)
 
 
-def make_source(folder: Path, dim: int) -> Source:
-    return Clusters(folder, dim) if dim >= 1024 else Source(folder, dim)
+def make_source(arguments: argparse.Namespace) -> Source:
+    kind = Clusters if arguments.like == CLUSTERS else Source
+    return kind(arguments.folder / f"{arguments.like}.npz", arguments.dim)
 
 
 # -- one configuration
@@ -192,31 +201,39 @@ def kept_files(pages: int, every: int) -> list[str]:
     return [f"file-{number}" for number in range(0, pages // FILE_PAGES, every)]
 
 
-def parameters(dim: int, way: Way, codes: bool = True) -> edge.EdgeVectorParams:
+def parameters(dim: int, way: Way, several: bool = True) -> edge.EdgeVectorParams:
     kinds: dict[str, Any] = {
         "int8": edge.ScalarQuantizationConfig(edge.ScalarType.Int8, memory=edge.Memory.Cached),
         "binary": edge.BinaryQuantizationConfig(memory=edge.Memory.Cached),
     }
-    graph = edge.HnswIndexConfig(way.edges, way.construct, full_scan_threshold=10, max_indexing_threads=1)
+    edges = 0 if way.readouts and several else way.edges
+    graph = edge.HnswIndexConfig(edges, way.construct, full_scan_threshold=10, max_indexing_threads=1)
     return edge.EdgeVectorParams(
         size=dim,
         distance=edge.Distance.Dot,
-        multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
+        multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim) if several else None,
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        quantization_config=kinds.get(way.codes) if codes else None,
+        quantization_config=kinds.get(way.codes),
         hnsw_config=graph,
     )
 
 
-def load(folder: Path, source: Source, pages: int) -> dict[str, float]:
+def all_parameters(dim: int, way: Way) -> dict[str, edge.EdgeVectorParams]:
+    vectors = {"page": parameters(dim, way)}
+    if way.readouts:
+        vectors |= {name: parameters(dim, way, several=False) for name in READOUTS}
+    return vectors
+
+
+def load(folder: Path, source: Source, pages: int, way: Way) -> dict[str, float]:
     """Store the pages without codes and without a graph, unless that is done; return what it took."""
     if (folder / "loaded.json").exists():
         return dict(json.loads((folder / "loaded.json").read_text()))
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "shard").mkdir(parents=True)
     plain = edge.EdgeConfig(
-        vectors={"page": parameters(source.dim, Way("scan"))},
+        vectors=all_parameters(source.dim, Way("plain", readouts=way.readouts)),
         optimizers=edge.EdgeOptimizersConfig(indexing_threshold=10**9, max_segment_size=10**9),
     )
     shard = edge.EdgeShard.create(str(folder / "shard"), plain)
@@ -227,7 +244,9 @@ def load(folder: Path, source: Source, pages: int) -> dict[str, float]:
         for offset in range(0, min(CHUNK, pages - first), UPDATE):
             points = []
             for number in range(first + offset, min(first + offset + UPDATE, pages)):
-                vectors = {"page": values[number - first].tolist()}
+                vectors: dict[str, Any] = {"page": values[number - first].tolist()}
+                if way.readouts:
+                    vectors |= zip(READOUTS, vectors["page"], strict=True)
                 points.append(edge.Point(number, vectors, {"file": file_of(number)}))
             shard.update(edge.UpdateOperation.upsert_points(points))
         shard.flush()
@@ -239,13 +258,14 @@ def load(folder: Path, source: Source, pages: int) -> dict[str, float]:
 
 def run_one(folder: Path, source: Source, pages: int, way: Way) -> list[dict[str, Any]]:
     """Build a configuration, and measure it; return a row for each way to search it."""
-    base = folder / f"pages-{source.dim}-{pages}"
-    loaded = load(base, source, pages)
+    kind = "readouts" if way.readouts else "pages"
+    base = folder / f"{kind}-{source.like.stem}-{source.dim}-{pages}"
+    loaded = load(base, source, pages, way)
     place = folder / f"built-{uuid.uuid4()}"
     subprocess.run(["cp", "-a", "--reflink=auto", str(base / "shard"), str(place)], check=True)
     try:
         config = edge.EdgeConfig(
-            vectors={"page": parameters(source.dim, way)},
+            vectors=all_parameters(source.dim, way),
             optimizers=edge.EdgeOptimizersConfig(
                 indexing_threshold=1000, max_segment_size=10**9, default_segment_number=1
             ),
@@ -262,6 +282,7 @@ def run_one(folder: Path, source: Source, pages: int, way: Way) -> list[dict[str
         rows = []
         for ef in way.efs or (0,):
             row = {
+                "vectors": source.like.stem,
                 "pages": pages,
                 "size": f"4 x {source.dim}",
                 "where": "folder",
@@ -297,14 +318,10 @@ def measure(shard: edge.EdgeShard, base: Path, source: Source, pages: int, way: 
             match = edge.MatchAny(kept_files(pages, every))
             chosen = edge.Filter(must=[edge.FieldCondition("file", match=match)])
         truth = find_truth(shard, base, source, every, chosen)
-        codes = None
-        if way.codes:
-            codes = edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=way.candidates / HITS)
-        params = edge.SearchParams(hnsw_ef=ef or None, exact=not (way.codes or way.edges), quantization=codes)
         seconds, cpu, shared = [], [], []
         for number, query in enumerate(source.queries()):
             start, begun = time.perf_counter(), time.process_time()
-            found = ask(shard, query, params, chosen)
+            found = search(shard, query, way, ef, chosen)
             seconds.append(time.perf_counter() - start)
             cpu.append(time.process_time() - begun)
             shared.append(len(set(found) & set(truth[number])) / HITS)
@@ -313,6 +330,30 @@ def measure(shard: edge.EdgeShard, base: Path, source: Source, pages: int, way: 
         row[f"CPU ms{last}"] = 1000 * statistics.median(cpu)
         row[f"recall@{HITS}{last}"] = statistics.mean(shared)
     return row
+
+
+def search(shard: edge.EdgeShard, query: Floats, way: Way, ef: int, chosen: edge.Filter | None) -> list[int]:
+    if way.readouts:
+        return search_readouts(shard, query, ef, chosen)
+    codes = None
+    if way.codes:
+        codes = edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=way.candidates / HITS)
+    params = edge.SearchParams(hnsw_ef=ef or None, exact=not (way.codes or way.edges), quantization=codes)
+    return ask(shard, query, params, chosen)
+
+
+def search_readouts(shard: edge.EdgeShard, query: Floats, num: int, chosen: edge.Filter | None) -> list[int]:
+    """Have each vector of the query find pages by each of their readouts, and score them all in full."""
+    params = edge.SearchParams(hnsw_ef=num)
+    prefetches = []
+    for vector in query.tolist():
+        for name in READOUTS:
+            nearest = edge.Query.Nearest(vector, name)
+            prefetches.append(edge.Prefetch(num, nearest, params=params, filter=chosen))
+    wanted = edge.Query.Nearest(query.tolist(), "page")
+    request = edge.QueryRequest(HITS, query=wanted, prefetches=prefetches)
+    (found,) = shard.query_batch(edge.QueryBatchRequest([request]))
+    return [int(point.id) for point in found]
 
 
 def ask(shard: edge.EdgeShard, query: Floats, params: edge.SearchParams, chosen: edge.Filter | None) -> list[int]:
@@ -338,7 +379,7 @@ def find_truth(
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["pages"], row["size"], row["where"], row["way"]
+    return row["vectors"], row["pages"], row["size"], row["where"], row["way"]
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -350,13 +391,16 @@ def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
     """Yield the arguments of processes that are still to run."""
     for pages in arguments.pages:
         for way in arguments.ways:
-            if (pages, f"4 x {arguments.dim}", "folder", way) not in {key_of(row) for row in read_rows()}:
-                yield ["--one", way, "--pages", str(pages), "--dim", str(arguments.dim)]
+            key = (arguments.like, pages, f"4 x {arguments.dim}", "folder", way)
+            if key not in {key_of(row) for row in read_rows()}:
+                words = ["--one", way, "--pages", str(pages), "--dim", str(arguments.dim)]
+                yield [*words, "--like", arguments.like]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--like", default="reports", help="the name of a fit, or clusters")
     parser.add_argument("--fit", metavar="LIBRARY")
     parser.add_argument("--questions", type=Path, nargs="*", default=[])
     parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000])
@@ -365,9 +409,9 @@ def main() -> None:
     parser.add_argument("--one", choices=WAYS)
     arguments = parser.parse_args()
     if arguments.fit:
-        fit(arguments.fit, arguments.questions, arguments.folder)
+        fit(arguments.fit, arguments.questions, arguments.folder / f"{arguments.like}.npz")
         return
-    source = make_source(arguments.folder, arguments.dim)
+    source = make_source(arguments)
     if arguments.one:
         rows = run_one(arguments.folder, source, arguments.pages[0], WAYS[arguments.one])
         print(json.dumps(rows))
