@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_every_strategy_is_one_change_away(name, slots):
     recipe = read_recipe(name, [f"slots={slots}"])
     assert recipe.slots == slots
     assert recipe.output == f"runs/{name}-{slots}-42"
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl-2b", "qwen3.5-0.8b", "qwen3.5-2b", "smolvlm-256m", "smolvlm-500m"])
+def test_a_recipe_of_another_backbone_trains_it_as_the_paper_trains_its_own(name):
+    """The name of the recipe is that of the shape, and the backbone's id on the hub without its last words."""
+    recipe = read_recipe(name)
+    assert replace(recipe, backbone="", untrained=name, output="") == make_recipe({"untrained": name})
+    assert recipe.backbone.lower().removesuffix("-instruct").endswith(f"/{name}")
+    assert randslot.untrained(name, device="meta", lora=True).settings.visual_tokens == recipe.visual_tokens
 
 
 def test_recipe_files_hold_only_differences():
