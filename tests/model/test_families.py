@@ -70,8 +70,8 @@ def states(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 def test_it_is_found_by_its_name_and_by_its_type(shape):
     assert families.find_family("toy").reads == "text"
-    assert set(families.list_families()) == {"qwen2_5_vl", "qwen3_vl", "llama"}
-    with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: qwen2\.5-vl, qwen3-vl, toy"):
+    assert {"qwen2_5_vl", "qwen3_vl", "idefics3", "llama"} <= set(families.list_families())
+    with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: .*qwen2\.5-vl, .*qwen3-vl, .*toy"):
         randslot.tiny("tyo")
 
 

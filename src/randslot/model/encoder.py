@@ -66,6 +66,9 @@ class SlotEncoder(InputModule):
                 "and inference= sets what is appended when encoding"
             )
         settings = self.settings.change(**changes)
+        least = self.family.least_tokens(self.processors)
+        if settings.visual_tokens < least:
+            raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(

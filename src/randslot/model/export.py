@@ -185,7 +185,7 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     encoder.family.write_processors(encoder.processors, output, encoder.settings.visual_tokens)
     write_json(output / SERVING, serving)
     share_weights(output, SERVING)
-    (output / GUIDE).write_text(_guide(serving, encoder.family.image_token), encoding="utf-8")
+    (output / GUIDE).write_text(_guide(serving, encoder.family), encoding="utf-8")
 
 
 def _chat_template(serving: dict[str, Any]) -> str:
@@ -193,7 +193,7 @@ def _chat_template(serving: dict[str, Any]) -> str:
     return template.replace("PAGE_PROMPT", json.dumps(serving["page_prompt"]))
 
 
-def _guide(serving: dict[str, Any], image_token: str) -> str:
+def _guide(serving: dict[str, Any], family: Family) -> str:
     settings = serving["settings"]
     values = {
         "query_vectors": settings["query_vectors"],
@@ -204,7 +204,8 @@ def _guide(serving: dict[str, Any], image_token: str) -> str:
         "length": settings["visual_tokens"] + 512,
         "query_slots": serving["query_slots"],
         "page_prompt": serving["page_prompt"].replace("\n", "\\n"),
-        "image_token": image_token,
+        "image_token": family.image_token,
+        "export_example": family.export_example,
     }
     text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
     for name, value in values.items():

@@ -70,8 +70,8 @@ def untrained(
 ) -> RandSlotModel:
     """Make a model with random weights: no download.
 
-    shape: "qwen2.5-vl-3b", "qwen3-vl-2b" or "qwen3-vl-4b" (the real shapes), "qwen2.5-vl-tiny" or "qwen3-vl-tiny", or
-    the path of a JSON like those in `randslot/model/shapes`. `device="meta"` makes the shape without memory. Other
+    shape: a real one, such as "qwen2.5-vl-3b" or "smolvlm-256m", a tiny one, such as "qwen3-vl-tiny", or the path of a
+    JSON like those in `randslot/model/shapes`, where all are. `device="meta"` makes the shape without memory. Other
     options as `load`.
     """
     chosen = Settings().change(**_with_inference(settings))
@@ -83,7 +83,7 @@ def untrained(
 
 
 def tiny(family: str, **options: Any) -> RandSlotModel:
-    """Make a tiny model with random weights, for tests and examples: "qwen2.5-vl" or "qwen3-vl".
+    """Make a tiny model with random weights, for tests and examples, of a family such as "qwen3-vl" or "smolvlm".
 
     Options as `untrained`.
     """

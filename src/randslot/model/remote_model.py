@@ -221,7 +221,7 @@ class RemoteEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
-        return int(self.image["longest_edge"])
+        return self.family.served_pixels(**self.image)
 
     def weights_key(self) -> str:
         """Return a hash of the weights that the export was made from."""

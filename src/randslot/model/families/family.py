@@ -88,6 +88,7 @@ class Family(ABC):
     page_prompt: what stands around a page, and whatever else vectors of pages depend on. lora_targets: the modules that
     the paper's adapter sits on, as a regular expression. special_tokens: what a tokenizer made in code needs, the
     padding token first. spare_weights: prefixes of weights in a backbone's files that are not needed here.
+    export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
     """
 
     name: ClassVar[str]
@@ -98,6 +99,7 @@ class Family(ABC):
     special_tokens: ClassVar[tuple[str, ...]]
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    export_example: ClassVar[str] = ""
 
     def __repr__(self) -> str:
         return self.name
@@ -144,6 +146,10 @@ class Family(ABC):
         return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=self.lora_targets)
 
     # -- from pages and queries to features
+
+    def least_tokens(self, processors: Processors) -> int:
+        """Return the fewest visual tokens that a page can be limited to."""
+        return 1
 
     def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
         """Return the most pixels of a page image that the model looks at."""
@@ -231,6 +237,10 @@ class Family(ABC):
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         """Return what `fit_page` needs to know of a model that runs elsewhere."""
         return {}
+
+    def served_pixels(self, **limits: int) -> int:
+        """Return the most pixels of a page that a model elsewhere looks at; limits: as `image_limits` gave them."""
+        raise UsageError(f"a {self.name} model cannot be used on a server")
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Return a page as its server would resize it, and how many tokens its image takes there."""

@@ -53,6 +53,10 @@ class QwenVL(Family):
         "<|video_pad|>",
     )
     end_token = "<|im_end|>"
+    export_example = """\
+    image = image_processor(images, return_tensors="pt")
+    counts = image["image_grid_thw"].prod(-1) // image_processor.merge_size**2
+    prompts = [serving["page_prompt"].replace("<|image_pad|>", "<|image_pad|>" * num) for num in counts.tolist()]"""
     # Servers load it along with the image processor; without its name one family would get that of the other.
     video_processor: ClassVar[str]
 
@@ -167,6 +171,9 @@ class QwenVL(Family):
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         factor = processors.image.patch_size * processors.image.merge_size
         return {"factor": factor, **image_size(processors.image, visual_tokens)}
+
+    def served_pixels(self, **limits: int) -> int:
+        return limits["longest_edge"]
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.
