@@ -78,6 +78,16 @@ class PoolingAnswer(BaseModel):
     usage: Usage
 
 
+class Problem(BaseModel):
+    message: str
+    type: str
+    code: int
+
+
+class ProblemAnswer(BaseModel):
+    error: Problem
+
+
 class ServedModel(BaseModel):
     id: str
     object: Literal["model"] = "model"
@@ -92,17 +102,22 @@ class ModelList(BaseModel):
     data: list[ServedModel]
 
 
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ProblemAnswer, "description": "refused, and why"} for status in (422, 503, "4XX")
+}
+
+
 def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
     """Add the routes to an app."""
 
-    @app.get("/v1/models", tags=["vectors"])
+    @app.get("/v1/models", tags=["vectors"], responses=ERRORS)
     async def models() -> ModelList:
         """The model of the library, if it has one."""
         if embeddings.library.binding is None:
             return ModelList(data=[])
         return ModelList(data=[describe(await asyncio.to_thread(embeddings.model))])
 
-    @app.post("/v1/embeddings", tags=["vectors"])
+    @app.post("/v1/embeddings", tags=["vectors"], responses=ERRORS)
     async def embed(body: EmbeddingsBody) -> EmbeddingAnswer:
         """One vector for each input, from a model that gives one; others are asked at /pooling."""
         model = await asyncio.to_thread(embeddings.model)
@@ -120,7 +135,7 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
             data.append(EmbeddingItem(index=index, embedding=vector))
         return EmbeddingAnswer(model=name, data=data, usage=_usage(encoded))
 
-    @app.post("/pooling", tags=["vectors"])
+    @app.post("/pooling", tags=["vectors"], responses=ERRORS)
     async def pool(body: PoolingBody) -> PoolingAnswer:
         """All vectors of each input, as the model gives them: unit vectors, to be compared by MaxSim."""
         model = await asyncio.to_thread(embeddings.model)

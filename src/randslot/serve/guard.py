@@ -120,7 +120,7 @@ class Guard:
             if scope["path"] != UPLOAD:
                 receive = await _read_body(receive, BODY_BYTES)
         except Refused as refused:
-            await _refuse(answer, refused)
+            await _refuse(answer, refused, scope["path"])
             return
         await self.app(scope, receive, answer)
 
@@ -155,8 +155,15 @@ def _with_headers(send: Send) -> Send:
     return answer
 
 
-async def _refuse(send: Send, refused: Refused) -> None:
-    body = json.dumps({"error": str(refused)}).encode()
+def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
+    """Return what an error is told as: one line, and on the routes of an embedding server as OpenAI's clients read it."""
+    if path in EMBEDDING or path.startswith("/v1/"):
+        return {"error": {"message": reason, "type": "BadRequestError" if status < 500 else "error", "code": status}}
+    return {"error": reason}
+
+
+async def _refuse(send: Send, refused: Refused, path: str) -> None:
+    body = json.dumps(describe_error(path, refused.status, str(refused))).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

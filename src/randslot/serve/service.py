@@ -29,6 +29,7 @@ from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
 from .choices import Choice, Choices, Sort, list_choices, sort_files
+from .embeddings import Embeddings
 from .limits import HEALTH_SECONDS, HITS, RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches
 from .uploads import Uploads
@@ -82,6 +83,7 @@ class Service:
             _ = library.model  # the first search should not wait for it
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
         self.searches = Searches(library)
+        self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
@@ -91,6 +93,7 @@ class Service:
     def close(self) -> None:
         """Answer and index what is waiting, then stop; the library stays open."""
         self.searches.close()
+        self.embeddings.close()
         if self.uploads:
             self.uploads.close()
         self.threads.shutdown(cancel_futures=True)
