@@ -144,6 +144,7 @@ def test_no_list_of_strategies_stands_outside_the_model_package():
         ("ray", "library.reading.ray"),
         ("fastapi", ("serve.app", "serve.embedding_routes")),
         ("uvicorn", "serve.listen"),
+        ("mcp.server.mcpserver", "agents.mcp_server"),
     ],
 )
 def test_few_files_know_an_engine(package, home):

@@ -43,7 +43,7 @@ class ServiceEncoder(InputModule):
     """The one module of a model that a RandSlot service runs: same inputs and outputs as `SlotEncoder`."""
 
     def __init__(self, server: Server, model: ListedModel) -> None:
-        """Errors: RandSlotError if the service does not say all that is needed, as of models that are not RandSlot's."""
+        """Errors: RandSlotError if the service does not say all that is needed, as of models of other kinds."""
         super().__init__()
         self.server, self.name = server, model.name
         self.source = self.home = Source(server.url)

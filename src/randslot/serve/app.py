@@ -30,6 +30,7 @@ from .choices import Choice, Sort, show_folder, show_modified, show_name
 from .embedding_routes import add_embedding_routes
 from .guard import COOKIE, SCRIPTS, Access, Guard, describe_error
 from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
+from .mcp_route import add_mcp_route
 from .searches import Options
 from .service import FoundPage, Service, sign
 from .uploads import UploadJob, Uploads
@@ -260,6 +261,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     _add_uploads(app, service)
     _add_session(app, access)
     add_embedding_routes(app, service.embeddings)
+    add_mcp_route(app, service)
     _add_heads(app)
     app.add_middleware(Guard, access=access)
     if access.origins:

@@ -156,7 +156,7 @@ def _with_headers(send: Send) -> Send:
 
 
 def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
-    """Return what an error is told as: one line, and on the routes of an embedding server as OpenAI's clients read it."""
+    """Return an error as JSON: one line; on the routes of an embedding server, as OpenAI's clients read it."""
     if path in EMBEDDING or path.startswith("/v1/"):
         return {"error": {"message": reason, "type": "BadRequestError" if status < 500 else "error", "code": status}}
     return {"error": reason}

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -77,8 +77,16 @@ class Ranks:
 class Service:
     """Searches, pages, documents and uploads of one library. Close it: that finishes what was acknowledged."""
 
-    def __init__(self, library: Library, *, read_only: bool = False, upload_limits: UploadLimits | None = None) -> None:
-        self.library = library
+    def __init__(
+        self,
+        library: Library,
+        *,
+        read_only: bool = False,
+        upload_limits: UploadLimits | None = None,
+        add_from: Sequence[Path] = (),
+    ) -> None:
+        """add_from: folders below which agents may add documents."""
+        self.library, self.add_from = library, tuple(add_from)
         if library.choose_by() != "words":
             _ = library.model  # the first search should not wait for it
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
