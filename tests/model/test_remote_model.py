@@ -274,7 +274,7 @@ def test_another_service_is_asked_whether_it_is_vllm(tmp_path):
     handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        message = r"/v1/models answers 404: .*; is it a vLLM server, started as SERVING.md says\?"
+        message = r"/v1/models answers 404: .*; is it a vLLM server, started as SERVING.md says, or randslot serve\?"
         with pytest.raises(RandSlotError, match=message):
             randslot.remote(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
