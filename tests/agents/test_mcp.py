@@ -176,7 +176,7 @@ def test_text_comes_in_parts_and_pictures_in_sizes(run):
     assert len(first.content[1].text) == answers.TEXT_CHARACTERS
     assert f"more text from start={answers.TEXT_CHARACTERS}" in first.content[0].text
     assert "line 0 of" in first.content[1].text
-    assert "line 199 of" in rest.content[1].text
+    assert "line 100 of" in rest.content[1].text
     assert len(base64.b64decode(large.content[2].data)) <= answers.PICTURE_BYTES
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -92,14 +92,14 @@ class SmolVLM(Family):
         tokens: int = processors.image.tokens_per_tile
         return tokens
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        return longest_edge(processors.image, visual_tokens) ** 2
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        return longest_edge(processors.image, num_tokens) ** 2
 
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image:
-        return open_page(page, self.page_pixels(processors, visual_tokens))
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image:
+        return open_page(page, self.page_pixels(processors, num_tokens))
 
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
-        size = {"longest_edge": longest_edge(processors.image, visual_tokens)}
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
+        size = {"longest_edge": longest_edge(processors.image, num_tokens)}
         seen = processors.image(
             [[page] for page in pages],
             size=size,
@@ -110,7 +110,7 @@ class SmolVLM(Family):
         texts, counts = [], []
         for (rows,), (columns,) in zip(seen["rows"], seen["cols"], strict=True):
             tiles = lay_out_tiles(rows, columns, processors.image.tokens_per_tile)
-            texts.append(self.page_prompt.replace(IMAGE_TOKEN, tiles))
+            texts.append(processors.template.page_prompt.replace(IMAGE_TOKEN, tiles))
             counts.append(rows * columns + 1)
         features = processors.pad(processors.tokenize(texts))
         return features | {"pixel_values": seen["pixel_values"], "num_tiles": torch.tensor(counts)}
@@ -130,16 +130,14 @@ class SmolVLM(Family):
         hidden = model.vision_model(pixel_values=tiles.to(model.dtype)).last_hidden_state
         return Seen((model.connector(hidden).flatten(0, 1),))
 
-    def freeze_vision(self, model: PreTrainedModel) -> None:
-        model.vision_model.requires_grad_(False)
-        model.connector.requires_grad_(False)
+    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [model.vision_model, model.connector]
 
     def without_pixels(self, features: Features) -> Features:
         return {name: value for name, value in features.items() if name != "pixel_values"}
 
     def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
         content = super().read_content(model, features)
-        seen = seen or self.see(model, features)
         if seen is None:
             return content
         is_visual = features["input_ids"] == model.config.image_token_id
