@@ -21,6 +21,7 @@ from randslot.library.library import Library
 from randslot.serve import embeddings
 from randslot.serve.guard import Access
 from support.exports import far
+from support.libraries import ToyReader
 from support.models import make, noise
 from support.services import TOKEN, client_of, listening, serving
 
@@ -206,6 +207,16 @@ def test_random_slots_are_the_same_from_a_service(tmp_path, pages):
         served = randslot.remote(url)
         assert far(served.encode_document(pages), model.encode_document(pages, batch_size=1)) < 1e-5
         assert far(served.encode_query(QUERIES), model.encode_query(QUERIES)) < 1e-6
+
+
+def test_other_peoples_models_are_served_too(tmp_path):
+    """Any `PageReader`: whoever asks gets its vectors; `remote`, which knows slots, says that it cannot."""
+    reader = ToyReader()
+    with serving(tmp_path / "lib", reader) as service, listening(service) as url:
+        (item,) = client_of(service).post("/pooling", json={"input": "tax"}).json()["data"]
+        np.testing.assert_allclose(item["data"], reader.embed_queries(["tax"])[0], atol=1e-6)
+        with pytest.raises(RandSlotError, match="which is not a RandSlot model"):
+            randslot.remote(url)
 
 
 @pytest.mark.slow

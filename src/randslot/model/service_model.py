@@ -43,11 +43,16 @@ class ServiceEncoder(InputModule):
     """The one module of a model that a RandSlot service runs: same inputs and outputs as `SlotEncoder`."""
 
     def __init__(self, server: Server, model: ListedModel) -> None:
-        """Errors: RandSlotError if the service does not say all that is needed, as of models of other kinds."""
+        """Errors: RandSlotError if the service does not say all that is needed, or runs a model of another kind."""
         super().__init__()
         self.server, self.name = server, model.name
         self.source = self.home = Source(server.url)
         about = dict(model.about or {})
+        if "slots" not in about:
+            raise RandSlotError(
+                f"{server.url} runs {model.name}, which is not a RandSlot model: its vectors can be asked for at "
+                f"{server.url}/pooling, but not through randslot.remote"
+            )
         try:
             settings = {field.name: about[field.name] for field in fields(Settings) if field.name in about}
             self.served = self.settings = Settings(**settings)
