@@ -69,7 +69,7 @@ def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
     shipped = read_recipe("qwen3-vl-embedding-2b")
     kept = {name: getattr(shipped, name) for name in ("template", "visual_tokens", "prefixes", "lora")}
     backbone = str(write_checkpoint(tmp_path / "checkpoint"))
-    changes = {"steps": 160, "learning_rate": 2e-3, "lora_dropout": 0.0, "seed": 1}
+    changes = {"steps": 160, "learning_rate": 2e-3, "rate_left": 0.0, "lora_dropout": 0.0, "seed": 3}
     recipe = make_recipe(small(data, tmp_path / "run", untrained="", backbone=backbone, **changes) | kept)
 
     fresh = Run(recipe, resume=False).make_model().eval()
@@ -88,7 +88,7 @@ def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
         scores = model.similarity(model.encode_query(queries), model.encode_document(pages))
         assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3], budget
     values = losses(tmp_path / "run")
-    assert values[-1] < 0.3 < 1.0 < values[0]
+    assert values[-1] < 0.1 < 1.0 < values[0]
 
 
 def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
