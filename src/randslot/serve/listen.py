@@ -58,13 +58,20 @@ def is_local(host: str) -> bool:
 
 
 def serve(
-    folder: str, visitors: Visitors, *, new: bool = False, read_only: bool = False, model: str | None = None
+    folder: str,
+    visitors: Visitors,
+    *,
+    new: bool = False,
+    read_only: bool = False,
+    model: str | None = None,
+    trust_remote_code: bool = False,
 ) -> None:
     """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come."""
     visitors.check()
     listener = listen(visitors.host, visitors.port)
     refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
-    with listener, Library(folder, model, create=new) as library, LocalService(library, refusal=refusal):
+    opened = Library(folder, model, create=new, trust_remote_code=trust_remote_code)
+    with listener, opened as library, LocalService(library, refusal=refusal):
         service = Service(library, read_only=read_only)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         where = show_address(visitors.host, listener.getsockname()[1])
