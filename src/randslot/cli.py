@@ -14,6 +14,9 @@ from .errors import RandSlotError, UsageError
 from .library.commands import IndexCommand, Place, SearchBy, index, library_app, search
 from .options import Inference, PageVectors, QueryVectors, Reduction, Seed, TrustRemoteCode
 
+AddFrom = Annotated[
+    list[str] | None, typer.Option(help="Agents may add documents below this folder; may repeat. By default none.")
+]
 EXTRAS = {
     "datasets": "train",
     "matplotlib": "evaluate",
@@ -26,6 +29,8 @@ EXTRAS = {
     "grpc": "qdrant",
     "qdrant_client": "qdrant",
     "ray": "ray",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
 }
 
 app = typer.Typer(
@@ -74,8 +79,9 @@ def serve(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
     trust_remote_code: TrustRemoteCode = False,
+    add_from: AddFrom = None,
 ) -> None:
-    """Search a library in a browser: a page, and an API with its description at /docs.
+    """Search a library in a browser: a page, an API with its description at /docs, and /mcp for agents.
 
     randslot serve -l mylib
 
@@ -86,7 +92,32 @@ def serve(
     from .serve.listen import Visitors, serve
 
     visitors = Visitors(host, port, token, tuple(origin or ()))
-    serve(library, visitors, new=new, read_only=read_only, model=model, trust_remote_code=trust_remote_code)
+    serve(
+        library,
+        visitors,
+        new=new,
+        read_only=read_only,
+        model=model,
+        add_from=add_from or (),
+        trust_remote_code=trust_remote_code,
+    )
+
+
+@app.command(rich_help_panel=SEARCH)
+def mcp(
+    library: Place,
+    add_from: AddFrom = None,
+    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+) -> None:
+    """Let an agent search and read a library, by the Model Context Protocol on standard input and output.
+
+    randslot mcp -l mylib
+
+    randslot mcp -l mylib --add-from ~/papers
+    """
+    from .agents.stdio import serve_stdio
+
+    serve_stdio(library, add_from or (), model)
 
 
 app.add_typer(library_app, name="library", rich_help_panel=SEARCH)
@@ -126,8 +157,16 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what it would take: steps, memory, disk, time.")
+    ] = False,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="For --dry-run: how many, if not those of this machine.")
+    ] = None,
 ) -> None:
     """Train a model on pairs of query and page.
+
+    randslot train qwen2.5-vl-3b --dry-run --devices 8
 
     randslot train qwen2.5-vl-3b --set slots=zero
 
@@ -136,10 +175,18 @@ def train(
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
     from .training.recipe import read_recipe
+
+    chosen = read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])])
+    if dry_run:
+        from .training.dry_run import describe_run
+
+        print(describe_run(chosen, devices))
+        return
+    if devices:
+        raise UsageError("--devices goes with --dry-run: torchrun --nproc-per-node starts a process for each device")
     from .training.train import train
 
-    changes = [*(changes or []), *([f"output={output}"] if output else [])]
-    train(read_recipe(recipe, changes), resume=resume)
+    train(chosen, resume=resume)
 
 
 @app.command(rich_help_panel=MODELS)

@@ -7,14 +7,23 @@ import re
 import shlex
 from hashlib import blake2b
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
+from randslot.model.families.family import Processors
 from randslot.model.families.qwen3_vl import EMBEDDING
 from randslot.model.families.qwen_vl import QwenVL
 from randslot.model.template import PAPER, Template
@@ -23,6 +32,7 @@ from support.models import make, noise
 from support.pooling_server import TokenStates, serve
 from support.retrieval import embed_as_published, write_checkpoint
 
+BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 QUERIES = ["tax", "revenue by region in 2023", "Größe der Flotte?", "\n\n a line break\n", "{query} {instruction}"]
 
 
@@ -80,6 +90,26 @@ def test_a_query_cannot_break_out_of_its_template(checkpoint):
         text = encoder.tokenizer.decode(ids)
         assert text.removesuffix("<|endoftext|>") == before + query + after
     assert special[0] == special[1]
+
+
+def test_inside_a_prompt_a_text_has_the_tokens_of_the_whole():
+    """With the rules of Qwen's tokenizer, under which a line break joins those before it, and spaces what follows."""
+    characters = "ab1 \n\r\t.,'<|>é中\u0301"
+    draw = Random(0)
+    texts = ["".join(draw.choices(characters, k=draw.randint(1, 12))) for _ in range(3000)]
+    trained = Tokenizer(BPE())
+    trained.normalizer, trained.pre_tokenizer = NFC(), Sequence([Split(Regex(PRETOKENIZE_REGEX), "isolated"), BYTES])
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = BpeTrainer(
+        vocab_size=600, special_tokens=special, initial_alphabet=ByteLevel.alphabet(), show_progress=False
+    )
+    trained.train_from_iterator(texts, trainer)
+    processors = Processors(PreTrainedTokenizerFast(tokenizer_object=trained), template=EMBEDDING)
+    before, after = EMBEDDING.query_prompt
+    found = processors.tokenize_inside(before, after, texts)
+    assert found == processors.tokenize([before + text + after for text in texts])
+    apart = processors.tokenize([before, *texts, after])
+    assert any(apart[0] + ids + apart[-1] != whole for ids, whole in zip(apart[1:-1], found, strict=True))
 
 
 def test_text_is_plain_whatever_special_tokens_it_names():

@@ -56,8 +56,9 @@ class Processors:
         hold for all threads that use the tokenizer at that moment.
         """
         found = []
+        before_special = re.compile(f"(?={self._special})")
         for text in texts:
-            places = [match.start() + 1 for match in re.finditer(f"(?={self._special})", text)]
+            places = [match.start() + 1 for match in before_special.finditer(text)]
             pieces = [text[start:end] for start, end in zip([0, *places], [*places, None], strict=True)]
             found.append([token for ids in self.tokenize(pieces) for token in ids])
         return found
@@ -139,6 +140,7 @@ class Family(ABC):
     expression. special_tokens: what a tokenizer made in code needs, the padding token first. spare_weights: prefixes of
     weights in a backbone's files that are not needed here.
     export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
+    cache_keeps_gradients: whether one can go back through what is cached.
 
     `num_tokens` of its methods is the most tokens that a page may take: the setting `visual_tokens` for a family that
     reads images, `text_tokens` for one that reads text.
@@ -154,6 +156,7 @@ class Family(ABC):
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
     export_example: ClassVar[str] = ""
+    cache_keeps_gradients: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return self.name
