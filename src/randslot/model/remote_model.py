@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import cached_property
 from hashlib import blake2b
 from http.client import HTTPException
 from io import BytesIO
@@ -32,10 +33,12 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
 from ..pages import open_page
+from .backbone import load_processors
 from .embedding_loading import load_embedding_model
 from .embedding_model import EmbeddingModel
 from .export import FORMAT
 from .families import find_family
+from .families.family import Processors
 from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
 from .kinds import find_kind
 from .loading import choose_dtype, load_source
@@ -43,7 +46,7 @@ from .model import RandSlotModel
 from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import SIDES, Side
 from .settings import Settings
-from .template import QUERY
+from .template import PAGE, QUERY
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
 WRONG = "is it a vLLM server, started as SERVING.md says?"
@@ -189,6 +192,7 @@ class RemoteEncoder(InputModule):
         super().__init__()
         self.server = server
         self.name = name
+        self.folder = serving.parent
         self.source = self.home = Source(server.url)
         content = read_json(serving)
         if content.get("format") != FORMAT:
@@ -233,12 +237,12 @@ class RemoteEncoder(InputModule):
 
     @property
     def modalities(self) -> list[Any]:
-        return ["text", "image"]
+        return ["text"] if self.family.reads == "text" else ["text", "image"]
 
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
-        return self.family.served_pixels(**self.image)
+        return self.family.served_pixels(**self.image) if self.family.reads == "image" else 0
 
     def weights_key(self) -> str:
         """Return a hash of the weights that the export was made from."""
@@ -253,9 +257,28 @@ class RemoteEncoder(InputModule):
         if side == "query":
             return {"side": side, "bodies": [{"input": [self._query(query, prompt) for query in items]}]}
         refuse_prompt(prompt)
+        if self.family.reads == "text":
+            return self._preprocess_texts(items)
         fitted = [self.family.fit_page(open_page(page, self.page_pixels), **self.image) for page in items]
         num_tokens = [self.num_prompt_tokens + visual for _, visual in fitted]
         return {"side": side, "bodies": [self._page(page) for page, _ in fitted], "num_tokens": num_tokens}
+
+    def _preprocess_texts(self, pages: list[Any]) -> dict[str, Any]:
+        """Turn pages into token numbers: a server would cut the end, and take special tokens in a page for its own."""
+        before, after = self.page_prompt.split(PAGE)
+        ids = self.processors.tokenize_inside(before, after, [self.open_page(page) for page in pages])
+        return {"side": "page", "bodies": [{"input": ids}], "num_tokens": [len(page) for page in ids]}
+
+    @cached_property
+    def processors(self) -> Processors:
+        """The tokenizer of the exported folder, which only pages of text need."""
+        return load_processors(self.family, Source(str(self.folder), folder=self.folder))
+
+    def open_page(self, page: Any) -> Any:
+        """Open a page as the model takes it, cut to what it reads."""
+        if self.family.reads == "text":
+            return self.family.open_page(self.processors, page, self.settings.text_tokens)
+        return open_page(page, self.page_pixels)
 
     def _query(self, query: Any, prompt: str | None) -> str:
         text = (prompt or "") + check_query(query)
