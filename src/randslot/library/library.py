@@ -449,7 +449,7 @@ class Library:
             language=self.words.language,
             with_vectors=contents.with_vectors,
             origins=contents.origins,
-            notes=tuple(self.notes()),
+            notes=(*self.notes(), *self._note_texts()),
         )
 
     def notes(self) -> list[str]:
@@ -459,20 +459,19 @@ class Library:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")
         if self.trust is not None and not self.trust.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
-        if self.binding is not None and self.binding.reads == "text":
-            notes += self._note_texts()
         return notes
 
     def _note_texts(self) -> list[str]:
         """Return which pages a model that reads text has not read, or not to their end."""
-        assert self.binding is not None
-        notes = []
+        notes: list[str] = []
+        if self.binding is None or self.binding.reads != "text":
+            return notes
         hidden = self.manifest.hidden()
         if cut := self.store.count_cut(hidden):
             most = self.binding.settings.get("text_tokens")
-            limit = f" of {most} tokens" if most else ""
+            limit = f" ({most} tokens)" if most else ""
             pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
-            notes.append(f"{pages} more text than the model reads{limit}: what is behind has no vectors")
+            notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
         contents = self.store.contents(hidden)
         if without := contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0):
             pages = "1 page has" if without == 1 else f"{without:,} pages have"
