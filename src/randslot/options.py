@@ -6,8 +6,15 @@ from typing import Annotated
 
 import typer
 
-Inference = Annotated[str | None, typer.Option(help="What is appended when encoding: random, zero, ...")]
-QueryVectors = Annotated[int | None, typer.Option(help="Vectors of a query.")]
-PageVectors = Annotated[int | None, typer.Option(help="Vectors of a page.")]
-Reduction = Annotated[str | None, typer.Option(help="Of full-token pages: random, cluster, kmeans, pooling.")]
-Seed = Annotated[int | None, typer.Option(help="For random slots.")]
+from .help import ADVANCED
+
+Inference = Annotated[
+    str | None, typer.Option(rich_help_panel=ADVANCED, help="What is appended when encoding: random, zero, ...")
+]
+QueryVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors of a query.")]
+PageVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors of a page.")]
+Reduction = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=ADVANCED, help="Of full-token pages: random, cluster, kmeans, pooling."),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="For random slots.")]

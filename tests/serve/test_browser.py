@@ -407,6 +407,71 @@ def test_copies_of_a_page_are_one_hit(reader):
     expect(reader.locator("#result-place")).to_have_text("Result 1")
 
 
+def test_a_match_stays_where_it_is_while_the_page_grows(reader):
+    search(reader, "deferred tax")
+    reader.locator("#hits li a").first.click()
+    reader.locator("#marks .box").first.wait_for()
+    reader.keyboard.press("n")
+    mark = reader.locator("#marks .box.now")
+    mark.wait_for()
+    before = middle(mark)
+    for _ in range(5):
+        reader.keyboard.press("+")
+    assert reader.locator("#zoom-fit").text_content() == "300%"
+    x, y = middle(mark)
+    stage = reader.locator("#stage").bounding_box()
+    assert stage["x"] <= x <= stage["x"] + stage["width"]
+    assert stage["y"] <= y <= stage["y"] + stage["height"]
+    assert abs(x - before[0]) < 60  # but for the edge of the page, which cannot be scrolled beyond
+
+
+def test_what_the_pointer_is_on_stays_under_it(reader):
+    search(reader, "deferred tax")
+    reader.locator("#hits li a").first.click()
+    mark = reader.locator("#marks .box").first
+    mark.wait_for()
+    box = reader.locator("#sheet").bounding_box()
+    at = (box["x"] + 0.7 * box["width"], box["y"] + 0.6 * box["height"])
+    reader.mouse.move(*at)
+    reader.mouse.dblclick(*at)
+    box = reader.locator("#sheet").bounding_box()
+    assert abs(box["x"] + 0.7 * box["width"] - at[0]) < 3
+    assert abs(box["y"] + 0.6 * box["height"] - at[1]) < 3
+
+
+def middle(mark) -> tuple[float, float]:
+    box = mark.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_a_word_that_no_page_has_is_pointed_out(reader):
+    from playwright.sync_api import expect
+
+    search(reader, "tide xyzzy")
+    expect(reader.locator("#message")).to_have_text('No page has "xyzzy". The best 20 pages for "tide xyzzy"')
+    search(reader, "xyzzy")
+    expect(reader.locator("#empty")).to_contain_text('No page has "xyzzy": is it spelled right?')
+
+
+def test_documents_of_one_name_are_told_apart_on_a_phone(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    for folder in ("2023/final", "2024/final"):
+        (tmp_path / "docs" / folder).mkdir(parents=True)
+        write_lines(tmp_path / "docs" / folder / "report.pdf", [f"The report of {folder}"])
+    narrow = {"width": 390, "height": 844}
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "docs", workers=1)
+        with listening(service) as address, visiting(browser, address, viewport=narrow) as page:
+            expect(page.locator("#hits li .where")).to_contain_text(["in 2024/…", "in 2023/…"])
+            search(page, "report")
+            expect(page.locator("#hits li .where")).to_contain_text(["in 2023/…", "in 2024/…"])
+            page.locator("#hits li a").first.click()
+            expect(page.locator("#viewer-title")).to_contain_text("in 2023/…")
+            page.goto(f"{address}/?view=documents")
+            expect(page.locator("#documents tbody .place")).to_have_text([" in 2023/…", " in 2024/…"])
+
+
 def test_a_part_of_a_name_completes_itself(reader):
     from playwright.sync_api import expect
 

@@ -24,6 +24,7 @@ class Options:
     source: str | frozenset[str] | None = None
     exact: bool = False
     by: By | None = None
+    collapse: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Searchable(Protocol):
     """What answers several queries at once: a library."""
 
     def search_all(
-        self, queries: Sequence[str], k: int, *, by: By | None, filters: Mapping[str, Any], exact: bool
+        self, queries: Sequence[str], k: int, *, by: By | None, filters: Mapping[str, Any], exact: bool, collapse: bool
     ) -> list[list[Hit]]: ...
 
 
@@ -95,7 +96,12 @@ class Searches:
         filters = {} if options.source is None else {"source": options.source}
         try:
             found = self.library.search_all(
-                [asked.query for asked in group], options.k, by=options.by, filters=filters, exact=options.exact
+                [asked.query for asked in group],
+                options.k,
+                by=options.by,
+                filters=filters,
+                exact=options.exact,
+                collapse=options.collapse,
             )
         except Exception as error:  # raised again where the answer is awaited; the thread must go on
             for asked in group:
