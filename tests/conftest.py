@@ -1,4 +1,4 @@
-"""Tiny random backbones of both families, pages and queries of mixed sizes. CPU, no network, no files."""
+"""Tiny random backbones of all families, pages and queries of mixed sizes. CPU, no network, no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from support.models import FAMILIES, STRATEGIES, noise
+from support.models import FAMILIES, QWEN_FAMILIES, STRATEGIES, noise
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RANDSLOT_OCR"] = "none"  # few tests are about OCR, and it takes seconds: they switch it on
@@ -48,6 +48,11 @@ def ocr_engine(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=QWEN_FAMILIES)
+def qwen_family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 

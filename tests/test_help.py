@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.help import split_examples
 
+COMMANDS = get_command(app)
 EVERYDAY = (["index"], ["search"], ["serve"], ["library", "status"], ["library", "verify"], ["evaluate"], ["train"])
 
 
@@ -19,7 +21,15 @@ def show(*words: str) -> str:
     return answer.output
 
 
-@pytest.mark.parametrize("words", [[], ["library"], *EVERYDAY], ids=" ".join)
+def list_commands(group, *words: str) -> list[list[str]]:
+    """Return every command, and every group of commands, as the words that call it."""
+    found = [list(words)]
+    for name, command in getattr(group, "commands", {}).items():
+        found += list_commands(command, *words, name)
+    return found
+
+
+@pytest.mark.parametrize("words", list_commands(COMMANDS), ids=" ".join)
 def test_no_help_shows_a_type(words):
     assert not re.search(r"<\w+|\[x>|list\[|INTEGER|BOOLEAN", show(*words))
 

@@ -41,6 +41,7 @@ def test_public_names():
         "UsageError",
         "__version__",
         "load",
+        "open_model",
         "remote",
         "tiny",
         "train",

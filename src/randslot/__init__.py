@@ -10,7 +10,7 @@ from . import moved
 if TYPE_CHECKING:
     from .errors import RandSlotError, UsageError
     from .library.library import Library
-    from .model import Settings, SlotEncoder, load, remote, tiny, untrained
+    from .model import Settings, SlotEncoder, load, open_model, remote, tiny, untrained
     from .training.recipe import Recipe
     from .training.train import train
 
@@ -24,6 +24,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "load",
+    "open_model",
     "remote",
     "tiny",
     "train",
@@ -38,6 +39,7 @@ _HOMES = {
     "Library": "library.library",
     "Recipe": "training.recipe",
     "load": "model",
+    "open_model": "model",
     "remote": "model",
     "tiny": "model",
     "train": "training.train",

@@ -10,6 +10,11 @@ from typing import Any
 from .errors import RandSlotError, first_line
 
 
+def data_folder() -> Path:
+    """Return where programs of this user keep data, by the rules of XDG."""
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
+
+
 def write_whole(file: Path, content: str | bytes) -> None:
     """Write a file so that whoever reads it, also after a crash, finds all of it or what was there before."""
     part = file.with_name(f"{file.name}.part")

@@ -23,6 +23,7 @@ from randslot.pages import open_page
 from support.libraries import ToyReader, write_tiff
 from support.models import make, noise
 from support.pdf import write_pdf
+from support.retrieval import write_checkpoint
 
 
 def shown(library: Library) -> dict[str, list[int]]:
@@ -51,6 +52,34 @@ def test_pages_are_ranked_as_the_model_ranks_them(library, model, tmp_path):
         np.testing.assert_allclose([hit.score for hit in hits], scores[places], atol=5e-3)
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
         assert sorted(places) == list(range(6))
+
+
+def test_a_library_on_a_retrieval_model_opens_with_its_template(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    noise(64, 96, 1).save(tmp_path / "a.png")
+    with Library(tmp_path / "lib", randslot.load(checkpoint, template="embedding", visual_tokens=16)) as library:
+        library.add([tmp_path / "a.png"])
+        (expected,) = library.search("tax", by="vectors")
+    with Library(tmp_path / "lib") as library:
+        assert library.search("tax", by="vectors")[0].score == expected.score
+        assert library.model.settings.template == "embedding"
+    with pytest.raises(UsageError, match="belongs to"):
+        Library(tmp_path / "lib", randslot.load(checkpoint, visual_tokens=16)).close()
+
+
+def test_a_library_of_before_templates_had_names_opens(tmp_path):
+    make("qwen3-vl").save_pretrained(str(tmp_path / "model"))
+    noise(64, 96, 1).save(tmp_path / "a.png")
+    with Library(tmp_path / "lib", str(tmp_path / "model")) as library:
+        library.add([tmp_path / "a.png"])
+    for file, part in ((tmp_path / "lib" / "library.json", "model"), (tmp_path / "model" / "randslot.json", None)):
+        content = json.loads(file.read_text())
+        assert (content[part] if part else content).pop("template") == "paper"
+        file.write_text(json.dumps(content))
+    with Library(tmp_path / "lib", str(tmp_path / "model")) as library:
+        assert len(library.search("tax", by="vectors")) == 1
+    with Library(tmp_path / "lib") as library:
+        assert len(library.search("tax", by="vectors")) == 1
 
 
 def test_equal_pages_come_in_the_order_of_their_names(library, tmp_path):

@@ -10,36 +10,40 @@ from transformers import AutoModel
 import randslot
 from randslot.model.families.qwen_vl import QwenVL
 from randslot.model.tokenizer import make_tokenizer
-from support.models import make, safe_half_precision
+from support.models import language_model, make, safe_half_precision
 
+# Parameters without a language head, of the adapter; width, layers, heads, of keys, feed-forward; layers and width
+# of the tower. The first counts are those of the files on the hub, less the head where it is not tied.
 REAL = {
-    "qwen2.5-vl-3b": (7_372_800, 2048, 36, 16, 2, 11008, 32, 1280),
-    "qwen3-vl-2b": (6_422_528, 2048, 28, 16, 8, 6144, 24, 1024),
-    "qwen3-vl-4b": (11_796_480, 2560, 36, 32, 8, 9728, 24, 1024),
+    "qwen2.5-vl-3b": (3_754_622_976, 7_372_800, 2048, 36, 16, 2, 11008, 32, 1280),
+    "qwen3-vl-2b": (2_127_532_032, 6_422_528, 2048, 28, 16, 8, 6144, 24, 1024),
+    "qwen3-vl-4b": (4_437_815_808, 11_796_480, 2560, 36, 32, 8, 9728, 24, 1024),
+    "smolvlm-256m": (256_484_928 - 49_280 * 576, 1_843_200, 576, 30, 9, 3, 1536, 12, 768),
+    "smolvlm-500m": (507_482_304 - 49_280 * 960, 3_276_800, 960, 32, 15, 5, 2560, 12, 768),
 }
 
 
 @pytest.mark.parametrize("shape", REAL)
 def test_real_shapes_on_the_meta_device(shape):
     """The published models' shapes: adapter sizes and dimensions, of the two backbones of the paper as it has them."""
-    trainable, dim, *rest = REAL[shape]
+    parameters, trainable, dim, *rest = REAL[shape]
     model = randslot.untrained(shape, device="meta", lora=True)
     text, vision = model.encoder.backbone.config.text_config, model.encoder.backbone.config.vision_config
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trainable
+    assert sum(p.numel() for p in model.parameters() if not p.requires_grad) == parameters
     assert model.get_embedding_dimension() == dim
-    assert model.encoder.backbone.language_model.norm.weight.shape == (dim,)  # no projection behind it
+    assert language_model(model).norm.weight.shape == (dim,)  # no projection behind it
     language = [text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size]
-    assert [*language, vision.depth, vision.hidden_size] == rest
+    depth = vision.num_hidden_layers if shape.startswith("smolvlm") else vision.depth
+    assert [*language, depth, vision.hidden_size] == rest
     assert model.settings.visual_tokens == 1536
-    if shape == "qwen3-vl-2b":  # the weights of Qwen3-VL-Embedding-2B, as its card and mteb count them
-        assert sum(p.numel() for p in model.parameters() if not p.requires_grad) == 2_127_532_032
     if shape.startswith("qwen3-vl"):
         assert list(vision.deepstack_visual_indexes) == [5, 11, 17]
         assert text.head_dim == 128
 
 
-def test_linear_patches_equal_the_convolution(family, pages, tmp_path):
-    encoder = randslot.tiny(family).encoder
+def test_linear_patches_equal_the_convolution(qwen_family, pages, tmp_path):
+    encoder = randslot.tiny(qwen_family).encoder
     encoder.backbone.save_pretrained(tmp_path)
     conv = AutoModel.from_pretrained(tmp_path).visual.patch_embed
     patches = encoder.preprocess(pages, task="document")["pixel_values"]
@@ -58,13 +62,14 @@ def test_a_tokenizer_of_bytes_reads_any_text_back():
 
 
 def test_default_lora_is_the_papers(family):
-    config = make(family, lora=True).encoder.backbone.peft_config["default"]
+    model = make(family, lora=True)
+    config = model.encoder.backbone.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.05)
-    adapted = {
-        name for name, _ in make(family, lora=True).encoder.backbone.named_modules() if name.endswith("lora_A.default")
-    }
-    assert len(adapted) == 2 * 4
-    assert all("language_model" in name for name in adapted)
+    adapted, of_language = (
+        [name for name, _ in part.named_modules() if name.endswith("lora_A.default")]
+        for part in (model.encoder.backbone, language_model(model))
+    )
+    assert len(adapted) == len(of_language) == 2 * 4
 
 
 def test_adapters_train_in_float32_on_a_half_precision_backbone(family):
@@ -74,8 +79,10 @@ def test_adapters_train_in_float32_on_a_half_precision_backbone(family):
         assert model.encode_query("tax").dtype == torch.float32
 
 
-def test_an_adapter_on_the_patch_embedding_trains(family, pages):
-    model = make(family, lora=LoraConfig(r=4, target_modules=["patch_embed.proj"], init_lora_weights=False)).train()
+def test_an_adapter_on_the_patch_embedding_trains(qwen_family, pages):
+    model = make(
+        qwen_family, lora=LoraConfig(r=4, target_modules=["patch_embed.proj"], init_lora_weights=False)
+    ).train()
     model(model.preprocess(pages, task="document"))["token_embeddings"].sum().backward()
     adapter = [p for name, p in model.named_parameters() if "patch_embed" in name and "lora_" in name]
     assert len(adapter) == 2

@@ -184,12 +184,11 @@ def test_without_lora_the_folder_is_also_a_plain_backbone(family, tmp_path):
     theirs, report = AutoModel.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    assert isinstance(theirs.visual.patch_embed.proj, torch.nn.Conv3d)
     assert set(theirs.state_dict()) == set(model.encoder.backbone.state_dict())
     whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
-    assert torch.equal(
-        whole.model.visual.patch_embed.proj.weight, model.encoder.backbone.visual.patch_embed.proj.weight
-    )
+    expected = model.encoder.backbone.state_dict()
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_options_override_what_was_saved(tmp_path):
@@ -335,7 +334,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "foreign backbone": (
         lambda p: edit(p / "backbone/config.json", lambda c: c.update(model_type="llama")),
-        "is a 'llama' model; RandSlot runs on qwen2_5_vl and qwen3_vl",
+        "is a 'llama' model; RandSlot runs on .*qwen2_5_vl and qwen3_vl",
     ),
     "format": (lambda p: edit(p / "randslot.json", lambda c: c.update(format=99)), "has format 99"),
     "not JSON": (lambda p: (p / "randslot.json").write_text("{"), "randslot.json is not valid JSON"),

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.families.qwen_vl import QwenVL
-from support.models import make, safe_half_precision
+from support.models import count_visual, make, safe_half_precision
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -28,10 +28,12 @@ def test_the_page_prompt_is_the_papers_character_for_character():
     )
 
 
-def test_page_features_hold_the_prompt_with_the_image_expanded(family, pages):
-    encoder = make(family).encoder
+def test_page_features_hold_the_prompt_with_the_image_expanded(qwen_family, pages):
+    model = make(qwen_family)
+    encoder = model.encoder
     features = encoder.preprocess(pages, task="document")
-    counts = (features["image_grid_thw"].prod(-1) // 4).tolist()
+    counts = count_visual(model, features)
+    assert counts == (features["image_grid_thw"].prod(-1) // 4).tolist()
     for ids, mask, count in zip(features["input_ids"], features["attention_mask"], counts, strict=True):
         text = encoder.tokenizer.decode(ids[mask.bool()])
         assert text == QwenVL.page_prompt.replace("<|image_pad|>", "<|image_pad|>" * count)
@@ -54,21 +56,21 @@ def test_a_special_token_in_a_query_is_no_image(family):
 
 @pytest.mark.parametrize("limit", [4, 5, 7, 16, 100, 1536])
 def test_visual_tokens_never_exceed_their_limit(family, limit):
-    encoder = make(family, visual_tokens=limit).encoder
+    model = make(family, visual_tokens=limit)
     sizes = [(1, 1), (3, 900), (900, 2), (1, 5000), (40, 4000), (700, 500), (2000, 1900), (57, 13)]
     for width, height in sizes:
-        grid = encoder.preprocess([Image.new("RGB", (width, height))], task="document")["image_grid_thw"]
-        assert 1 <= grid.prod() // 4 <= limit, (width, height)
+        features = model.preprocess([Image.new("RGB", (width, height))], task="document")
+        assert 1 <= count_visual(model, features)[0] <= limit, (width, height)
 
 
-def test_the_limit_is_used_on_large_pages(family):
+def test_the_limit_is_used_on_large_pages(qwen_family):
     """An A4 page at 200 dpi comes close to the paper's 1,536 tokens, not down to some smaller default."""
-    features = make(family).encoder.preprocess([Image.new("RGB", (1654, 2339))], task="document")
+    features = make(qwen_family).encoder.preprocess([Image.new("RGB", (1654, 2339))], task="document")
     assert 1400 < features["image_grid_thw"].prod() // 4 <= 1536
 
 
-def test_positions_are_those_of_the_backbone_with_placeholders_for_slots(family, pages):
-    encoder = make(family).encoder
+def test_positions_are_those_of_the_backbone_with_placeholders_for_slots(qwen_family, pages):
+    encoder = make(qwen_family).encoder
     features = encoder.preprocess(pages, task="document")
     with torch.no_grad():
         content = encoder.read_content(features).append(torch.zeros(3, 5, 64))
@@ -96,6 +98,16 @@ def test_a_query_alone_equals_the_query_in_any_batch_and_after_pages(family, str
     model = make(family, slots=strategy)
     model.encode_document(pages)
     for query, vectors in zip(queries, first, strict=True):
+        assert close(model.encode_query(query), vectors)
+
+
+@pytest.mark.parametrize("slots", ["zero", "feedback"])
+def test_one_two_and_three_hundred_tokens_go_into_one_batch(family, slots):
+    """What stands before a short query in a batch is padding, to every kind of layer."""
+    model = make(family, slots=slots)
+    queries = ["x", "ab", "0123456789" * 30]
+    assert model.preprocess(queries, task="query")["attention_mask"].sum(-1).tolist() == [1, 2, 300]
+    for query, vectors in zip(queries, model.encode_query(queries, batch_size=3), strict=True):
         assert close(model.encode_query(query), vectors)
 
 

@@ -23,6 +23,12 @@ from support.models import make, noise, safe_half_precision
 pytestmark = pytest.mark.slow
 
 SERVED = ("zero", "fixed", "learned")
+# The class that servers know, what a page is limited to at 64 visual tokens, and the video processor.
+WANTED = {
+    "qwen2.5-vl": ("Qwen2_5_VL", 64 * 28**2, "Qwen2VLVideoProcessor"),
+    "qwen3-vl": ("Qwen3VL", 64 * 32**2, "Qwen3VLVideoProcessor"),
+    "smolvlm": ("Idefics3", 3 * 32, ""),
+}
 
 
 @pytest.mark.parametrize("slots", SERVED)
@@ -105,9 +111,10 @@ def test_the_zero_token_is_one_row_of_zeros(family, tmp_path):
     export_model(save(make(family), tmp_path / "model"), tmp_path / "out")
     model, tokenizer = load_exported(tmp_path / "out")
     ids = tokenizer("tax<|randslot_zero|><|randslot_zero|>")["input_ids"]
-    assert ids[-2:] == [263, 263]  # one token, behind those that were there
-    assert len(tokenizer) == len(model.get_input_embeddings().weight) == model.config.text_config.vocab_size == 264
-    assert not model.get_input_embeddings().weight[263].any()
+    last = len(make(family).tokenizer)
+    assert ids[-2:] == [last, last]  # one token, behind those that were there
+    assert len(tokenizer) == len(model.get_input_embeddings().weight) == model.config.text_config.vocab_size == last + 1
+    assert not model.get_input_embeddings().weight[last].any()
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
@@ -166,15 +173,18 @@ def test_one_vector_a_side_needs_no_token(tmp_path, queries, monkeypatch):
 
 def test_a_server_finds_the_files_it_wants(family, tmp_path):
     export_model(save(make(family, visual_tokens=64), tmp_path / "model"), tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    name = "Qwen3VL" if family == "qwen3-vl" else "Qwen2_5_VL"
-    assert config["architectures"] == [f"{name}ForConditionalGeneration"]
-    assert "auto_map" not in config
-    image = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
-    side = 32 if family == "qwen3-vl" else 28
-    assert image["size"]["longest_edge"] == 64 * side**2
-    video = json.loads((tmp_path / "out" / "video_preprocessor_config.json").read_text())
-    assert video["video_processor_type"] == ("Qwen3VLVideoProcessor" if side == 32 else "Qwen2VLVideoProcessor")
+
+    def read(name: str) -> dict[str, Any]:
+        return json.loads((tmp_path / "out" / f"{name}.json").read_text())
+
+    name, edge, video = WANTED[family]
+    assert read("config")["architectures"] == [f"{name}ForConditionalGeneration"]
+    assert "auto_map" not in read("config")
+    assert read("preprocessor_config")["size"]["longest_edge"] == edge
+    if video:
+        assert read("video_preprocessor_config")["video_processor_type"] == video
+    else:
+        assert read("processor_config") == {"processor_class": "Idefics3Processor", "image_seq_len": 4}
     guide = (tmp_path / "out" / "SERVING.md").read_text()
     assert "__" not in guide
     assert "--pooler-config.task token_embed" in guide

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 import randslot
@@ -16,17 +17,19 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model import families
 from randslot.model.families.family import Family, Features, Processors
 from randslot.model.slots import STRATEGIES
+from randslot.model.template import Template
 from randslot.training.loss import Loss
 from support.models import lively
 
 TEXTS = ["Deferred tax is 12 in 2023.", "The fleet has seven ships", "x"]
 SHAPE = {
     "config": {
-        "model_type": "llama",
+        "model_type": "mistral",
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 512,
     }
 }
@@ -36,20 +39,24 @@ class Toy(Family):
     """A small language model that reads the text of a page, between two tokens of its own."""
 
     name = "toy"
-    model_type = "llama"
+    model_type = "mistral"
     reads = "text"
     page_prompt = "<page>{}</page>"
     lora_targets = r".*\.(q_proj|k_proj|v_proj|o_proj)"
+    templates: ClassVar = {
+        "embedding": Template("{}", "Instruct: {instruction}\nQuery:{query}", "Given a question, find it", closed=True)
+    }
     special_tokens = ("<pad>", "<page>", "</page>")
     end_token = "</page>"
 
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> str:
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> str:
         if not isinstance(page, str) or not page.strip():
             raise RandSlotError(f"a page must be text, not {page!r}")
         return page
 
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
-        return processors.pad(processors.tokenize([self.page_prompt.format(page) for page in pages]))
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
+        before, after = processors.template.page_prompt.split("{}")
+        return processors.pad(processors.tokenize_inside(before, after, pages))
 
 
 @pytest.fixture
@@ -70,8 +77,9 @@ def states(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 def test_it_is_found_by_its_name_and_by_its_type(shape):
     assert families.find_family("toy").reads == "text"
-    assert set(families.list_families()) == {"qwen2_5_vl", "qwen3_vl", "llama"}
-    with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: qwen2\.5-vl, qwen3-vl, toy"):
+    assert {"qwen2_5_vl", "qwen3_vl", "idefics3", "llama"} <= set(families.list_families())
+    assert families.list_families()["mistral"].name == "toy"
+    with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: .*qwen2\.5-vl, .*qwen3-vl, .*toy"):
         randslot.tiny("tyo")
 
 
@@ -87,6 +95,22 @@ def test_the_first_vector_is_the_state_of_the_plain_backbone_whatever_the_batch(
         own = vectors[-1] if slots == "tokens" else vectors[0]
         torch.testing.assert_close(own, expected[-1], atol=1e-5, rtol=1e-5)
     assert not torch.equal(model.encode_query(TEXTS[:1])[0], pages[0])  # the same text as a query has no prompt
+
+
+def test_it_can_have_a_template_as_text_retrieval_models_have(shape):
+    """An instruction before a query, pages as they are, and the token that the tokenizer ends every text with."""
+    model = lively(randslot.untrained(shape, template="embedding", query_vectors=1, page_vectors=1, seed=0))
+    tokenizer = model.encoder.tokenizer
+    end = ("</page>", tokenizer.convert_tokens_to_ids("</page>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A </page>", special_tokens=[end])
+    for text in TEXTS:
+        for task, given in (("Given a question, find it", {}), ("Find it", {"prompt": "Find it"})):
+            expected = states(model.encoder.backbone, tokenizer(f"Instruct: {task}\nQuery:{text}")["input_ids"])
+            torch.testing.assert_close(model.encode_query(text, **given)[0], expected[-1], atol=1e-5, rtol=1e-5)
+        expected = states(model.encoder.backbone, tokenizer(text)["input_ids"])
+        torch.testing.assert_close(model.encode_document(text)[0], expected[-1], atol=1e-5, rtol=1e-5)
+    ids = model.preprocess(["a</page>b"], task="document")["input_ids"][0].tolist()
+    assert ids.count(end[1]) == 1  # its own
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -128,8 +152,7 @@ def test_what_it_cannot_do_is_one_line(shape, tmp_path):
     model = randslot.untrained(shape, slots="zero")
     with pytest.raises(RandSlotError, match="a page must be text, not"):
         model.encode_document([Path("page.png"), ""])
-    with pytest.raises(UsageError, match="a toy model reads the text of a page, not its image"):
-        _ = model.page_pixels
+    assert model.page_pixels == 0
     model.save_pretrained(str(tmp_path / "model"))
     with pytest.raises(UsageError, match="a toy model cannot be exported"):
         export_model(tmp_path / "model", tmp_path / "out")

@@ -87,12 +87,15 @@ def test_a_page_is_sent_in_the_size_that_the_model_reads(family, size):
     """The server's image processor finds nothing to resize, so its library does not matter."""
     encoder = make(family).encoder
     limits = encoder.family.image_limits(encoder.processors, encoder.settings.visual_tokens)
-    edges = {name: limits[name] for name in ("shortest_edge", "longest_edge")}
     page = noise(*size)
     fitted, num = encoder.family.fit_page(page, **limits)
-    once, twice = (encoder.image_processor([image], size=edges, return_tensors="pt") for image in (page, fitted))
+    once, twice = (
+        encoder.family.preprocess_pages(encoder.processors, [image], encoder.settings.visual_tokens)
+        for image in (page, fitted)
+    )
     assert torch.equal(once["pixel_values"], twice["pixel_values"])
-    assert num == once["image_grid_thw"].prod() // 4
+    prompt = len(encoder.tokenizer(encoder.family.page_prompt.replace(encoder.family.image_token, ""))["input_ids"])
+    assert num == once["input_ids"].shape[1] - prompt
     assert encoder.family.fit_page(fitted, **limits) == (fitted, num)
 
 

@@ -13,8 +13,8 @@ from sentence_transformers import MultiVectorEncoder
 
 import randslot
 
-FAMILIES = ("qwen2.5-vl", "qwen3-vl")
-
+QWEN_FAMILIES = ("qwen2.5-vl", "qwen3-vl")
+FAMILIES = (*QWEN_FAMILIES, "smolvlm")
 
 STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
 
@@ -30,6 +30,30 @@ def lively(model: MultiVectorEncoder) -> MultiVectorEncoder:
 
 def make(family: str, **options: object) -> MultiVectorEncoder:
     return lively(randslot.tiny(family, seed=0, **options))
+
+
+def own_inputs(model: MultiVectorEncoder, features: dict, ids: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """Features as transformers' own forward takes them; `ids` replace those of the features."""
+    ids = features["input_ids"] if ids is None else ids
+    mask = torch.nn.functional.pad(
+        features["attention_mask"], (0, ids.shape[1] - features["input_ids"].shape[1]), value=1
+    )
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if "pixel_values" in features:
+        inputs["pixel_values"] = features["pixel_values"]
+    if "image_grid_thw" in features:
+        inputs["image_grid_thw"] = features["image_grid_thw"]
+        inputs["mm_token_type_ids"] = (ids == model.encoder.backbone.config.image_token_id).int()
+    return inputs
+
+
+def language_model(model: MultiVectorEncoder) -> torch.nn.Module:
+    return model.family.language_model(model.encoder.backbone)
+
+
+def count_visual(model: MultiVectorEncoder, features: dict) -> list[int]:
+    """How many visual tokens each page has."""
+    return (features["input_ids"] == model.encoder.backbone.config.image_token_id).sum(-1).tolist()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, Idefics3Processor
 
 
 class TokenStates:
@@ -42,15 +42,26 @@ class TokenStates:
         if not urls:
             return self._run(prompt, {})
         files = [base64.b64decode(url.removeprefix("data:image/png;base64,")) for url in urls]
-        image = self.image_processor([Image.open(BytesIO(file)).convert("RGB") for file in files], return_tensors="pt")
+        images = [Image.open(BytesIO(file)).convert("RGB") for file in files]
+        if "<image>" in prompt:
+            return self._forward(self._processor()(text=[prompt], images=[images], return_tensors="pt"))
+        image = self.image_processor(images, return_tensors="pt")
         count = int(image["image_grid_thw"].prod()) // self.image_processor.merge_size**2
         return self._run(prompt.replace("<|image_pad|>", "<|image_pad|>" * count), dict(image))
+
+    def _processor(self) -> Idefics3Processor:
+        """The processor of transformers with the settings of the folder, as a server makes it."""
+        settings = json.loads((self.folder / "processor_config.json").read_text())
+        return Idefics3Processor(self.image_processor, self.tokenizer, image_seq_len=settings["image_seq_len"])
 
     def _run(self, prompt: str, image: dict[str, torch.Tensor]) -> torch.Tensor:
         inputs = self.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
         types = (inputs["input_ids"] == self.model.config.image_token_id).int()
+        return self._forward({**inputs, **image, "mm_token_type_ids": types})
+
+    def _forward(self, inputs: Any) -> torch.Tensor:
         with self.lock, torch.no_grad():
-            states = self.model.model(**inputs, **image, mm_token_type_ids=types).last_hidden_state[0]
+            states = self.model.model(**inputs).last_hidden_state[0]
         return torch.nn.functional.normalize(states, dim=-1)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from randslot.training.reading_loss import ReadingEvaluator, ReadingLoss, write_
 from randslot.training.recipe import make_recipe
 from randslot.training.train import Run
 from randslot.training.watch import read_losses
-from support.models import FAMILIES, make
+from support.models import FAMILIES, make, own_inputs
 from support.pairs import WORDS, draw_page, small
 
 TEXTS = ["tax 12", "Größe\nder Flotte", "a"]
@@ -27,13 +27,7 @@ def slow_loss(model, text, page) -> tuple[torch.Tensor, int]:
     features = encoder.preprocess([page], task="document")
     ids = encoder.tokenizer(text, add_special_tokens=False)["input_ids"] + [encoder.tokenizer.eos_token_id]
     whole = torch.cat([features["input_ids"], torch.tensor([ids])], dim=1)
-    output = encoder.backbone(
-        input_ids=whole,
-        attention_mask=torch.ones_like(whole),
-        pixel_values=features["pixel_values"],
-        image_grid_thw=features["image_grid_thw"],
-        mm_token_type_ids=(whole == encoder.backbone.config.image_token_id).int(),
-    )
+    output = encoder.backbone(**own_inputs(model, features, whole))
     logits = output.last_hidden_state[0, -len(ids) - 1 : -1] @ encoder.backbone.get_input_embeddings().weight.T
     return F.cross_entropy(logits, torch.tensor(ids), reduction="sum"), len(ids)
 

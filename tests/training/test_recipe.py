@@ -39,7 +39,7 @@ def test_the_shipped_recipes_resolve_to_the_papers_table(name):
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (16, 1)
     assert (args.learning_rate, args.weight_decay, args.max_grad_norm) == (2e-4, 0.01, 1.0)
     assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.999, 1e-8)
-    assert args.gradient_checkpointing
+    assert recipe.gradient_checkpointing  # which the run switches on, not the trainer
     assert args.dataloader_drop_last
     assert args.num_train_epochs == 1
 
@@ -57,6 +57,16 @@ def test_recipe_files_hold_only_differences():
     for file in (Path(randslot.__file__).parent / "recipes").glob("*.toml"):
         for key, value in tomllib.loads(file.read_text()).items():
             assert value != getattr(defaults, key) or key == "untrained", f"{file.name}: {key}"
+
+
+def test_a_retrieval_model_keeps_its_template_and_image_size_and_trains_nested_budgets():
+    recipe = read_recipe("qwen3-vl-embedding-2b")
+    assert recipe.backbone == "Qwen/Qwen3-VL-Embedding-2B"
+    assert (recipe.template, recipe.visual_tokens, recipe.prefixes) == ("embedding", 1800, (1, 2, 4))
+    assert (recipe.lora, recipe.query_vectors, recipe.page_vectors) == (True, 4, 4)
+    assert recipe.settings().template == "embedding"
+    with pytest.raises(UsageError, match="template = 'embedding' is for retrieval"):
+        read_recipe("qwen3-vl-embedding-2b", ["objective=reading", "prefixes=[]", "lora=false"])
 
 
 def test_the_rate_falls_along_a_quarter_of_a_cosine_and_ends_at_half():

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from rich.console import Console
 from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
 from sentence_transformers.multi_vector_encoder.losses import (
@@ -31,6 +32,7 @@ from randslot.training.train import Run
 from randslot.training.watch import read_losses
 from support.models import STRATEGIES, make
 from support.pairs import small, write_pairs
+from support.retrieval import embed_as_published, write_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +57,35 @@ def test_learning_is_real_for_every_strategy(strategy, tmp_path):
         model.encode_document([str(data.parent / row["image"]) for row in rows]),
     )
     assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3]
+    values = losses(tmp_path / "run")
+    assert values[-1] < 0.1 < 1.0 < values[0]
+
+
+def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
+    """The recipe's settings on a tiny copy: before a step one vector is the copy's own, then every budget learns."""
+    data = write_pairs(tmp_path / "few", 4)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    queries, pages = [row["query"] for row in rows], [str(data.parent / row["image"]) for row in rows]
+    shipped = read_recipe("qwen3-vl-embedding-2b")
+    kept = {name: getattr(shipped, name) for name in ("template", "visual_tokens", "prefixes", "lora")}
+    backbone = str(write_checkpoint(tmp_path / "checkpoint"))
+    recipe = make_recipe(small(data, tmp_path / "run", untrained="", backbone=backbone, steps=120, seed=1) | kept)
+
+    fresh = Run(recipe, resume=False).make_model().eval()
+    fresh.use(query_vectors=1, page_vectors=1)
+    texts = [{"text": query} for query in queries]
+    images = [{"image": Image.open(page)} for page in pages]
+    for found, inputs in ((fresh.encode_query(queries), texts), (fresh.encode_document(pages), images)):
+        assert (torch.cat(found) - embed_as_published(tmp_path / "checkpoint", inputs)).abs().max() < 1e-5
+    before = fresh.similarity(fresh.encode_query(queries), fresh.encode_document(pages))
+    assert before.argmax(dim=1).tolist() != [0, 1, 2, 3]
+
+    model = randslot.train(replace(recipe, learning_rate=2e-3))
+    assert json.loads((tmp_path / "run" / "randslot.json").read_text())["template"] == "embedding"
+    for budget in (1, 2, 4):
+        model.use(query_vectors=budget, page_vectors=budget)
+        scores = model.similarity(model.encode_query(queries), model.encode_document(pages))
+        assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3], budget
     values = losses(tmp_path / "run")
     assert values[-1] < 0.1 < 1.0 < values[0]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from ..errors import UsageError
+from ..files import data_folder
 
 SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
 PORT = 6334  # of gRPC
@@ -43,11 +43,6 @@ class Address:
 
 
 SETTINGS = tuple(field.name for field in fields(Address) if field.name in ("shards", "replicas", "consistency"))
-
-
-def data_folder() -> Path:
-    """Return where programs of this user keep data, by the rules of XDG."""
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
 
 
 def default_library() -> Path:

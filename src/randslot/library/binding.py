@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
-from ..model.reader import Identity, PageReader, read_identity
+from ..model.reader import LATER_SETTINGS, Identity, PageReader, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Binding = Identity  # its name in earlier versions
 
-FREE = ("name", "revision", "query_vectors")  # may differ: where the same model is now, and how long queries are
+# May differ: where the same model is now, and how long queries are. The template, which older libraries do not name, is
+# part of the weights.
+FREE = ("name", "revision", "query_vectors", "template")
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
@@ -21,7 +23,7 @@ def check_model(bound: Identity, other: Identity, library: str, advice: str = ""
     if bound.weights != other.weights:
         advice = advice or "open it with its own model, or make another library"
         raise UsageError(f"library {library} belongs to {bound}, and this is {other}: {advice}")
-    ours, theirs = bound.as_dict(), other.as_dict()
+    ours, theirs = LATER_SETTINGS | bound.as_dict(), LATER_SETTINGS | other.as_dict()
     differences = []
     for name in {**ours, **theirs}:
         if name not in FREE and ours.get(name) != theirs.get(name):
@@ -55,6 +57,7 @@ def load_bound(bound: Identity, name: str | None, library: str) -> PageReader:
     options: dict[str, Any] = {}
     if not is_url(place):
         options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
+        options["template"] = bound.settings.get("template")
     reader: PageReader = open_model(place, **options)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)

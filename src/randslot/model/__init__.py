@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .embedding_model import EmbeddingModel
     from .encoder import SlotEncoder
     from .loading import load, tiny, untrained
     from .model import RandSlotModel, weights_key
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 __all__ = [
+    "EmbeddingModel",
     "Identity",
     "PageReader",
     "RandSlotModel",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EmbeddingModel": "embedding_model",
     "Identity": "reader",
     "PageReader": "reader",
     "RandSlotModel": "model",

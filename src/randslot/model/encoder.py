@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,7 +44,8 @@ class SlotEncoder(InputModule):
 
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
-        self.parts = backbone
+        self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
+        self.parts = backbone.with_processors(replace(backbone.processors, template=self.template))
         self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
         self.backbone = backbone.model
         self.tokenizer = backbone.processors.tokenizer
@@ -56,16 +57,23 @@ class SlotEncoder(InputModule):
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: any but `slots`.
+        """Change settings of a model in use: any but `slots` and `template`, which it is trained with.
 
-        Errors: UsageError for a wrong value, or for another `slots`, which is what a model is trained with.
+        Errors: UsageError for a wrong value, or for another one of these.
         """
         if changes.get("slots", self.settings.slots) != self.settings.slots:
             raise UsageError(
                 f"this model is trained with slots={self.settings.slots!r}; another strategy starts from the backbone, "
                 "and inference= sets what is appended when encoding"
             )
+        if changes.get("template", self.settings.template) != self.settings.template:
+            raise UsageError(
+                f"this model is trained with template={self.settings.template!r}; another one starts from the backbone"
+            )
         settings = self.settings.change(**changes)
+        least = self.family.least_tokens(self.processors)
+        if settings.visual_tokens < least:
+            raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(
@@ -86,12 +94,12 @@ class SlotEncoder(InputModule):
     @property
     def processors(self) -> Processors:
         """Tokenizer and image processor as they are now: sentence-transformers lets people replace the tokenizer."""
-        return Processors(self.tokenizer, self.image_processor)
+        return Processors(self.tokenizer, self.image_processor, self.template)
 
     @property
     def preprocessor(self) -> Preprocessor:
         """What turns queries and pages into features: small, without weights, so it can go to other processes."""
-        return Preprocessor(self.family, self.processors, self.settings.visual_tokens, self.backbone.dtype)
+        return Preprocessor(self.family, self.processors, self.page_tokens, self.backbone.dtype)
 
     @property
     def dtype(self) -> str:
@@ -120,7 +128,12 @@ class SlotEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page image that the model looks at."""
-        return self.family.page_pixels(self.processors, self.settings.visual_tokens)
+        return self.family.page_pixels(self.processors, self.page_tokens)
+
+    @property
+    def page_tokens(self) -> int:
+        """The most tokens that a page may take, beside its prompt."""
+        return self.settings.page_tokens(self.family.reads)
 
     @property
     def most_pixels(self) -> int:
@@ -129,13 +142,13 @@ class SlotEncoder(InputModule):
         return self.page_pixels
 
     def weights_key(self) -> str:
-        """Return a hash of the weights and of the processors before them: other weights, other vectors."""
+        """Return a hash of the weights, and of the template and processors before them: other ones, other vectors."""
         digest = blake2b(digest_size=12)
         for name, tensor in sorted(self.state_dict(prefix="0.").items()):  # under the name it has in its model
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        digest.update(self.family.page_prompt.encode() + self.processors.describe())
+        digest.update(self.processors.describe())
         return digest.hexdigest()
 
     # -- from inputs to features
@@ -143,7 +156,8 @@ class SlotEncoder(InputModule):
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (as the family reads them) into left-padded features, which name their side.
 
-        The side is named by `task` ("query" or "document"); without one, text is a query and an image a page.
+        The side is named by `task` ("query" or "document"); without one, text is a query and an image a page. A prompt
+        for queries is the instruction of the template, or stands before each query if it has none.
         """
         return self.preprocessor(inputs, prompt, task)
 

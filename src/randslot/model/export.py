@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tokenizers import AddedToken
+from tokenizers.processors import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,6 +32,7 @@ from .hub import SERVING
 from .loading import load
 from .reader import SIDES, Side
 from .slots import STRATEGIES, Strategy, Zero
+from .template import QUERY
 
 FORMAT = 1
 GUIDE = "SERVING.md"
@@ -39,11 +41,15 @@ DTYPES = ("float32", "bfloat16", "float16")
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['content'] is string -%}
-{{- message['content'] + QUERY_SLOTS -}}
+{{- QUERY_START + message['content'] + QUERY_END -}}
 {%- else -%}
 {%- if message['content'] | length != 1 -%}{{- raise_exception('one text or one image, nothing else') -}}{%- endif -%}
 {%- for part in message['content'] -%}
-{%- if part['type'] == 'text' -%}{{- part['text'] + QUERY_SLOTS -}}{%- else -%}{{- PAGE_PROMPT -}}{%- endif -%}
+{%- if part['type'] == 'text' -%}
+{{- QUERY_START + part['text'] + QUERY_END -}}
+{%- else -%}
+{{- PAGE_PROMPT -}}
+{%- endif -%}
 {%- endfor -%}
 {%- endif -%}
 {%- endfor -%}
@@ -162,12 +168,15 @@ def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
 def describe_serving(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
     """Return what a client must know of an exported model."""
     family, settings = encoder.family, encoder.settings
+    first, last = ("".join(encoder.tokenizer.convert_ids_to_tokens(ids)) for ids in encoder.processors.closing_tokens())
+    before, after = encoder.template.query_prompt
     return {
         "format": FORMAT,
         "settings": asdict(settings),
         "dimension": encoder.get_embedding_dimension(),
+        "query_prompt": first + before + QUERY + after + last,
         "query_slots": "".join(name_slots(encoder, "query")),
-        "page_prompt": family.page_prompt + "".join(name_slots(encoder, "page")),
+        "page_prompt": first + encoder.template.page_prompt + last + "".join(name_slots(encoder, "page")),
         "image": family.image_limits(encoder.processors, settings.visual_tokens),
         "family": family.name,
         "dtype": dtype,
@@ -181,20 +190,28 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     with bars_in_terminals():
         full.save_pretrained(output)
     encoder.tokenizer.padding_side = "left"
+    if encoder.template.closed:  # the prompts spell its tokens out: behind the slots they would be one row too many
+        encoder.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=False)
     encoder.tokenizer.chat_template = _chat_template(serving)
     encoder.family.write_processors(encoder.processors, output, encoder.settings.visual_tokens)
     write_json(output / SERVING, serving)
     share_weights(output, SERVING)
-    (output / GUIDE).write_text(_guide(serving, encoder.family.image_token), encoding="utf-8")
+    (output / GUIDE).write_text(_guide(serving, encoder.family), encoding="utf-8")
 
 
 def _chat_template(serving: dict[str, Any]) -> str:
-    template = CHAT_TEMPLATE.replace("QUERY_SLOTS", json.dumps(serving["query_slots"]))
-    return template.replace("PAGE_PROMPT", json.dumps(serving["page_prompt"]))
+    start, end = serving["query_prompt"].split(QUERY)
+    parts = {"QUERY_START": start, "QUERY_END": end + serving["query_slots"], "PAGE_PROMPT": serving["page_prompt"]}
+    template = CHAT_TEMPLATE
+    for name, text in parts.items():
+        template = template.replace(name, json.dumps(text))
+    return template
 
 
-def _guide(serving: dict[str, Any], image_token: str) -> str:
+def _guide(serving: dict[str, Any], family: Family) -> str:
     settings = serving["settings"]
+    query = serving["query_prompt"] + serving["query_slots"]
+    example = json.dumps(query.replace(QUERY, "revenue by region"))
     values = {
         "query_vectors": settings["query_vectors"],
         "page_vectors": settings["page_vectors"],
@@ -202,9 +219,12 @@ def _guide(serving: dict[str, Any], image_token: str) -> str:
         "dimension": serving["dimension"],
         "dtype": serving["dtype"],
         "length": settings["visual_tokens"] + 512,
-        "query_slots": serving["query_slots"],
+        "query_prompt": query.replace("\n", "\\n"),
+        "query_string": json.dumps(query),
+        "query_example": example.replace("'", "'\\''"),  # inside quotes of a shell
         "page_prompt": serving["page_prompt"].replace("\n", "\\n"),
-        "image_token": image_token,
+        "image_token": family.image_token,
+        "export_example": family.export_example,
     }
     text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
     for name, value in values.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,8 +20,9 @@ from ..errors import RandSlotError, UsageError, first_line
 
 SERVING = "serving.json"  # what only an exported model has
 EMBEDDED = "embedded"  # the model that ships with the package, in a folder of that name
-# What a model is made of. Python files and pickles in a repository are never even fetched.
-MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.md"]
+# What a model is made of. Pickles in a repository are never even fetched, and Python files only if it is trusted.
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.md", "*.model", "*.metadata")
+WITH_CODE = (*MODEL_FILES, "*.py")
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ def find(
     cache_folder: str | None = None,
     token: bool | str | None = None,
     local_files_only: bool = False,
+    files: Sequence[str] = MODEL_FILES,
 ) -> Source:
     """Find a model by folder or hub id, or the one that ships with the package by its name, "embedded".
 
-    A hub repository is downloaded unless it is in the cache.
+    A hub repository is downloaded unless it is in the cache. files: patterns of what is needed of it.
 
     Errors: RandSlotError in one line if there is no such folder (a UsageError) or repository, or no network to get it.
     """
@@ -62,7 +65,7 @@ def find(
             revision=commit or revision,
             cache_dir=cache_folder,
             token=token,
-            allow_patterns=MODEL_FILES,
+            allow_patterns=list(files),
             local_files_only=offline is not None,
         )
     except (OSError, HfHubHTTPError) as error:

@@ -48,9 +48,9 @@ class RandSlotModel(MultiVectorEncoder):
         return self.encoder.settings
 
     def use(self, **settings: Any) -> None:
-        """Change settings of a model in use: any of `Settings` but `slots`, which is what it was trained with.
+        """Change settings of a model in use: any of `Settings` but `slots` and `template`, which it is trained with.
 
-        Errors: UsageError for a wrong value, or another `slots`.
+        Errors: UsageError for a wrong value, or for another one of these.
         """
         self.encoder.use(**settings)
 

@@ -5,9 +5,8 @@ A `Preprocessor` has tokenizer, image processor and numbers, and no weights: wor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
-from .families.family import Family, Processors
+from .families.family import Family, Features, Processors
 from .reader import Side
 
 
@@ -24,34 +23,42 @@ from .reader import Side
 class Preprocessor:
     """Turns queries and pages into left-padded features.
 
-    dtype: what the backbone computes in; pixels come in it, as they would be cast to it anyway.
+    num_tokens: the most that a page may take. dtype: what the backbone computes in; pixels come in it, as they would be
+    cast to it anyway.
     """
 
     family: Family
     processors: Processors
-    visual_tokens: int
+    num_tokens: int
     dtype: torch.dtype = torch.float32
 
     def __call__(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Return features, which name their side: by `task`, or else text is a query and an image a page."""
         items, side = sort_inputs(inputs, task)
         if side == "query":
-            texts = [(prompt or "") + check_query(query) for query in items]
-            features = self.family.preprocess_queries(self.processors, texts)
-            contents = [text.encode() for text in texts]
+            queries = [check_query(query) for query in items]
+            features = self._preprocess_queries(queries, prompt or "")
+            contents = [((prompt or "") + query).encode() for query in queries]
         else:
             refuse_prompt(prompt)
             pages = [self.open_page(page) for page in items]
-            features = self.family.preprocess_pages(self.processors, pages, self.visual_tokens)
+            features = self.family.preprocess_pages(self.processors, pages, self.num_tokens)
             contents = [_page_bytes(page) for page in pages]
         for name, value in features.items():
             if value.is_floating_point():
                 features[name] = value.to(self.dtype)
         return {**features, "keys": _hash_contents(contents), "side": side}
 
+    def _preprocess_queries(self, queries: list[str], prompt: str) -> Features:
+        """A prompt is the instruction of the template, or stands before each query if the template has none."""
+        if not self.processors.template.instruction:
+            return self.family.preprocess_queries(self.processors, [prompt + query for query in queries])
+        template = self.processors.template.instruct(prompt) if prompt else self.processors.template
+        return self.family.preprocess_queries(replace(self.processors, template=template), queries)
+
     def open_page(self, page: Any) -> Any:
         """Open a page as the family takes it."""
-        return self.family.open_page(self.processors, page, self.visual_tokens)
+        return self.family.open_page(self.processors, page, self.num_tokens)
 
 
 def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
@@ -77,18 +84,18 @@ def check_query(query: Any) -> str:
 
 
 def refuse_prompt(prompt: str | None) -> None:
-    """Refuse a prompt for pages: theirs is the family's."""
+    """Refuse a prompt for pages: theirs is the template's."""
     if prompt:
         raise RandSlotError(f"pages take no prompt of their own, but one was given: {prompt!r}")
 
 
 def _unwrap(item: Any) -> Any:
-    """Take {"image": x} and {"text": x}, as mteb sends them, and paths of any kind."""
+    """Take {"image": x} and {"text": x}, as mteb sends them."""
     if isinstance(item, Mapping):
         if len(item) != 1 or not item.keys() <= {"image", "text"}:
             raise RandSlotError(f"a query is text and a page is an image, but one input has {sorted(item)}")
         (item,) = item.values()
-    return item if not isinstance(item, os.PathLike) else os.fspath(item)
+    return item
 
 
 def _page_bytes(page: Image.Image | str) -> bytes:

@@ -16,6 +16,8 @@ Side = Literal["query", "page"]
 SIDES: tuple[Side, Side] = ("query", "page")
 Reads = Literal["image", "text"]  # what a model takes of a page
 Vectors = NDArray[np.float32]  # (K, D), unit length
+# Settings that saved models and libraries of earlier versions lack, with the values that count there.
+LATER_SETTINGS: dict[str, Any] = {"reduction": "none", "template": "paper", "text_tokens": 1536}
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,13 @@ REDUCTIONS: dict[str, Callable[[Tensor, int, Seed], Tensor]] = {
     "pooling": pool,
 }
 SEEDED_REDUCTIONS = ("random", "kmeans")  # those that draw from the seed
+# As the paper's tables call them, and others may.
+OTHER_NAMES = {"semcluster": "cluster", "pool1d": "pooling"}
+
+
+def plain_name(name: str) -> str:
+    """Return a reduction's own name, by which files and caches know it."""
+    return OTHER_NAMES.get(name, name) if isinstance(name, str) else name
 
 
 def reduce_pages(

@@ -26,19 +26,24 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sentence_transformers.base.modules import InputModule
+from sentence_transformers.util import get_device_name
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
 from ..pages import open_page
+from .embedding_loading import load_embedding_model
+from .embedding_model import EmbeddingModel
 from .export import FORMAT
 from .families import find_family
-from .hub import SERVING, Source
-from .loading import load
+from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
+from .kinds import find_kind
+from .loading import choose_dtype, load_source
 from .model import RandSlotModel
 from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import SIDES, Side
 from .settings import Settings
+from .template import QUERY
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
 WRONG = "is it a vLLM server, started as SERVING.md says?"
@@ -71,17 +76,28 @@ def remote(
     return RandSlotModel(modules=[encoder], device="cpu")
 
 
-def open_model(name: str, **options: Any) -> RandSlotModel:
-    """Load a model by its folder or hub id, or ask for it at the address of a server; options that are None are left.
+def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
+    """Open any model to search or evaluate with: by its folder or hub id, or at the address of a server.
 
-    Errors: UsageError for an option that the export has set for good.
+    A saved RandSlot model, a backbone that gets new slots, or a model of sentence-transformers, of several vectors a
+    page or of one. Options are those of `load` or `load_embedding_model`; those that are None are left.
+
+    Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
+    such model, or none that can be run here.
     """
     given = {option: value for option, value in options.items() if value is not None}
-    if not is_url(name):
-        return load(name, **given)
-    if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
-        raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
-    return remote(name, **given)
+    if is_url(name):
+        if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+            raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
+        return remote(name, **given)
+    code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
+    source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
+    kind = find_kind(source)
+    if kind in ("randslot", "backbone"):
+        return load_source(source, **given)
+    device = str(given.pop("device", None) or get_device_name())
+    dtype = choose_dtype(given.pop("dtype", None), device)
+    return load_embedding_model(source, kind, device=device, dtype=dtype, **code, **given)
 
 
 def is_url(name: str) -> bool:
@@ -180,6 +196,7 @@ class RemoteEncoder(InputModule):
         try:
             self.exported = self.settings = Settings(**content["settings"])
             self.dimension = int(content["dimension"])
+            self.query_prompt = str(content.get("query_prompt", QUERY))  # exports of before have none
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
             self.image = dict(content["image"])
             self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])
@@ -221,7 +238,7 @@ class RemoteEncoder(InputModule):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
-        return int(self.image["longest_edge"])
+        return self.family.served_pixels(**self.image)
 
     def weights_key(self) -> str:
         """Return a hash of the weights that the export was made from."""
@@ -244,7 +261,17 @@ class RemoteEncoder(InputModule):
         text = (prompt or "") + check_query(query)
         if "<|randslot_" in text:
             raise RandSlotError(f"a query cannot hold a slot token: {text[:80]!r}")
-        return text + self.query_slots
+        if self.query_prompt != QUERY:
+            self._check_inside(text, prompt)
+        return self.query_prompt.replace(QUERY, text) + self.query_slots
+
+    def _check_inside(self, text: str, prompt: str | None) -> None:
+        """Refuse what would break out of the template, or replace its instruction: it is part of the export."""
+        if prompt:
+            raise RandSlotError(f"the instruction of queries is fixed by the export, but one was given: {prompt!r}")
+        for token in self.family.special_tokens:
+            if token in text:
+                raise RandSlotError(f"a query to a server cannot hold the special token {token}: {text[:80]!r}")
 
     def _page(self, page: Image.Image) -> dict[str, Any]:
         file = BytesIO()

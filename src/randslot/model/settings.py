@@ -7,11 +7,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
-from .reader import Side
-from .reductions import REDUCTIONS, SEEDED_REDUCTIONS
+from .reader import LATER_SETTINGS, Reads, Side
+from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
 from .slots import STRATEGIES, Strategy
 
-LIMITS = {"query_vectors": (1, 4096), "page_vectors": (1, 4096), "visual_tokens": (4, 2**20), "seed": (0, 2**32 - 1)}
+LIMITS = {
+    "query_vectors": (1, 4096),
+    "page_vectors": (1, 4096),
+    "visual_tokens": (4, 2**20),
+    "text_tokens": (1, 2**20),
+    "seed": (0, 2**32 - 1),
+}
 NO_REDUCTION = "none"
 
 
@@ -21,8 +27,10 @@ class Settings:
 
     slots: the strategy it is trained with. inference: what is appended when encoding; by default the same, but zeros
     after random training, which gives a page the same vectors every time at almost no loss (the paper's RS-Z).
-    query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take. seed: for
-    adapters, tables and random slots.
+    query_vectors, page_vectors: the budgets. visual_tokens: the most merged visual tokens a page may take. text_tokens:
+    the same for a model that reads the text of a page; what is behind them is cut. seed: for adapters, tables and
+    random slots. template: the name of what stands around queries and pages, of those that the family has; like
+    `slots`, a model is trained with it.
 
     With slots="tokens" every token has a vector and the budgets do not count, but for `reduction`: it brings each page
     to at most `page_vectors` when encoding. Queries and training keep all.
@@ -35,8 +43,11 @@ class Settings:
     visual_tokens: int = 1536
     seed: int = 42
     reduction: str = NO_REDUCTION
+    template: str = LATER_SETTINGS["template"]
+    text_tokens: int = LATER_SETTINGS["text_tokens"]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reduction", plain_name(self.reduction))
         allowed = {"slots": tuple(STRATEGIES), "reduction": (NO_REDUCTION, *REDUCTIONS)}
         for name, values in allowed.items():
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in values:
@@ -82,6 +93,13 @@ class Settings:
         """What tells runs of one model apart in tables: "random", or "tokens by kmeans"."""
         return f"{self.inference} by {self.reduction}" if self.is_reduced else self.inference
 
+    @property
+    def note(self) -> str:
+        """What should be said before an evaluation; nothing if it encodes as it was trained to."""
+        if self.inference in (self.slots, self.usual_inference):
+            return ""
+        return f"was trained with {self.slots} slots, and gets {self.inference} ones here"
+
     def num_vectors(self, side: Side) -> int | None:
         """Return how many vectors a query or a page has; None if every token has its own."""
         if self.strategy.every_token and not (side == "page" and self.is_reduced):
@@ -91,6 +109,10 @@ class Settings:
     def vectors(self, side: Side) -> int:
         """Return the budget of one side."""
         return self.query_vectors if side == "query" else self.page_vectors
+
+    def page_tokens(self, reads: Reads) -> int:
+        """Return the most tokens that a page may take in a model that reads images, or text."""
+        return self.text_tokens if reads == "text" else self.visual_tokens
 
     def vectors_name(self, side: Side) -> str:
         """Return a name for the vectors of one side under these settings, whatever the weights: for caches.
@@ -105,6 +127,8 @@ class Settings:
             parts.append(f"seed{self.seed}")
         if side == "page":
             parts.append(f"{self.visual_tokens}tokens")
+        if side == "page" and self.text_tokens != LATER_SETTINGS["text_tokens"]:  # names of before lack it
+            parts.append(f"{self.text_tokens}text")
         return "-".join(parts)
 
     def has_prefixes(self, side: Side) -> bool:
@@ -127,13 +151,13 @@ class Settings:
 
 
 def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
-    """Make settings from the values of a saved model, which must be complete.
+    """Make settings from the values of a saved model, which must be complete but for those that came later.
 
     Errors: RandSlotError for unknown or missing ones.
     """
     _check_names(values)
     known = {field.name for field in fields(Settings)}
-    if missing := sorted(known - values.keys() - {"reduction"}):  # models of before lack it
+    if missing := sorted(known - values.keys() - LATER_SETTINGS.keys()):
         raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
     return Settings(**values)
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from .images import limit_aspect
 from .kinds import DOCUMENT_SUFFIXES, HEAD, IMAGE_SUFFIXES, KINDS, TIFF_SUFFIXES, Kind
-from .page import Page, PageInput, list_pages, num_pages, open_file_page, open_page, read_file_text, render_file_page
+from .page import (
+    Page,
+    PageInput,
+    list_pages,
+    num_pages,
+    open_file_page,
+    open_page,
+    read_file_text,
+    read_page_text,
+    render_file_page,
+)
 from .paths import FILE_PAGE, is_file, page_file, short
 from .pdf import PDF_SIDE, PDFIUM, PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
-from .text import NO_TEXT, PARTS, PageText, Word
+from .text import NO_TEXT, PARTS, NoTextError, PageText, Word
 
 __all__ = [
     "DOCUMENT_SUFFIXES",
@@ -22,6 +32,7 @@ __all__ = [
     "PIXELS",
     "TIFF_SUFFIXES",
     "Kind",
+    "NoTextError",
     "OpenPdf",
     "Page",
     "PageInput",
@@ -36,6 +47,7 @@ __all__ = [
     "open_page",
     "page_file",
     "read_file_text",
+    "read_page_text",
     "render_file_page",
     "render_pdf_page",
     "short",

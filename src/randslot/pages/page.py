@@ -15,7 +15,7 @@ from .kinds import IMAGE_SUFFIXES, KINDS
 from .paths import FILE_PAGE, is_file, short
 from .pdf import PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
 from .pdf_text import read_pdf_text
-from .text import NO_TEXT, PageText
+from .text import NO_TEXT, NoTextError, PageText
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +107,20 @@ def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
     Errors: RandSlotError in one line that names the file, for a missing, corrupt, too large or foreign input.
     """
     return Page.find(page).image(pixels)
+
+
+def read_page_text(page: PageInput) -> str:
+    """Return the text that a file has for one page, which is named as for `open_page`.
+
+    Errors: RandSlotError in one line; NoTextError if the page has no text.
+    """
+    found = Page.find(page)
+    text = found.text()
+    if text.problem:
+        raise RandSlotError(text.problem)
+    if not text.text.strip():
+        raise NoTextError(f"page {found.name} has no text, and this model reads text")
+    return text.text
 
 
 def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:

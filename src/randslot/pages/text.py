@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import RandSlotError
+
 PARTS = 100_000  # of a page, to which boxes are rounded: a hundredth of a point on ordinary paper
 
 
@@ -41,3 +43,7 @@ class PageText:
 
 
 NO_TEXT = PageText(has_layer=False)
+
+
+class NoTextError(RandSlotError):
+    """A page has no text, and a model that reads text is to read it."""

@@ -1,5 +1,6 @@
 """Pairs of query and page from where people have them: the hub, parquet, a `datasets` folder, or JSONL with paths.
 
+A page is an image, the path of one, or a page of a PDF; or its text, where a recipe says so by `page_texts`.
 A row has one query, or a list of them for its page, which then is encoded once for all.
 Pages stay encoded until a worker needs them, so that 100,000 rows never sit in memory.
 """
@@ -11,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,27 +27,30 @@ from ..pages import is_file, open_page, page_file, short
 class Pairs:
     """Pairs as a dataset with the columns "query" (or queries), "page" (a path or an encoded image), "row" (from 1).
 
-    `name` is what the user calls them; paths count from `base`.
+    `name` is what the user calls them; paths count from `base`. texts: whether the pages are texts, not paths.
     """
 
     dataset: Dataset
     name: str
     base: Path
+    texts: bool = False
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def locate(self, page: Any) -> str | bytes:
-        """Return a page of the dataset as `open_page` takes it."""
+    def locate(self, page: Any) -> Path | str | bytes:
+        """Return a page of the dataset as a model takes it: a path, the bytes of an image, or a text."""
         if isinstance(page, dict):
             page = page["bytes"] or page["path"]
         if not page:
-            raise RandSlotError("no image")
-        return page if isinstance(page, bytes) else str(self.base / page)
+            raise RandSlotError("no text" if self.texts else "no image")
+        if isinstance(page, bytes) or self.texts:
+            return cast("str | bytes", page)
+        return self.base / str(page)
 
 
-def load_pairs(data: str, split: str, query_column: str, page_column: str) -> Pairs:
-    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file.
+def load_pairs(data: str, split: str, query_column: str, page_column: str, *, texts: bool = False) -> Pairs:
+    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file; texts: whether the page column holds texts.
 
     Errors: UsageError for a place or column that is not there; RandSlotError for a file that cannot be read.
     """
@@ -56,13 +60,16 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str) -> Pa
             raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
     dataset = dataset.select_columns([query_column, page_column])
     dataset = dataset.rename_columns({query_column: "query", page_column: "page"})
+    kind = getattr(dataset.features["page"], "dtype", None)
+    if texts and kind not in ("string", "large_string"):
+        raise UsageError(f"{data}: column {page_column!r} does not hold texts: {dataset.features['page']}")
     if isinstance(dataset.features["page"], Image):
         dataset = dataset.cast_column("page", Image(decode=False))
-    elif getattr(dataset.features["page"], "dtype", None) not in ("string", "large_string", "binary", "large_binary"):
+    elif kind not in ("string", "large_string", "binary", "large_binary"):
         raise UsageError(f"{data}: column {page_column!r} holds neither images nor paths: {dataset.features['page']}")
     path = Path(data)
     base = path.parent if path.is_file() else path if path.is_dir() else Path()
-    return Pairs(dataset.add_column("row", list(range(1, len(dataset) + 1))), data, base)
+    return Pairs(dataset.add_column("row", list(range(1, len(dataset) + 1))), data, base, texts)
 
 
 def _read_jsonl(file: Path) -> Dataset:
@@ -131,6 +138,9 @@ def find_bad_rows(pairs: Pairs) -> Iterator[tuple[int, str]]:
     for index, (query, path) in enumerate(zip(table["query"].to_pylist(), _paths(table["page"]), strict=True)):
         if not _has_text(query):
             yield index, "empty query"
+        elif pairs.texts:
+            if not (path or "").strip():
+                yield index, "no text"
         elif path is None:
             yield index, "no image"
         elif path:
@@ -206,7 +216,7 @@ class Opener:
     pairs: Pairs
     on_bad_row: str
     log: Path
-    read: Callable[[str | bytes], Any] = open_page
+    read: Callable[[Any], Any] = open_page
     rows: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,9 +241,9 @@ class Opener:
         raise RandSlotError(f"{self.pairs.name}: no page in it can be read")
 
 
-def held_out(pairs: Pairs) -> tuple[dict[str, str], dict[str, str | bytes], dict[str, set[str]]]:
+def held_out(pairs: Pairs) -> tuple[dict[str, str], dict[str, Path | str | bytes], dict[str, set[str]]]:
     """Return queries, pages and which page answers which query; each page once, however many queries it has."""
-    ids: dict[str | bytes, str] = {}
+    ids: dict[Path | str | bytes, str] = {}
     queries: dict[str, str] = {}
     relevant: dict[str, set[str]] = {}
     for row in pairs.dataset:

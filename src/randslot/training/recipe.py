@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..model.settings import Settings
+from ..model.template import PAPER
 
 CHOICES = {
     "objective": ("retrieval", "reading"),
@@ -89,6 +90,7 @@ class Recipe(Settings):
     split: str = "train"
     query_column: str = "query"
     page_column: str = "image"
+    page_texts: bool = False  # the page column holds texts, not images or paths: for a model that reads text
     shuffle: bool = True  # false: in the order of the data, for a curriculum
     window: int = 0  # shuffle only within this many rows: a curriculum in another order
     on_bad_row: str = "stop"
@@ -157,6 +159,8 @@ class Recipe(Settings):
         if self.window and not self.shuffle:
             raise UsageError("window says how far rows are shuffled: it goes with shuffle = true")
         self._check_prefixes()
+        if self.objective == "reading" and self.template != PAPER:
+            raise UsageError(f"template = {self.template!r} is for retrieval: reading takes texts as they are")
         if self.objective == "reading" and self.lora:
             raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:

@@ -157,7 +157,7 @@ class Run:
     def load_pairs(self) -> Pairs:
         """Load the training pairs and look for bad rows."""
         recipe = self.recipe
-        pairs = load_pairs(recipe.data, recipe.split, recipe.query_column, recipe.page_column)
+        pairs = self._load(recipe.data, recipe.split)
         pairs, bad = drop_bad_rows(pairs, recipe.on_bad_row)
         if bad:
             self.console.print(
@@ -168,6 +168,10 @@ class Run:
         if count_queries(pairs) > 1 and recipe.objective == "reading":
             raise UsageError(f"{recipe.data} has several texts for a page: reading takes one")
         return pairs
+
+    def _load(self, data: str, split: str) -> Pairs:
+        recipe = self.recipe
+        return load_pairs(data, split, recipe.query_column, recipe.page_column, texts=recipe.page_texts)
 
     def make_model(self) -> RandSlotModel:
         """Make the model as it is before training: the same for every strategy under one seed."""
@@ -181,7 +185,9 @@ class Run:
             "dtype": torch.bfloat16 if half else torch.float32,
         }
         options |= asdict(recipe.settings())
-        return untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
+        model = untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
+        _check_reads(recipe, model)
+        return model
 
     def make_trainer(
         self, model: RandSlotModel, pairs: Pairs, evaluator: BaseEvaluator | None = None
@@ -238,7 +244,7 @@ class Run:
         recipe = self.recipe
         if not recipe.validate_every:
             return None
-        pairs = load_pairs(recipe.validation, recipe.validation_split, recipe.query_column, recipe.page_column)
+        pairs = self._load(recipe.validation, recipe.validation_split)
         pairs, _ = drop_bad_rows(pairs, recipe.on_bad_row)
         pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
         if recipe.objective == "reading":
@@ -280,6 +286,16 @@ class Run:
         if num_skipped:
             self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
         self.console.print(f"trained {trainer.state.global_step} steps in {seconds:.0f} s: {self.folder}")
+
+
+def _check_reads(recipe: Recipe, model: RandSlotModel) -> None:
+    """Refuse a recipe that asks a model for what it does not read."""
+    if recipe.page_texts and model.reads != "text":
+        raise UsageError(f"page_texts is for models that read text, and a {model.family} model looks at images")
+    if recipe.objective == "reading" and model.reads != "image":
+        raise UsageError(
+            f"reading teaches a model to read images, and a {model.family} model has text: train it at once"
+        )
 
 
 def _check_folder(folder: Path, recipe: Recipe, checkpoint: Path | None, resume: bool) -> None:

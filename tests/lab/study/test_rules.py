@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +19,18 @@ from randslot.files import write_json
 from randslot.lab.study.claims import CONFIRMED, CONTRADICTED, NOISE, judge_claims, judge_crossover, judge_extra
 from randslot.lab.study.conduct import Watch, choose, conduct, run_jobs
 from randslot.lab.study.measures import MEASURES, compute_measures, measure_rows
-from randslot.lab.study.plan import CHOICE, STRATEGIES, Job, Study, make_rule, make_set, read_choice, read_study
+from randslot.lab.study.plan import (
+    CHOICE,
+    STRATEGIES,
+    Candidate,
+    Extra,
+    Job,
+    Study,
+    make_rule,
+    make_set,
+    read_choice,
+    read_study,
+)
 from randslot.lab.study.report import Report, write_report
 from randslot.lab.study.rows import COLUMNS, Inference, Record, Row, TaskSize, is_done, read_rows, write_row
 from randslot.training.arguments import shuffle_within
@@ -213,7 +225,9 @@ def test_the_first_in_range_is_chosen_and_nothing_longer_is_trained(tmp_path, no
 
 def test_what_was_tried_in_vain_is_told_and_kept(tmp_path, no_pages):
     study = small_study(tmp_path, lengths=[3], reports=[3, 2], range=[50, 80])
-    with pytest.raises(RandSlotError, match=r"nowhere between 50 and 80 .* 90.0 \(3 steps, 3 reports\), 95.0"):
+    with pytest.raises(
+        RandSlotError, match=r"nowhere between 50 and 80 .* 90.0 \(3 steps, 3 reports of each layout\), 95.0"
+    ):
         choose(study, Scorer({(3, 3): 90.0, (3, 2): 95.0}), Console(quiet=True))
     assert "steps" not in read_choice(study)
     other = replace(study, set=study.set | {"batch": 6})
@@ -509,3 +523,111 @@ def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
     record.write_text(record.read_text().replace('"steps": 3,', '"steps": 5,', 1))
     with pytest.raises(UsageError, match="not one study"):
         read_rows(study)
+
+
+# -- sets of one's own, and candidates
+
+
+def own_sets(folder: Path) -> Path:
+    """Two sets for each split, without pages: what they are asked for here is their names and their content."""
+    for split in ("validation", "test"):
+        for name in ("alpha", "beta"):
+            place = folder / split / name
+            (place / "pages").mkdir(parents=True)
+            for file in ("queries.jsonl", "qrels.jsonl"):
+                (place / file).write_text(f'{{"id": "{split} {name}"}}\n')
+    return folder
+
+
+def own_study(folder: Path, **changes: object) -> Study:
+    own = {"layouts": [], "reports": [], "train_reports": 0, "sets": str(own_sets(folder / "sets"))}
+    return small_study(folder, **own | changes)
+
+
+def test_a_study_on_sets_of_ones_own_has_them_as_tasks_and_knows_their_content(tmp_path):
+    study = own_study(tmp_path)
+    assert [task.name for task in study.tasks("test", 0)] == ["alpha", "beta"]
+    before = study.settings(Job("zero", 42, 3))
+    assert "reports" not in before
+    Path(study.sets, "test", "alpha", "queries.jsonl").write_text('{"id": "another"}\n')
+    assert study.settings(Job("zero", 42, 3))["sets"] != before["sets"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layouts": ["text-table-chart", "table-chart-text"]}, "either layouts of sample pages, or sets"),
+        ({"reports": [2]}, "reports and train_reports go with layouts"),
+        ({"candidates": [{"name": "a b", "set": {}}]}, "candidates need names of their own"),
+        ({"most_rise": 5.0}, "name two lengths or more"),
+    ],
+)
+def test_a_wrong_study_on_sets_is_one_line(changes, message, tmp_path):
+    study = own_study(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        replace(study, **{**changes, "candidates": [Candidate(**one) for one in changes.get("candidates", [])]})
+
+
+def test_a_split_with_one_set_is_refused(tmp_path):
+    study = own_study(tmp_path)
+    shutil.rmtree(Path(study.sets, "test", "beta"))
+    with pytest.raises(UsageError, match="has 1 sets, and a study needs two tasks or more"):
+        study.tasks("test", 0)
+
+
+class CandidateScorer(Executor):
+    """Answers with scores by candidate and length."""
+
+    def __init__(self, scores: dict[tuple[str, int], float]) -> None:
+        self.scores = scores
+
+    def submit(self, function, study: Study, job: Job) -> Future:
+        future: Future = Future()
+        future.set_result({0: self.scores[job.candidate, job.steps]})
+        return future
+
+
+def test_candidates_are_tried_in_order_until_one_is_in_range_and_rises_slowly(tmp_path):
+    """Too low, rising too fast, falling, and then one that rises by two points."""
+    candidates = [Candidate("deep", {"batch": 6}), Candidate("flat", {"batch": 8})]
+    study = replace(
+        own_study(tmp_path), candidates=candidates, lengths=[2, 4, 6], range=[40, 80], most_rise=5.0, side_by_side=1
+    )
+    scores = {("deep", 2): 30.0, ("deep", 4): 50.0, ("deep", 6): 49.0}
+    scores |= {("flat", 2): 60.0, ("flat", 4): 62.0}  # nothing longer is asked for
+    choice = choose(study, CandidateScorer(scores), Console(quiet=True))
+    assert (choice["candidate"], choice["steps"]) == ("flat", 4)
+    assert choice["settings"]["batch"] == 8
+    assert [tried["ndcg@5"] for tried in choice["tried"]] == [30, 50, 49, 60, 62]
+    assert choose(study, CandidateScorer({}), Console(quiet=True)) == choice
+    (job, *_) = study.jobs(choice["steps"], 0, choice["candidate"])
+    assert study.make_recipe(job).batch == 8
+
+
+def test_an_extra_may_be_trained_with_one_vector_and_judged_against_four(tmp_path):
+    study = small_study(tmp_path)
+    single = Extra("single", "K = 1", "One is not enough.", "random", {"slots": "zero"}, below=[1], budget=1)
+    study = replace(study, extra=[single])
+    recipe = study.make_recipe(Job("single", 42, 3))
+    assert (recipe.query_vectors, recipe.page_vectors) == (1, 1)
+    rows = make_rows(study, {("random", "random"): {"k1": 0.2, "k4": 0.8}, ("single", "zero"): {"k1": 0.5}})
+    (claim,), verdict = judge_extra(single, "zero", measure_rows(rows, draws=500))
+    assert verdict == "it holds"
+    assert claim.question.text == "1 vector a side: below RandSlot with 4"
+    assert claim.difference == pytest.approx(-30, abs=6)
+
+
+def test_rows_from_before_a_new_key_of_recipes_are_still_good(tmp_path):
+    study = small_study(tmp_path)
+    row = make_rows(study, {})[0]
+    job = Job(row.arm, row.seed, 3, 2)
+    write_row(Path(study.results), row)
+    file = Path(study.results, f"{job.name}.json")
+    record = json.loads(file.read_text())
+    del record["settings"]["repeated_pages"]
+    file.write_text(json.dumps(record))
+    assert is_done(study, job)
+    del record["settings"]["batch"]  # which the study has another value of than recipes have
+    file.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="another batch"):
+        is_done(study, job)

@@ -18,10 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from ...errors import RandSlotError, UsageError
+from ...model.embedding_model import EmbeddingModel
 from ...model.model import RandSlotModel
 from ...model.reader import SIDES, Side
 from ...model.remote_model import open_model
-from ...pages import open_page
+from ...pages import NoTextError, open_page, read_page_text
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
 from .result import CUTS, Result, SubsetResult, average_queries, name_file
@@ -38,7 +39,7 @@ class Evaluation:
     name: what the model is called in tables. output: where results go, one file a task. cache: where vectors go.
     """
 
-    model: RandSlotModel
+    model: RandSlotModel | EmbeddingModel
     name: str
     output: Path
     cache: Path
@@ -50,10 +51,8 @@ class Evaluation:
         if not tasks:
             raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
         settings = self.model.settings
-        if settings.inference not in (settings.slots, settings.usual_inference):
-            self.console.print(
-                f"note: {self.name} was trained with {settings.slots} slots, and gets {settings.inference} ones here"
-            )
+        if settings.note:
+            self.console.print(f"note: {self.name} {settings.note}")
         weights = self.model.weights_key
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
         return [self._run_task(task, weights, caches) for task in tasks]
@@ -85,13 +84,16 @@ class Evaluation:
     def _run_subset(self, task: str, subset: Subset, caches: Caches) -> SubsetResult:
         if subset.left_out:
             self.console.print(f"{task} {subset.name}: {subset.left_out} queries without a relevant page are left out")
-        page_keys = self._encode_pages(f"{task} {subset.name}", subset.pages, caches["page"])
+        what = f"{task} {subset.name}"
+        ids, page_keys = self._encode_pages(what, subset.pages, caches["page"])
+        if len(ids) < len(subset.pages.ids):
+            self.console.print(f"{what}: {len(subset.pages.ids) - len(ids)} pages have no text, and cannot be found")
         query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
         scores_QP = self._score(query_keys, page_keys, caches)
-        ids, grades = subset.pages.ids, [subset.grades[id] for id in subset.queries]
+        grades = [subset.grades[id] for id in subset.queries]
         each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
         judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return average_queries(each, len(ids), judged.write(self.cache / JUDGED))
+        return average_queries(each, len(subset.pages.ids), judged.write(self.cache / JUDGED))
 
     def _score(self, query_keys: list[str], page_keys: list[str], caches: Caches) -> Tensor:
         settings = self.model.settings
@@ -110,33 +112,41 @@ class Evaluation:
         cache.flush()
         return keys
 
-    def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> list[str]:
-        """Encode the pages that are not in the cache, opening the next ones meanwhile; return the keys of all."""
+    def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> tuple[list[str], list[str]]:
+        """Encode the pages that are not in the cache, opening the next ones meanwhile; return all ids and their keys.
+
+        Pages without text are left out if the model reads text: they have no vectors, so no search finds them.
+        """
         keys = [pages.key(i) for i in range(len(pages.ids))]
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
-        if not missing:
-            return keys
         with self._progress() as progress, ThreadPoolExecutor(2) as pool:
             bar = progress.add_task(what, total=len(missing), speed="")
             opened = _ahead(pool, batches(missing, self.batch), lambda batch: self._open(pages, batch))
             try:
-                for batch, images in opened:
-                    vectors = self.model.encode_document(images, batch_size=len(images))
-                    cache.add([keys[i] for i in batch], vectors)
+                for batch, found in opened:
+                    vectors = self.model.encode_document(list(found.values()), batch_size=len(batch)) if found else []
+                    cache.add([keys[i] for i in found], vectors)
                     self._advance(progress, bar, len(batch))
             finally:
                 cache.flush()  # also when it is stopped, or a page is broken
-        return keys
+        readable = [i for i, key in enumerate(keys) if key in cache]
+        if not readable:
+            raise RandSlotError(f"{what}: no page has text, and {self.name} reads text")
+        return [pages.ids[i] for i in readable], [keys[i] for i in readable]
 
-    def _open(self, pages: Pages, batch: list[int]) -> list[Any]:
-        pixels = self.model.page_pixels
-        images = []
+    def _open(self, pages: Pages, batch: list[int]) -> dict[int, Any]:
+        """Open some pages as the model reads them, but for those without text that it needs; by their numbers."""
+        reads, pixels = self.model.reads, self.model.page_pixels
+        found: dict[int, Any] = {}
         for i in batch:
+            page = pages.open(i)
             try:
-                images.append(open_page(pages.open(i), pixels))
+                found[i] = read_page_text(page) if reads == "text" else open_page(page, pixels)
+            except NoTextError:
+                continue
             except RandSlotError as error:
                 raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
-        return images
+        return found
 
     def _progress(self) -> Progress:
         speed = TextColumn("{task.fields[speed]}")

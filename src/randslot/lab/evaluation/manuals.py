@@ -119,10 +119,10 @@ def _find_unpack() -> Unpack:
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise UsageError(f"the manuals come from Debian packages, and this system has no {program}")
-    return _unpack_debian
+    return unpack_debian
 
 
-def _unpack_debian(package: str, folder: Path) -> None:
+def unpack_debian(package: str, folder: Path) -> None:
     """Download a package of Debian and unpack its files; nothing is installed."""
     steps = (["apt-get", "download", "-q", package], ["sh", "-c", 'dpkg-deb -x "$0"_*.deb .', package])
     for step in steps:

@@ -27,6 +27,7 @@ from ...errors import RandSlotError, UsageError
 from ...model.reader import Side
 
 if TYPE_CHECKING:
+    from ...model.embedding_settings import EmbeddingSettings
     from ...model.settings import Settings
 
 SHARD_BYTES, SHARD_SECONDS = 2**26, 20.0
@@ -117,7 +118,7 @@ class VectorCache:
         return [found[index] for index in range(len(keys))]
 
 
-def open_cache(root: Path, weights: str, settings: Settings, side: Side) -> VectorCache:
+def open_cache(root: Path, weights: str, settings: Settings | EmbeddingSettings, side: Side) -> VectorCache:
     """Open the cache of one side of a model under its settings.
 
     Where a smaller budget is the beginning of a larger one, caches with more vectors are read as well.

@@ -42,12 +42,14 @@ class Question:
     right: Key
     paper: dict[str, float | None]  # the difference that it has, by backbone
     wanted: Literal["above", "below", "alike", "no worse"] = "above"
+    right_measure: str = ""  # if it is another than that of the left
 
     def look(self, found: Measurements) -> tuple[list[float], Array]:
         """Return the difference of each seed, and its mean over seeds in every draw."""
         left, right = found[self.left], found[self.right]
-        seeds = zip(left.seeds(self.measure), right.seeds(self.measure), strict=True)
-        return [one - other for one, other in seeds], left.draws(self.measure) - right.draws(self.measure)
+        other_measure = self.right_measure or self.measure
+        seeds = zip(left.seeds(self.measure), right.seeds(other_measure), strict=True)
+        return [one - other for one, other in seeds], left.draws(self.measure) - right.draws(other_measure)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,10 @@ def judge_extra(extra: Extra, inference: str, found: Measurements) -> tuple[list
         arms = (extra.name, inference), (extra.against, extra.against)
         question = Question(words, text, f"k{num}", *arms, {}, "above" if num in extra.better else "no worse")
         claims.append(judge_question(question, found))
+    for num in extra.below:
+        text = f"{_vectors(num)} a side: below {STRATEGIES[extra.against]} with {BUDGET}"
+        arms = (extra.name, inference), (extra.against, extra.against)
+        claims.append(judge_question(Question("below", text, f"k{num}", *arms, {}, "below", FULL), found))
     verdicts = {claim.verdict for claim in claims}
     if CONTRADICTED in verdicts:
         return claims, "it does not hold"

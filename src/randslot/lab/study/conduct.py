@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -29,6 +29,8 @@ from .rows import check_settings, is_done
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Scores = dict[int, float]  # by number of reports
+Tried = dict[str, Any]  # what was tried in a choice: "candidate" and "reports" where there are any, "steps", the score
+SCORE = "ndcg@5"
 
 
 def conduct(file: Path, console: Console, *, choose_only: bool = False, report_only: bool = False) -> Path | None:
@@ -41,7 +43,7 @@ def conduct(file: Path, console: Console, *, choose_only: bool = False, report_o
         _check_start(study)
         with _alone(study), _open_pool(study.side_by_side) as pool:
             choice = choose(study, pool, console)
-            console.print(f"{choice['steps']} steps, {choice['reports']} reports of each layout")
+            console.print(_describe(choice))
             if choose_only:
                 return None
             _run_all(study, choice, pool, console)
@@ -50,7 +52,12 @@ def conduct(file: Path, console: Console, *, choose_only: bool = False, report_o
 
 def _check_start(study: Study) -> None:
     """Refuse to begin without the backbone or the data of the recipe; a backbone of the hub is fetched once for all."""
-    recipes = [study.make_recipe(job) for job in study.jobs(study.lengths[0], study.reports[0])]
+    recipes = []
+    for candidate in study.candidate_names:
+        recipes += [study.make_recipe(job) for job in study.jobs(study.lengths[0], study.sizes[0], candidate)]
+    if study.sets:
+        for split in ("validation", "test"):
+            study.tasks(split, 0)
     needed = set() if study.train_reports else {recipe.data for recipe in recipes}
     for data in needed:
         if not Path(data).exists() and (Path(data).suffix or not is_hub_id(data)):
@@ -113,14 +120,15 @@ def _open_pool(num: int) -> Iterator[Executor]:
 
 
 def choose(study: Study, pool: Executor, console: Console) -> dict[str, Any]:
-    """Return the length and the number of reports, chosen on Zero-Feedback and validation pages alone, once.
+    """Return candidate, length and number of reports, chosen on Zero-Feedback and validation pages alone, once.
 
-    The lengths are tried from the shortest on, as many at once as runs go side by side; of what is in range the
-    shortest wins, and then the number of reports that is named first. What was tried is kept, in range or not.
+    Of each candidate the lengths are tried from the shortest on, as many at once as runs go side by side; of what is in
+    range the shortest wins, and then the number of reports that is named first. What was tried is kept, in range or
+    not.
     """
-    job = Job(BASE, study.seeds[0], 0)
     study.make_training_pages()
     before = read_choice(study)
+    job = Job(BASE, study.seeds[0], 0, candidate=before.get("candidate", study.candidate_names[0]))
     if "steps" in before:
         check_settings(before["settings"], study.settings(job), f"{study.results}/{CHOICE}")
         return keep_hypotheses(study, before)
@@ -132,25 +140,59 @@ def choose(study: Study, pool: Executor, console: Console) -> dict[str, Any]:
         changed = any(last[key] != kept[key] for key in ("rule", "settings"))
         kept["before"] = [*before.get("before", []), *([last] if changed else [])]
 
+    tried: list[Tried] = []
+    for candidate in study.candidate_names:
+        for start in range(0, len(study.lengths), study.side_by_side):
+            lengths = study.lengths[start : start + study.side_by_side]
+            jobs = [Job(BASE, study.seeds[0], steps, candidate=candidate) for steps in lengths]
+            found = run_jobs(study, jobs, pool, Watch(study, jobs, console, "choosing"))
+            for job in jobs:
+                tried += [_note(job, num, score) for num, score in found[job].items()]
+            fitting = [one for one in tried if fits(study, one, tried)]
+            kept["tried"] = tried
+            if fitting:
+                settings = study.settings(Job(BASE, study.seeds[0], 0, candidate=candidate))
+                kept |= {key: value for key, value in fitting[0].items() if key != SCORE} | {"settings": settings}
+            write_json(Path(study.results, CHOICE), kept)
+            if fitting:
+                return keep_hypotheses(study, kept)
     low, high = study.range
-    tried: list[dict[str, Any]] = []
-    for start in range(0, len(study.lengths), study.side_by_side):
-        jobs = [Job(BASE, study.seeds[0], steps) for steps in study.lengths[start : start + study.side_by_side]]
-        found = run_jobs(study, jobs, pool, Watch(study, jobs, console, "choosing"))
-        for job in jobs:
-            tried += [{"steps": job.steps, "reports": num, "ndcg@5": found[job][num]} for num in study.reports]
-        in_range = [one for one in tried if low <= one["ndcg@5"] <= high]
-        kept["tried"] = tried
-        if in_range:
-            kept |= {key: in_range[0][key] for key in ("steps", "reports")}
-        write_json(Path(study.results, CHOICE), kept)
-        if in_range:
-            return keep_hypotheses(study, kept)
-    scores = ", ".join(f"{one['ndcg@5']:.1f} ({one['steps']} steps, {one['reports']} reports)" for one in tried)
+    scores = ", ".join(f"{one[SCORE]:.1f} ({_describe(one)})" for one in tried)
     raise RandSlotError(
         f"Zero-Feedback is nowhere between {low} and {high} on validation pages: {scores}; "
         "change lengths or reports in the study's file, and choose again"
     )
+
+
+def fits(study: Study, one: Tried, tried: Sequence[Tried]) -> bool:
+    """Whether a score is in range, and above that of the length before by as little as the study wants."""
+    low, high = study.range
+    if not low <= one[SCORE] <= high:
+        return False
+    if not study.most_rise:
+        return True
+    place = study.lengths.index(one["steps"])
+    before = [other for other in tried if place and _is_same(one, other) and other["steps"] == study.lengths[place - 1]]
+    return bool(before) and 0 < one[SCORE] - before[0][SCORE] <= study.most_rise
+
+
+def _is_same(one: Tried, other: Tried) -> bool:
+    """Whether two trials differ in their length only."""
+    return all(one.get(key) == other.get(key) for key in ("candidate", "reports"))
+
+
+def _note(job: Job, reports: int, score: float) -> Tried:
+    candidate = {"candidate": job.candidate} if job.candidate else {}
+    number = {"reports": reports} if reports else {}
+    return candidate | {"steps": job.steps} | number | {SCORE: score}
+
+
+def _describe(one: Mapping[str, Any]) -> str:
+    parts = [one["candidate"]] if one.get("candidate") else []
+    parts.append(f"{one['steps']} steps")
+    if one.get("reports"):
+        parts.append(f"{one['reports']} reports of each layout")
+    return ", ".join(parts)
 
 
 def keep_hypotheses(study: Study, choice: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +213,9 @@ def keep_hypotheses(study: Study, choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_all(study: Study, choice: dict[str, Any], pool: Executor, console: Console) -> None:
-    study.make_pages("test", choice["reports"])
-    jobs = study.jobs(choice["steps"], choice["reports"])
+    reports = choice.get("reports", 0)
+    study.make_pages("test", reports)
+    jobs = study.jobs(choice["steps"], reports, choice.get("candidate", ""))
     missing = [job for job in jobs if not is_done(study, job)]
     console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are done")
     run_jobs(study, missing, pool, Watch(study, missing, console, "running"))

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
+from typing import Any
 
 import numpy as np
 
@@ -124,12 +125,13 @@ class Report:
         pages = sum(task.pages for task in first.tasks.values())
         rows = Path(os.path.relpath(study.results, Path(study.report).parent)).as_posix()
         start = "the same backbone" if first.settings["backbone"] else "random weights, others for each seed"
+        kind = "sets" if study.sets else "layouts"
         claims_counted, claims_listed = ", ".join(counts), "\n\n".join(lists)
         return _fill(f"""# {study.title}
 
 Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {_list(study.seeds)},
 {first.steps:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
-{queries:,} questions about {pages:,} held-out pages of {len(first.tasks)} layouts, each of which is a task.
+{queries:,} questions about {pages:,} held-out pages of {len(first.tasks)} {kind}, each of which is a task.
 
 **Of {len(self.claims)} claims of the paper, {claims_counted}.**
 
@@ -328,28 +330,40 @@ best in each task. The best one is chosen on the same results: a diagnosis.
     def choosing(self) -> str:
         rule = make_rule(self.study)
         low, high = rule["range"]
+        most = rule.get("most_rise")
+        rise = f", and more than with the length before it, by at most {most:g} points" if most else ""
         words = _fill(f"""## How length and pages were chosen
 
 On {STRATEGIES[BASE]} alone (seed {rule["seed"]}) and on validation pages, before the study trained any other strategy,
-so that there is room above and below: of {_list(rule["lengths"])} steps, and for each of {_list(rule["reports"])}
-reports a layout, in this order, the first with which it scores {low} to {high} nDCG@5. Nothing was tuned afterwards,
-and nothing for one strategy alone. Rate, batch and data are those of the recipe `{self.study.recipe}`.
+so that there is room above and below: of {self._choices(rule)}, in this order, the first with which it scores {low} to
+{high} nDCG@5{rise}. Nothing was tuned afterwards, and nothing for one strategy alone. Rate, batch and data are those of
+the recipe `{self.study.recipe}`.
 """)
         if "steps" not in self.choice:
             return f"{words}\nNo record of the choice is among the rows.\n"
-        chosen = (self.choice["steps"], self.choice["reports"])
-        lines: list[list[Cell]] = [
-            [*tried.values(), "chosen" if (tried["steps"], tried["reports"]) == chosen else ""]
-            for tried in self.choice["tried"]
-        ]
+        keys = [key for key in ("candidate", "steps", "reports") if key in self.choice]
+        lines: list[list[Cell]] = []
+        for tried in self.choice["tried"]:
+            is_chosen = all(tried[key] == self.choice[key] for key in keys)
+            lines.append([*tried.values(), "chosen" if is_chosen else ""])
         for earlier in self.choice.get("before", []):
-            changed = [f"{name} = {value}" for name, value in earlier["rule"].items() if value != rule[name]]
+            changed = [f"{name} = {value}" for name, value in earlier["rule"].items() if value != rule.get(name)]
             note = f"before, with {', '.join(changed) or 'other settings'}"
             lines += [[*tried.values(), note] for tried in earlier["tried"]]
         if self.choice.get("before"):
             words += "\nThe rule was changed on the way, when what the table calls *before* had been tried.\n"
-        table = Table("", ["steps", "reports of each layout", "nDCG@5, validation", ""], lines)
+        heads = ["reports of each layout" if key == "reports" else key for key in keys]
+        table = Table("", [*heads, "nDCG@5, validation", ""], lines)
         return f"{words}\n{_markdown(table)}"
+
+    def _choices(self, rule: dict[str, Any]) -> str:
+        """Return in words what could be chosen."""
+        words = f"{_list(rule['lengths'])} steps"
+        if "candidates" in rule:
+            words = f"{', '.join(rule['candidates'])}, and for each of {words}"
+        if "reports" in rule:
+            words += f", and for each of {_list(rule['reports'])} reports a layout"
+        return words
 
     def runs(self) -> str:
         lines: list[list[Cell]] = []

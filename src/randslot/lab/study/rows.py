@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...errors import RandSlotError, UsageError
 from ...files import write_json, write_whole
 from ...model.reader import Side
+from ...training.recipe import Recipe
 from .plan import BUDGET, CONTENTS, MOST, STRATEGIES, Job, Study, explain, read_choice
 
 BUDGETS = [f"k{num}" for num in range(1, MOST + 1)]
@@ -132,9 +133,10 @@ def is_done(study: Study, job: Job) -> bool:
 
 
 def check_settings(before: dict[str, Any], now: dict[str, Any], file: str) -> None:
-    """Refuse to go on with what was made with other settings, naming one."""
+    """Refuse to go on with what was made with other settings, naming one; a key that came later had its default."""
+    defaults = {field.name: field.default for field in fields(Recipe)}
     for name in now:
-        if before.get(name) != now[name]:
+        if before.get(name, defaults.get(name)) != now[name]:
             raise UsageError(
                 f"{file} was made with another {name} ({before.get(name)!r}, not {now[name]!r}): "
                 "remove it, or write the study's results elsewhere"
@@ -181,7 +183,8 @@ def _check_one_study(study: Study, rows: Sequence[Row]) -> None:
     chosen = read_choice(study)
     for row in rows:
         before = row.record.settings
-        job = Job(row.arm, row.seed, chosen.get("steps", before["steps"]), chosen.get("reports", before["reports"]))
+        steps, reports = (chosen.get(name, before.get(name, 0)) for name in ("steps", "reports"))
+        job = Job(row.arm, row.seed, steps, reports, chosen.get("candidate", ""))
         now = {name: value for name, value in study.values(job).items() if name in before and name not in CONTENTS}
         check_settings(before, now, f"{folder}/{job.name}.json")
 

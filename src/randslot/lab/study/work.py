@@ -50,8 +50,8 @@ def do_job(study: Study, job: Job) -> dict[int, float]:
     if steps != job.steps:
         raise RandSlotError(f"{recipe.output} has {steps} steps, not {job.steps}: with too few batches, set epochs")
     del model
-    if not job.reports:
-        return {reports: _validate(study, job, reports) for reports in study.reports}
+    if job.split == "validation":
+        return {reports: _validate(study, job, reports) for reports in study.sizes}
     _keep_rows(study, job)
     return {}
 
@@ -59,7 +59,7 @@ def do_job(study: Study, job: Job) -> dict[int, float]:
 def _validate(study: Study, job: Job, reports: int) -> float:
     """Return nDCG@5 in percent on the validation pages, each task counted alike."""
     tasks = study.tasks("validation", reports)
-    results = _evaluate(study, job, study.inferences(job.arm)[0], tasks, BUDGET, f"validation-{job.name}-{job.steps}")
+    results = _evaluate(study, job, study.inferences(job.arm)[0], tasks, BUDGET, f"validation-{job.folder}")
     return 100 * mean(result.ndcg[5] for result in results)
 
 
@@ -160,7 +160,7 @@ def run_job(study: Study, job: Job) -> dict[int, float]:
 
     Errors: RandSlotError in one line, whatever went wrong: it must get through to the parent.
     """
-    with study.path("logs", f"{job.name}-{job.steps}.log").open("a", encoding="utf-8") as log:
+    with study.path("logs", f"{job.folder}.log").open("a", encoding="utf-8") as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(log.fileno(), stream.fileno())

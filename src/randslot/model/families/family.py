@@ -5,8 +5,9 @@ Shapes: B batch, L positions, D hidden dimension.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from ...files import read_json
 from ..content import Content
 from ..hub import Source
 from ..reader import Reads
+from ..template import BARE, PAPER, Template
 
 Features = dict[str, Tensor]
 TOKENIZER_FILE = "tokenizer_config.json"
@@ -29,10 +31,14 @@ TOKENIZER_FILE = "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class Processors:
-    """What turns text and images into the numbers that a backbone takes; a family that reads text has no images."""
+    """What turns text and images into the numbers that a backbone takes; a family that reads text has no images.
+
+    template: the one of the model that they belong to.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     image: Any = None
+    template: Template = BARE
 
     def pad(self, ids: list[list[int]]) -> Features:
         """Return token ids, padded on the left, with their mask."""
@@ -43,11 +49,55 @@ class Processors:
         ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return ids
 
+    def tokenize_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts in which special tokens are plain text.
+
+        Each is cut behind its first character, so that none is found. The tokenizer has a switch for this, but it would
+        hold for all threads that use the tokenizer at that moment.
+        """
+        found = []
+        before_special = re.compile(f"(?={self._special})")
+        for text in texts:
+            places = [match.start() + 1 for match in before_special.finditer(text)]
+            pieces = [text[start:end] for start, end in zip([0, *places], [*places, None], strict=True)]
+            found.append([token for ids in self.tokenize(pieces) for token in ids])
+        return found
+
+    def tokenize_queries(self, queries: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of queries in the model's template."""
+        if self.template.has_raw_queries:
+            return self.tokenize(queries)
+        return self.tokenize_inside(*self.template.query_prompt, queries)
+
+    def tokenize_inside(self, before: str, after: str, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts in a prompt, which none can break out of: special tokens in them are text."""
+        # What is next to a text may share a token with it, so both are tokenized together: up to a special token.
+        *_, near = re.split(self._special, before)
+        behind, *_ = re.split(self._special, after)
+        start, end = self.tokenize([before.removesuffix(near), after.removeprefix(behind)])
+        first, last = self.closing_tokens()
+        middles = self.tokenize_plain([near + text + behind for text in texts])
+        return [first + start + middle + end + last for middle in middles]
+
+    def closing_tokens(self) -> tuple[list[int], list[int]]:
+        """Return the tokens that the tokenizer itself puts before and behind a text, if the template has them."""
+        if not self.template.closed:
+            return [], []
+        (bare,), whole = self.tokenize(["x"]), self.tokenizer("x")["input_ids"]
+        place = whole.index(bare[0])
+        return whole[:place], whole[place + len(bare) :]
+
+    @property
+    def _special(self) -> str:
+        """The tokens that mean more than their text, as a regular expression."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        return "|".join(re.escape(token.content) for token in added if token.special) or "(?!)"
+
     def describe(self) -> bytes:
         """Return all that vectors depend on, for a hash."""
         image = b"" if self.image is None else self.image.to_json_string().encode()
         tokenizer: str = self.tokenizer.backend_tokenizer.to_str()
-        return image + tokenizer.encode()
+        return self.template.describe() + image + tokenizer.encode()
 
     def save(self, folder: Path) -> None:
         """Write them into a folder, each in the files of its own."""
@@ -85,19 +135,26 @@ class Family(ABC):
     """A family of backbones. It has no state: the model and its processors are passed in.
 
     name: as people write it. model_type: as config.json of a backbone has it. reads: what it takes of a page.
-    page_prompt: what stands around a page, and whatever else vectors of pages depend on. lora_targets: the modules that
-    the paper's adapter sits on, as a regular expression. special_tokens: what a tokenizer made in code needs, the
-    padding token first. spare_weights: prefixes of weights in a backbone's files that are not needed here.
+    page_prompt: what stands around a page in the paper's template, and whatever else vectors of pages depend on.
+    templates: other ones, by their names. lora_targets: the modules that the paper's adapter sits on, as a regular
+    expression. special_tokens: what a tokenizer made in code needs, the padding token first. spare_weights: prefixes of
+    weights in a backbone's files that are not needed here.
+    export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
+
+    `num_tokens` of its methods is the most tokens that a page may take: the setting `visual_tokens` for a family that
+    reads images, `text_tokens` for one that reads text.
     """
 
     name: ClassVar[str]
     model_type: ClassVar[str]
     reads: ClassVar[Reads] = "image"
     page_prompt: ClassVar[str] = ""
+    templates: ClassVar[Mapping[str, Template]] = {}
     lora_targets: ClassVar[str]
     special_tokens: ClassVar[tuple[str, ...]]
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    export_example: ClassVar[str] = ""
 
     def __repr__(self) -> str:
         return self.name
@@ -108,6 +165,20 @@ class Family(ABC):
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Return what stands around a page in the paper's template, where that depends on the tokenizer."""
+        return self.page_prompt
+
+    def find_template(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
+        """Return a template by its name, as it is with a tokenizer.
+
+        Errors: UsageError that names the known ones.
+        """
+        known = {PAPER: Template(self.prompt(tokenizer)), **self.templates}
+        if name not in known:
+            raise UsageError(f"template={name!r} is not one of a {self.name} model: {', '.join(known)}")
+        return known[name]
 
     # -- making a backbone
 
@@ -145,19 +216,23 @@ class Family(ABC):
 
     # -- from pages and queries to features
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        """Return the most pixels of a page image that the model looks at."""
-        raise UsageError(f"a {self.name} model reads the text of a page, not its image")
+    def least_tokens(self, processors: Processors) -> int:
+        """Return the fewest visual tokens that a page can be limited to."""
+        return 1
+
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        """Return the most pixels of a page image that the model looks at: none where it reads text."""
+        return 0
 
     @abstractmethod
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image | str:
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image | str:
         """Return a page as `preprocess_pages` takes it: an RGB image, or a text.
 
         Errors: RandSlotError in one line if it cannot be opened.
         """
 
     @abstractmethod
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         """Turn opened pages into left-padded features."""
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
@@ -165,8 +240,8 @@ class Family(ABC):
         raise UsageError(f"a page of a {self.name} model has no grid of visual tokens")
 
     def preprocess_queries(self, processors: Processors, queries: Sequence[str]) -> Features:
-        """Turn queries into left-padded features. They have no template, in the paper and here."""
-        return processors.pad(processors.tokenize(queries))
+        """Turn queries into left-padded features; in the paper's template they stand alone."""
+        return processors.pad(processors.tokenize_queries(queries))
 
     # -- from features to states
 
@@ -231,6 +306,10 @@ class Family(ABC):
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         """Return what `fit_page` needs to know of a model that runs elsewhere."""
         return {}
+
+    def served_pixels(self, **limits: int) -> int:
+        """Return the most pixels of a page that a model elsewhere looks at; limits: as `image_limits` gave them."""
+        raise UsageError(f"a {self.name} model cannot be used on a server")
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Return a page as its server would resize it, and how many tokens its image takes there."""

@@ -38,7 +38,7 @@ class QwenVL(Family):
     """A vision-language model of Qwen: visual tokens stand among those of the text, placed in three dimensions."""
 
     reads = "image"
-    # Appendix A of the paper, character for character. Queries have no template at all.
+    # Appendix A of the paper, character for character. Its queries have no prompt at all.
     page_prompt = (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
     )
@@ -53,6 +53,10 @@ class QwenVL(Family):
         "<|video_pad|>",
     )
     end_token = "<|im_end|>"
+    export_example = """\
+    image = image_processor(images, return_tensors="pt")
+    counts = image["image_grid_thw"].prod(-1) // image_processor.merge_size**2
+    prompts = [serving["page_prompt"].replace("<|image_pad|>", "<|image_pad|>" * num) for num in counts.tolist()]"""
     # Servers load it along with the image processor; without its name one family would get that of the other.
     video_processor: ClassVar[str]
 
@@ -87,20 +91,21 @@ class QwenVL(Family):
 
     # -- from pages to features
 
-    def page_pixels(self, processors: Processors, visual_tokens: int) -> int:
-        return image_size(processors.image, visual_tokens)["longest_edge"]
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        return image_size(processors.image, num_tokens)["longest_edge"]
 
-    def open_page(self, processors: Processors, page: Any, visual_tokens: int) -> Image.Image:
-        image = open_page(page, self.page_pixels(processors, visual_tokens))
-        return limit_aspect(image, longest_aspect(visual_tokens))
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image:
+        image = open_page(page, self.page_pixels(processors, num_tokens))
+        return limit_aspect(image, longest_aspect(num_tokens))
 
-    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], visual_tokens: int) -> Features:
-        size = image_size(processors.image, visual_tokens)
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
+        size = image_size(processors.image, num_tokens)
         seen = processors.image(list(pages), size=size, return_tensors="pt")
-        before, after = processors.tokenize(self.page_prompt.split(IMAGE_TOKEN))
+        before, after = processors.tokenize(processors.template.page_prompt.split(IMAGE_TOKEN))
         image_token = processors.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         counts = (seen["image_grid_thw"].prod(-1) // processors.image.merge_size**2).tolist()
-        ids = [before + [image_token] * count + after for count in counts]
+        first, last = processors.closing_tokens()
+        ids = [first + before + [image_token] * count + after + last for count in counts]
         return processors.pad(ids) | {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
@@ -167,6 +172,9 @@ class QwenVL(Family):
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         factor = processors.image.patch_size * processors.image.merge_size
         return {"factor": factor, **image_size(processors.image, visual_tokens)}
+
+    def served_pixels(self, **limits: int) -> int:
+        return limits["longest_edge"]
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.

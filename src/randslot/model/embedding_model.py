@@ -1,0 +1,219 @@
+"""Any model of sentence-transformers as a reader of pages: several vectors a page, or one.
+
+Its vectors and scores are its own. For a library they are brought into the one form that it compares, a sum of largest
+products: vectors that are compared by cosine get unit length, and a mean over a query becomes part of its vectors.
+
+Shapes: L vectors of one input, D dimension, Q queries, P pages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from torch import Tensor
+
+from ..errors import RandSlotError, UsageError
+from ..pages import open_page
+from .embedding_settings import EmbeddingSettings
+from .hub import Source
+from .preprocessing import check_query
+from .reader import Identity, Reads, Side, Vectors
+from .reductions import REDUCTIONS
+
+LARGEST = 65504.0  # that half precision can hold, in which libraries keep vectors
+PIXELS = (400_000, 4_000_000)  # of a page image: at least and at most, whatever an image processor says
+QUERIES = 32  # encoded at once
+
+
+class EmbeddingModel:
+    """A `MultiVectorEncoder` or `SentenceTransformer` that satisfies `PageReader`."""
+
+    def __init__(
+        self,
+        model: MultiVectorEncoder | SentenceTransformer,
+        source: Source,
+        settings: EmbeddingSettings,
+        dimension: int,
+    ) -> None:
+        """settings, dimension: of the model itself, which `embedding_loading` finds out."""
+        self.model, self.source, self.settings, self._dimension = model, source, settings, dimension
+
+    def __repr__(self) -> str:
+        return f"EmbeddingModel({self.source.name}, {self.settings.kind}, {self.dimension} dimensions)"
+
+    def use(self, **changes: Any) -> None:
+        """Change settings of a model in use: reduction and page_vectors, seed, prompts.
+
+        Errors: UsageError for a wrong value, or for what is the model's own.
+        """
+        self.settings = self.settings.change(**changes)
+        self.model.prompts = dict(self.settings.prompts)
+        self.model.default_prompt_name = self.settings.default_prompt_name
+
+    # -- which model this is
+
+    @property
+    def identity(self) -> Identity:
+        source, settings = self.source, asdict(self.settings)
+        return Identity(source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings)
+
+    @cached_property
+    def weights_key(self) -> str:
+        """A hash of its weights, modules and processors: other ones, other vectors."""
+        digest = blake2b(digest_size=12)
+        for name, tensor in sorted(self.model.state_dict().items()):
+            flat = tensor.detach().cpu().contiguous().flatten()
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        for module in self.model:
+            config = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+            digest.update(f"{type(module).__name__} {json.dumps(config, sort_keys=True, default=str)}".encode())
+        digest.update(describe_processor(getattr(self.model[0], "processor", None)))
+        return digest.hexdigest()
+
+    @cached_property
+    def dtype(self) -> str:
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def dimension(self) -> int:
+        return self._dimension
+
+    @property
+    def device(self) -> Any:
+        return self.model.device
+
+    @property
+    def reads(self) -> Reads:
+        return self.settings.reads
+
+    def num_vectors(self, side: Side) -> int | None:
+        return self.settings.num_vectors(side)
+
+    @property
+    def page_pixels(self) -> int:
+        least, most = PIXELS
+        return max(least, min(find_pixels(self.model), most))
+
+    # -- its own vectors and scores
+
+    def encode_query(self, queries: Sequence[str], batch_size: int = QUERIES) -> list[Tensor]:
+        """Return the vectors (L, D) of each query, as the model makes them.
+
+        Errors: UsageError for a query without text.
+        """
+        texts = [check_query(query) for query in queries]
+        return _as_rows(self.model.encode_query(texts, batch_size=batch_size, **self._how()))
+
+    def encode_document(self, pages: Sequence[Any], batch_size: int = 8) -> list[Tensor]:
+        """Return the vectors (L, D) of each page, as the model makes them, or fewer by the reduction."""
+        opened = [self._open(page) for page in pages]
+        encoded = _as_rows(self.model.encode_document(opened, batch_size=batch_size, **self._how()))
+        if not self.settings.is_reduced:
+            return encoded
+        return [self._reduce(vectors, page) for vectors, page in zip(encoded, opened, strict=True)]
+
+    def _how(self) -> dict[str, Any]:
+        own = {} if self.settings.several else {"convert_to_tensor": True}
+        return {"show_progress_bar": False, **own}
+
+    def _open(self, page: Any) -> Image.Image | str:
+        if self.reads == "image":
+            return open_page(page, self.page_pixels)
+        if not isinstance(page, str):
+            raise UsageError(f"this model reads the text of a page, not its image ({type(page).__name__})")
+        return page
+
+    def _reduce(self, vectors_LD: Tensor, page: Image.Image | str) -> Tensor:
+        num = self.settings.page_vectors
+        assert num is not None, "a reduction has a number of vectors"
+        if len(vectors_LD) <= num:
+            return vectors_LD
+        content = page.encode() if isinstance(page, str) else f"{page.size}".encode() + page.tobytes()
+        key = int.from_bytes(blake2b(content, digest_size=8).digest(), "big") >> 1
+        return REDUCTIONS[self.settings.reduction](vectors_LD.float(), num, (self.settings.seed, key))
+
+    def similarity(self, queries: Sequence[Tensor], pages: Sequence[Tensor], device: Any = None) -> Tensor:
+        """Return the scores (Q, P) of pages for queries by the model's own measure."""
+        if self.settings.several:
+            assert isinstance(self.model, MultiVectorEncoder)
+            scores: Tensor = self.model.similarity(list(queries), list(pages), device=device)
+        else:
+            scores = self.model.similarity(torch.cat(list(queries)), torch.cat(list(pages)))
+        return scores
+
+    # -- a reader of pages
+
+    def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
+        if num_vectors not in (None, self.settings.query_vectors):
+            raise UsageError("query_vectors is for models with slots: this one makes the vectors of a query by itself")
+        if not queries:
+            return []
+        vectors = [self._bring(one) for one in self.encode_query(queries)]
+        if self.settings.similarity == "meanmaxsim":
+            return [one / np.float32(max(len(one), 1)) for one in vectors]
+        return vectors
+
+    def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
+        return [self._bring(one) for one in self.encode_document(pages, batch_size=len(pages))] if pages else []
+
+    def _bring(self, vectors_LD: Tensor) -> Vectors:
+        """Return vectors as a library compares them.
+
+        Errors: RandSlotError if they are not numbers that it can keep.
+        """
+        vectors_LD = vectors_LD.float()
+        if self.settings.similarity == "cosine":
+            vectors_LD = F.normalize(vectors_LD, dim=-1)
+        found = vectors_LD.cpu().numpy()
+        if not np.isfinite(found).all():
+            raise RandSlotError(f"{self.source.name} makes vectors that are not finite in {self.dtype}: try another")
+        if len(found) and np.abs(found).max() > LARGEST:
+            raise RandSlotError(f"{self.source.name} makes vectors with numbers above {LARGEST:.0f}: too large to keep")
+        return found.astype(np.float32)
+
+
+def _as_rows(encoded: Any) -> list[Tensor]:
+    """Return vectors as (L, D) each; one vector is a row of its own."""
+    return [one if one.ndim == 2 else one[None] for one in encoded]
+
+
+def describe_processor(processor: Any) -> bytes:
+    """Return all that vectors depend on in a tokenizer or a processor, for a hash."""
+    parts: list[str] = []
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if hasattr(tokenizer, "backend_tokenizer"):
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        state.pop("truncation", None)  # these two depend on what was encoded last
+        state.pop("padding", None)
+        parts.append(json.dumps(state))
+    image = getattr(processor, "image_processor", None)
+    if image is not None:
+        parts.append(image.to_json_string())
+    for name in ("chat_template", "query_prefix", "visual_prompt_prefix"):
+        parts.append(str(getattr(processor, name, None) or ""))
+    return "\n".join(parts).encode()
+
+
+def find_pixels(model: MultiVectorEncoder | SentenceTransformer) -> int:
+    """Return how many pixels of a page the image processor of a model looks at, as far as it says."""
+    processor = getattr(model[0], "processor", None)
+    image = getattr(processor, "image_processor", processor)
+    size = getattr(image, "size", None)
+    if size is None:
+        return 0
+    size = dict(size)
+    if size.get("height") and size.get("width"):
+        return 4 * int(size["height"]) * int(size["width"])  # a small square: sharper if made smaller by it
+    longest = int(size.get("longest_edge") or 2 * int(size.get("shortest_edge") or 0))
+    return longest if hasattr(image, "merge_size") else longest**2  # Qwen's sizes are areas

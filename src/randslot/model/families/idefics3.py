@@ -1,0 +1,241 @@
+"""SmolVLM (256M, 500M), which transformers calls idefics3: a page is cut into tiles, and each tile is an image.
+
+Shapes: B batch, T tiles, L positions, D hidden dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    Idefics3ImageProcessorPil,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.image_utils import SizeDict
+
+from ...errors import RandSlotError
+from ...files import write_json
+from ...pages import open_page
+from ..content import Content
+from ..hub import Source
+from .family import Family, Features, Processors, Seen, need_file
+
+IMAGE_TOKEN = "<image>"
+AROUND_TILES = "<fake_token_around_image>"
+WHOLE_PAGE = "<global-img>"
+MOST_SIDE = 6  # the tokenizer has names for tiles up to <row_6_col_6>
+
+
+class SmolVLM(Family):
+    """SmolVLM: tiles of a page stand in the text by rows, each behind its name, and a small whole page comes last."""
+
+    name = "smolvlm"
+    model_type = "idefics3"
+    reads = "image"
+    # The paper's prompt in the words of this family. Its user turn opens with "User:" and ends with <end_of_utterance>,
+    # where Qwen has "user\n" and <|im_end|>; what stands around an image comes with the tiles. <|endoftext|> is a token
+    # of both. Queries have no template, as everywhere.
+    page_prompt = "<|im_start|>User:<image>Describe the image.<end_of_utterance><|endoftext|>"
+    lora_targets = r".*text_model.*\.(q_proj|k_proj|v_proj|o_proj)"
+    special_tokens = (
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<end_of_utterance>",
+        AROUND_TILES,
+        WHOLE_PAGE,
+        IMAGE_TOKEN,
+        *(f"<row_{row}_col_{column}>" for row in range(1, MOST_SIDE + 1) for column in range(1, MOST_SIDE + 1)),
+    )
+    end_token = "<end_of_utterance>"
+
+    # -- making a backbone
+
+    def load_image_processor(self, source: Source) -> Any:
+        need_file(source, "preprocessor_config.json", "processor_config.json")
+        processor = Idefics3ImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
+        if Path(str(source.folder), "config.json").is_file():  # beside a saved adapter there is none: then it was saved
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            processor.tokens_per_tile = count_tokens(processor, config.vision_config.patch_size, config.scale_factor)
+        if not hasattr(processor, "tokens_per_tile"):
+            raise RandSlotError(f"{source.name} does not say how many tokens a tile takes: it lacks config.json")
+        return processor
+
+    def make_image_processor(self, shape: dict[str, Any]) -> Any:
+        config = shape["config"]
+        processor = Idefics3ImageProcessorPil(**shape["image_processor"])
+        processor.tokens_per_tile = count_tokens(
+            processor, config["vision_config"]["patch_size"], config["scale_factor"]
+        )
+        return processor
+
+    def make_config(self, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+        options = dict(shape["config"])
+        options["text_config"] = {"vocab_size": len(tokenizer)} | options["text_config"]
+        options["text_config"] |= {"bos_token_id": None, "eos_token_id": None}
+        return AutoConfig.for_model(**options, image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN))
+
+    # -- from pages to features
+
+    def least_tokens(self, processors: Processors) -> int:
+        tokens: int = processors.image.tokens_per_tile
+        return tokens
+
+    def page_pixels(self, processors: Processors, num_tokens: int) -> int:
+        return longest_edge(processors.image, num_tokens) ** 2
+
+    def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image:
+        return open_page(page, self.page_pixels(processors, num_tokens))
+
+    def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
+        size = {"longest_edge": longest_edge(processors.image, num_tokens)}
+        seen = processors.image(
+            [[page] for page in pages],
+            size=size,
+            return_row_col_info=True,
+            do_image_splitting=True,
+            return_tensors="pt",
+        )
+        texts, counts = [], []
+        for (rows,), (columns,) in zip(seen["rows"], seen["cols"], strict=True):
+            tiles = lay_out_tiles(rows, columns, processors.image.tokens_per_tile)
+            texts.append(processors.template.page_prompt.replace(IMAGE_TOKEN, tiles))
+            counts.append(rows * columns + 1)
+        features = processors.pad(processors.tokenize(texts))
+        return features | {"pixel_values": seen["pixel_values"], "num_tiles": torch.tensor(counts)}
+
+    # -- from features to states
+
+    def see(self, model: PreTrainedModel, features: Features) -> Seen | None:
+        """Run the vision tower over the real tiles.
+
+        They are counted, where transformers takes every tile of zeros for padding: a blank tile may be all zeros too.
+        """
+        if "pixel_values" not in features:
+            return None
+        pixels = features["pixel_values"]  # (B, T, 3, height, width)
+        numbers = torch.arange(pixels.shape[1], device=pixels.device)
+        tiles: Tensor = pixels[numbers < features["num_tiles"][:, None]]
+        hidden = model.vision_model(pixel_values=tiles.to(model.dtype)).last_hidden_state
+        return Seen((model.connector(hidden).flatten(0, 1),))
+
+    def freeze_vision(self, model: PreTrainedModel) -> None:
+        model.vision_model.requires_grad_(False)
+        model.connector.requires_grad_(False)
+
+    def without_pixels(self, features: Features) -> Features:
+        return {name: value for name, value in features.items() if name != "pixel_values"}
+
+    def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
+        content = super().read_content(model, features)
+        seen = seen or self.see(model, features)
+        if seen is None:
+            return content
+        is_visual = features["input_ids"] == model.config.image_token_id
+        merged = seen.layers[0].to(content.embeds_BLD.dtype)
+        return replace(content, embeds_BLD=content.embeds_BLD.masked_scatter(is_visual[..., None], merged))
+
+    def language_model(self, model: PreTrainedModel) -> Any:
+        return model.text_model
+
+    # -- serving
+
+    @property
+    def image_token(self) -> str:
+        return IMAGE_TOKEN
+
+    def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
+        return AutoModelForImageTextToText.from_config(config)
+
+    def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
+        processors.image.size = {"longest_edge": longest_edge(processors.image, visual_tokens)}
+        processors.save(folder)
+        # Without this number a server would put 169 tokens for each tile.
+        write_json(
+            folder / "processor_config.json",
+            {"processor_class": "Idefics3Processor", "image_seq_len": processors.image.tokens_per_tile},
+        )
+
+    def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
+        (blank_line,) = processors.tokenize(["\n\n"])
+        return {
+            "longest_edge": longest_edge(processors.image, visual_tokens),
+            "tile": processors.image.max_image_size["longest_edge"],
+            "tokens_per_tile": processors.image.tokens_per_tile,
+            "blank_line": len(blank_line),  # one token or two
+        }
+
+    def served_pixels(self, **limits: int) -> int:
+        return limits["longest_edge"] ** 2
+
+    def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
+        """Resize a page as the image processor would before it cuts tiles; count its tokens, names of tiles among them.
+
+        limits: as `image_limits` gave them.
+        """
+        tile, tokens = limits["tile"], limits["tokens_per_tile"]
+        processor = Idefics3ImageProcessorPil()
+        pixels = processor.resize(np.asarray(image).transpose(2, 0, 1), SizeDict(longest_edge=limits["longest_edge"]))
+        pixels = processor.resize_for_vision_encoder(pixels, tile, processor.resample)
+        rows, columns = pixels.shape[1] // tile, pixels.shape[2] // tile
+        fitted, whole = Image.fromarray(pixels.transpose(1, 2, 0)), tokens + 3
+        if rows == columns == 1:
+            return fitted, whole
+        return fitted, rows * (columns * (tokens + 2) + 1) + limits["blank_line"] - 1 + whole
+
+    export_example = """\
+    image = image_processor([[image] for image in images], return_row_col_info=True, return_tensors="pt")
+    prompts = []
+    for (rows,), (columns,) in zip(image.pop("rows"), image.pop("cols")):
+        tiles = [f"<row_{row}_col_{column}>" for row in range(1, rows + 1) for column in range(1, columns + 1)]
+        text = ""
+        for number, tile in enumerate(tiles, 1):
+            text += "<fake_token_around_image>" + tile + "<image>" * model.model.image_seq_len
+            text += "\\n" * (number % columns == 0) + "\\n" * (number == len(tiles))
+        text += "<fake_token_around_image><global-img>" + "<image>" * model.model.image_seq_len
+        prompts.append(serving["page_prompt"].replace("<image>", text + "<fake_token_around_image>"))"""
+
+
+def count_tokens(image_processor: Any, patch: int, scale: int) -> int:
+    """Return how many visual tokens a tile takes: `scale` x `scale` patches are merged into one."""
+    tile: int = image_processor.max_image_size["longest_edge"]
+    return (tile // patch // scale) ** 2
+
+
+def longest_edge(image_processor: Any, visual_tokens: int) -> int:
+    """Return the pixels of a page's longer side: a whole number of tiles, so that a square page stays within its limit.
+
+    The processor scales every page to this side, small ones too, and widens the other side to whole tiles.
+    """
+    tile: int = image_processor.max_image_size["longest_edge"]
+    side: int = min(image_processor.size["longest_edge"] // tile, MOST_SIDE)
+    while side > 1 and (side * side + 1) * image_processor.tokens_per_tile > visual_tokens:
+        side -= 1
+    return side * tile
+
+
+def lay_out_tiles(rows: int, columns: int, tokens_per_tile: int) -> str:
+    """Return the text that stands for a page: its tiles by rows, then the whole page; 0 x 0 is the whole page only."""
+    image = IMAGE_TOKEN * tokens_per_tile
+    text = ""
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            text += f"{AROUND_TILES}<row_{row}_col_{column}>{image}"
+        text += "\n"
+    if rows:
+        text += "\n"
+    return f"{text}{AROUND_TILES}{WHOLE_PAGE}{image}{AROUND_TILES}"
+
+
+FAMILY = SmolVLM()
