@@ -1,8 +1,8 @@
 """What a search by vectors from the shell waits for before it begins: imports, of what, and on whose behalf.
 
-    python benchmarks/imports.py                               # about three minutes
+    python benchmarks/imports.py                               # about a minute
 
-"CPU s" is the best of five processes that import so much and no more; each line has what the lines above it have, too.
+"CPU s" is the best of three processes that import so much and no more; each line has what the lines above it have, too.
 The second table says which module imports a package first, and through which others: only what begins with `randslot`
 is ours to change.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from record import keep, print_table
 
-REPEATS = 5
+REPEATS = 3
 STEPS = {
     "nothing": "pass",
     "torch": "import torch",

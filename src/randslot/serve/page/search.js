@@ -47,7 +47,7 @@ export async function search() {
   places = new Map();
   complete = true;
   loading = false;
-  $("more").hidden = $("empty").hidden = true;
+  $("more").hidden = $("empty").hidden = $("unknown").hidden = true;
   $("title").textContent = query ? "Pages, best first" : "In this library";
   $("title").classList.toggle("unseen", Boolean(query));
   if (!query) return list(number);
@@ -110,10 +110,11 @@ function empty() {
 
 async function tell(cut) {
   const query = at().get("q");
-  const missing = unknown.length ? `${showUnknown()}. ` : "";
+  $("unknown").textContent = `${showUnknown()}.`;
+  $("unknown").hidden = !unknown.length || !passed;
   if (!passed) await explainNothing();
-  else if (cut) say(`${missing}The best ${plural(passed, "page")} for "${query}". Say more in the search, or filter, to see others.`);
-  else say(missing + (complete ? `${plural(passed, "page")} for "${query}"` : `The best ${plural(passed, "page")} for "${query}"`));
+  else if (cut) say(`The best ${plural(passed, "page")} for "${query}". Say more in the search, or filter, to see others.`);
+  else say(complete ? `${plural(passed, "page")} for "${query}"` : `The best ${plural(passed, "page")} for "${query}"`);
   $("more").hidden = complete;
 }
 
