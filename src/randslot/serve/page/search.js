@@ -198,7 +198,7 @@ async function explainNothing() {
       paragraph("OCR reads them: ", code('pip install "randslot[ocr]"'), ", then ", code("randslot library words"), "."));
   }
   const query = at().get("q");
-  const tips = [unknown.length ? `${showUnknown()}: is it spelled right?` : "Try fewer or other words."];
+  const tips = [...(unknown.length ? [`${showUnknown()}: is it spelled right?`] : []), "Try fewer or other words."];
   if (/["“”„«»]/.test(query)) tips.push("Leave out the quotes: they ask for exactly these words in this order.");
   if (/(^|\s)-\p{L}/u.test(query)) tips.push("Leave out words with a minus before them: pages with those are not shown.");
   const wordless = status.pages - status.pages_with_text;
