@@ -56,7 +56,7 @@ class ExactStore:
         for page in pages:
             old = self._page(self.places[page.id])
             if page.vectors is not None:
-                old = replace(old, vectors=page.vectors, image=page.image)
+                old = replace(old, vectors=page.vectors, image=page.image, cut=page.cut)
             changed.append(replace(old, text=page.text or old.text))
         self.add(changed)
 
@@ -189,6 +189,9 @@ class ExactStore:
             text = self.pages[i].text
             origins[text.origin if text else ""] += 1
         return Contents(len(visible), with_vectors, dict(origins))
+
+    def count_cut(self, hidden: Collection[str]) -> int:
+        return sum(page.cut for page in self.pages if page.file not in hidden)
 
     def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
         for i, page in enumerate(self.pages):

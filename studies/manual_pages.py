@@ -106,20 +106,21 @@ def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_pairs(output: Path, packages: Path) -> int:
-    """Write the training pairs: a row a page, with all its titles."""
+    """Write the training pairs: a row a title."""
     rows: list[dict[str, Any]] = []
     for package, left_out in TRAINING.items():
-        for file in fetch(package, packages):
+        for number, file in enumerate(fetch(package, packages), start=1):  # several may have one name
             if file.name in left_out:
                 continue
-            name = f"{package}-{file.stem}.pdf"
+            name = f"{package}-{number}-{file.stem}.pdf"
             titles = read_manual(file).titles
             if not titles:
                 continue
             target = output / "train" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-            rows += [{"query": asked, "image": f"train/{name}#page={page}"} for page, asked in titles.items()]
+            for page, asked in titles.items():
+                rows += [{"query": title, "image": f"train/{name}#page={page}"} for title in asked]
     write_lines(output / "pairs.jsonl", rows)
     return len(rows)
 
@@ -200,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     output = parser.parse_args().output
-    print(f"{write_pairs(output, output / 'packages')} pages with titles to train on")
+    print(f"{write_pairs(output, output / 'packages')} titles to train on")
     write_tasks(output, output / "packages")
 
 

@@ -133,8 +133,16 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what it would take: steps, memory, disk, time.")
+    ] = False,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="For --dry-run: how many, if not those of this machine.")
+    ] = None,
 ) -> None:
     """Train a model on pairs of query and page.
+
+    randslot train qwen2.5-vl-3b --dry-run --devices 8
 
     randslot train qwen2.5-vl-3b --set slots=zero
 
@@ -143,10 +151,18 @@ def train(
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
     from .training.recipe import read_recipe
+
+    chosen = read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])])
+    if dry_run:
+        from .training.dry_run import describe_run
+
+        print(describe_run(chosen, devices))
+        return
+    if devices:
+        raise UsageError("--devices goes with --dry-run: torchrun --nproc-per-node starts a process for each device")
     from .training.train import train
 
-    changes = [*(changes or []), *([f"output={output}"] if output else [])]
-    train(read_recipe(recipe, changes), resume=resume)
+    train(chosen, resume=resume)
 
 
 @app.command(cls=PlainCommand, rich_help_panel=MODELS)

@@ -18,6 +18,7 @@ from randslot.library.library import Library
 from randslot.library.reading import ray as cluster
 from randslot.library.reading import ray_tasks
 from support.libraries import same, write_tiff
+from support.models import noise
 from support.pdf import write_pdf
 from support.qdrant_server import serving
 
@@ -111,6 +112,9 @@ def test_a_model_that_reads_text_gets_text(tmp_path):
     batch = {name: np.array([page[name] for page in pages], dtype=object) for name in pages[0]}
     assert [cluster._unpack(batch, i).strip() for i in range(2)] == ["Page 1", "Page 2"]
     assert len({page["hash"] for page in pages}) == 2
+    noise(64, 96).save(tmp_path / "scan.png")
+    (scan,) = ray_tasks.open_pages(row | {"source": os.fsencode(tmp_path / "scan.png"), "numbers": [1]})
+    assert (scan["error"], scan["text"], scan["pixels"]) == ("", "", b"")  # nothing to encode
     ray_tasks._renderers().close()
     ray_tasks._renderers.cache_clear()
 

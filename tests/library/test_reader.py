@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from randslot.errors import UsageError
 from randslot.library.binding import check_model
 from randslot.library.library import Library
+from randslot.library.show import show_vectors
+from randslot.model.reader import read_identity
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
-from support.pdf import write_pdf
+from support.pdf import write_pages, write_pdf
+from support.scans import write_scan
 
 
 def best(reader: ToyReader, query: str, pages: dict[int, bytes]) -> list[int]:
@@ -44,9 +48,7 @@ def test_a_reader_of_text(tmp_path):
     noise(64, 96).save(tmp_path / "scan.png")
     with Library(tmp_path / "lib", reader) as library:
         summary = library.add([tmp_path / "a.pdf", tmp_path / "scan.png"], workers=1)
-        assert summary.failed == {
-            str(tmp_path / "scan.png"): "it has no text, and this model reads text: use a model that reads images"
-        }
+        assert (summary.failed, summary.pages, summary.encoded, summary.without_text) == ({}, 4, 3, 1)
         (texts,) = reader.batches
         assert [text.strip() for text in texts] == ["Page 1", "Page 2", "Page 3"]
         pages = {number: text.encode() for number, text in enumerate(texts, start=1)}
@@ -57,17 +59,92 @@ def test_a_reader_of_text(tmp_path):
         assert (len(summary.changed), summary.pages, summary.encoded) == (1, 4, 1)
 
 
-def test_a_failed_page_fails_its_file_and_no_other(tmp_path):
+def test_a_page_without_text_says_so_and_gets_its_vectors_when_ocr_has_read_it(tmp_path, ocr_engine):
+    """Of a reader of text; what it reads is the text of the library, whoever has found it."""
     reader = ToyReader(reads="text")
+    write_pdf(tmp_path / "a.pdf", 8, [])
+    write_scan(tmp_path / "scan.png", "Second invoice", "of the warehouse")
+    with Library(tmp_path / "lib", reader) as library:
+        library.add([tmp_path / "a.pdf", tmp_path / "scan.png"], workers=1)
+        assert library.status().with_vectors == 8
+        assert library.notes()[-1] == "1 page has no text, and so no vectors: the model of this library reads text"
+        assert "without" not in show_vectors(library.status())
+        assert library.add(tmp_path / "a.pdf", workers=1).encoded == 0
+        assert len(reader.batches) == 1
+        library.read_words(ocr="missing", workers=1)
+        assert "invoice" in reader.batches[-1][0]
+        status = library.status()
+        assert (status.with_vectors, status.pages) == (9, 9)
+        assert not any("no text" in note for note in status.notes)
+        encoded = sum(len(batch) for batch in reader.batches)
+        library.read_words(ocr="all", workers=1)  # other words than those of the layer have other vectors
+        for page in library.store.find(("layer", "ocr"), vectors=True):
+            stored = library.store.read([page.id])[page.id]
+            assert np.allclose(stored.vectors, reader.vectors(stored.text.text.encode()), atol=1e-3)
+        again = sum(len(batch) for batch in reader.batches) - encoded
+        assert again <= 9
+
+
+def test_texts_that_are_cut_are_counted(tmp_path):
+    reader = ToyReader(reads="text")
+    write_pages(tmp_path / "a.pdf", [["short"], [f"line {i} of a long page" for i in range(15)]])
+    with Library(tmp_path / "lib", reader) as library:
+        library.add(tmp_path / "a.pdf", workers=1)
+        (note,) = library.notes()
+        assert note == "1 page has more text than the model reads: what is behind has no vectors"
+        write_pages(tmp_path / "a.pdf", [["short"], ["shorter now"]])
+        library.add(tmp_path / "a.pdf", workers=1)
+        assert library.notes() == []
+
+
+def test_a_library_without_vectors_gives_its_texts_to_a_reader_of_text(tmp_path):
+    write_pdf(tmp_path / "a.pdf", 3, [])
+    with Library(tmp_path / "lib") as library:
+        library.add(tmp_path / "a.pdf", workers=1)
+    reader = ToyReader(reads="text")
+    with Library(tmp_path / "lib", reader) as library:
+        assert library.add(tmp_path / "a.pdf", workers=1).encoded == 3
+        assert library.status().with_vectors == 3
+    texts = [text.strip() for batch in reader.batches for text in batch]
+    assert sorted(texts) == ["Page 1", "Page 2", "Page 3"]
+
+
+def test_a_failed_page_fails_its_file_and_no_other(tmp_path):
+    reader = ToyReader()
     write_pdf(tmp_path / "a.pdf", 2, [])
-    write_tiff(tmp_path / "b.tif", [1, 2, 3])
+    write_torn_tiff(tmp_path / "b.tif")
     write_pdf(tmp_path / "c.pdf", 3, [])
     with Library(tmp_path / "lib", reader) as library:
         summary = library.add(tmp_path, batch=4, workers=1)
         assert [Path(source).name for source in summary.added] == ["a.pdf", "c.pdf"]
         assert list(summary.failed) == [str(tmp_path / "b.tif")]
-        assert summary.failed[str(tmp_path / "b.tif")].startswith("page 1: it has no text")
+        assert summary.failed[str(tmp_path / "b.tif")].startswith("page 2: ")
         assert (summary.pages, library.verify()) == (5, [])
+
+
+def write_torn_tiff(file: Path) -> None:
+    """Write a TIFF of three pages, of which the second cannot be decompressed."""
+    first, *rest = [noise(64, 96, seed) for seed in range(3)]
+    first.save(file, save_all=True, append_images=rest, compression="tiff_adobe_deflate")
+    with Image.open(file) as image:
+        image.seek(1)
+        start, size = image.tag_v2[273][0], image.tag_v2[279][0]
+    content = bytearray(file.read_bytes())
+    content[start : start + size] = bytes(size)
+    file.write_bytes(content)
+
+
+def test_settings_that_came_later_have_their_defaults_where_they_are_missing():
+    """A library of before, without the setting, belongs to the same model with it; another value is another model."""
+    identity = ToyReader(reads="text").identity
+    now = replace(identity, settings={**identity.settings, "text_tokens": 1536, "reduction": "none"})
+    check_model(identity, now, "lib")
+    check_model(now, identity, "lib")
+    with pytest.raises(UsageError, match="was made with text_tokens=1536 and not 512"):
+        check_model(identity, replace(now, settings={**now.settings, "text_tokens": 512}), "lib")
+    values = identity.as_dict()
+    del values["reads"]
+    assert read_identity(values).reads == "image"
 
 
 def test_what_differs_is_named(tmp_path):

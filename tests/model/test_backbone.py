@@ -13,11 +13,15 @@ from randslot.model.tokenizer import make_tokenizer
 from support.models import language_model, make, safe_half_precision
 
 # Parameters without a language head, of the adapter; width, layers, heads, of keys, feed-forward; layers and width
-# of the tower. The first counts are those of the files on the hub, less the head where it is not tied.
+# of the tower. The first counts are those of the files on the hub, less what is not used here: a head that is not tied,
+# and the layer of Qwen3.5 that predicts several tokens.
 REAL = {
     "qwen2.5-vl-3b": (3_754_622_976, 7_372_800, 2048, 36, 16, 2, 11008, 32, 1280),
     "qwen3-vl-2b": (2_127_532_032, 6_422_528, 2048, 28, 16, 8, 6144, 24, 1024),
     "qwen3-vl-4b": (4_437_815_808, 11_796_480, 2560, 36, 32, 8, 9728, 24, 1024),
+    "qwen3.5-0.8b": (873_438_784 - 20_452_864, 4_030_464, 1024, 24, 8, 2, 3584, 12, 768),
+    "qwen3.5-2b": (2_274_069_824 - 60_828_160, 5_013_504, 2048, 24, 8, 2, 6144, 24, 1024),
+    "qwen3.5-4b": (4_539_265_536, 9_830_400, 2560, 32, 16, 4, 9216, 24, 1024),
     "smolvlm-256m": (256_484_928 - 49_280 * 576, 1_843_200, 576, 30, 9, 3, 1536, 12, 768),
     "smolvlm-500m": (507_482_304 - 49_280 * 960, 3_276_800, 960, 32, 15, 5, 2560, 12, 768),
 }
@@ -69,7 +73,8 @@ def test_default_lora_is_the_papers(family):
         [name for name, _ in part.named_modules() if name.endswith("lora_A.default")]
         for part in (model.encoder.backbone, language_model(model))
     )
-    assert len(adapted) == len(of_language) == 2 * 4
+    # Two layers of attention; of Qwen3.5 one, and three of DeltaNet.
+    assert len(adapted) == len(of_language) == (4 + 3 * 2 if family == "qwen3.5" else 2 * 4)
 
 
 def test_adapters_train_in_float32_on_a_half_precision_backbone(family):

@@ -207,6 +207,13 @@ def test_queries_and_pages_of_the_wrong_kind_are_told(folders: dict[str, Path]) 
         model.embed_queries(["a"], num_vectors=3)
 
 
+@pytest.mark.parametrize("name", ["minilm", "colbert"])
+def test_a_model_of_text_says_which_texts_it_cuts(folders: dict[str, Path], name: str) -> None:
+    model = open_model(str(folders[name]), device="cpu")
+    assert model.identity.reads == "text"
+    assert (model.is_cut("a few words"), model.is_cut("word " * 100)) == (False, True)
+
+
 def test_a_model_that_somebody_has_loaded_can_be_adopted(folders: dict[str, Path]) -> None:
     model = adopt(SentenceTransformer(str(folders["minilm"]), device="cpu"))
     assert model.identity.name is None

@@ -27,6 +27,7 @@ SERVED = ("zero", "fixed", "learned")
 WANTED = {
     "qwen2.5-vl": ("Qwen2_5_VL", 64 * 28**2, "Qwen2VLVideoProcessor"),
     "qwen3-vl": ("Qwen3VL", 64 * 32**2, "Qwen3VLVideoProcessor"),
+    "qwen3.5": ("Qwen3_5", 64 * 32**2, "Qwen3VLVideoProcessor"),
     "smolvlm": ("Idefics3", 3 * 32, ""),
 }
 

@@ -39,6 +39,11 @@ def paper_loop(model: MultiVectorEncoder, features: dict[str, Tensor], num: int,
     return torch.stack(readouts, dim=1)
 
 
+# Weights of Qwen3.5 that a head's decay depends on. Decays are summed over positions before they are compared, in
+# float32 and up to hundreds, so their gradients are known to some absolute error only.
+OF_DECAY = ("A_log", "dt_bias", "in_proj_a.weight")
+
+
 def features_of(model: MultiVectorEncoder, side: str, pages: list, queries: list[str]) -> dict[str, Tensor]:
     if side == "page":
         return model.preprocess(pages, task="document")
@@ -66,14 +71,15 @@ def test_vectors_and_gradients_equal_the_papers_loop(family, strategy, side, pag
     torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
 
     weight = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(1))
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    names, parameters = zip(*model.named_parameters(), strict=True)
     ours = torch.autograd.grad((vectors * weight).sum(), parameters, allow_unused=True)
     theirs = torch.autograd.grad((expected * weight).sum(), parameters, allow_unused=True)
     compared = 0
-    for a, b in zip(ours, theirs, strict=True):
+    for name, a, b in zip(names, ours, theirs, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b.norm() > 1e-6:
-            assert (a - b).norm() / b.norm() < 1e-4
+            rounding = 5e-5 if name.endswith(OF_DECAY) else 0
+            assert (a - b).norm() < 1e-4 * b.norm() + rounding, name
             compared += 1
     assert compared > 15
 
@@ -96,7 +102,7 @@ def test_feedback_gradients_flow_through_the_reinserted_readout(family, queries)
     def gradient(detach: bool) -> Tensor:
         content = encoder.read_content(features)
         step = (lambda _, readout: readout.detach()) if detach else (lambda _, readout: readout)
-        vectors = read_stepwise(encoder.parts, content, 3, step, cached=True)
+        vectors = read_stepwise(encoder.parts, content, 3, step, cached=model.family.cache_keeps_gradients)
         (grad,) = torch.autograd.grad(vectors[:, -1].sum(), [language_model(model).norm.weight])
         return grad
 

@@ -17,6 +17,7 @@ from randslot.library.library import Library
 from randslot.model.reader import Identity, Reads, Side, Vectors
 from support.models import noise
 
+TOY_CHARACTERS = 200  # of a text that a toy reads
 REAL = os.environ.get("RANDSLOT_QDRANT_URL")
 
 
@@ -37,7 +38,10 @@ class ToyReader:
 
     @property
     def identity(self) -> Identity:
-        return Identity(None, None, "toy", "float32", self.dimension, {"tone": "plain", "reads": self.reads})
+        return Identity(None, None, "toy", "float32", self.dimension, {"tone": "plain"}, self.reads)
+
+    def is_cut(self, page: str) -> bool:
+        return len(page) > TOY_CHARACTERS
 
     def num_vectors(self, side: Side) -> int | None:
         return self.query_vectors if side == "query" else self.page_vectors

@@ -13,18 +13,22 @@ from sentence_transformers import MultiVectorEncoder
 
 import randslot
 
-QWEN_FAMILIES = ("qwen2.5-vl", "qwen3-vl")
+QWEN_FAMILIES = ("qwen2.5-vl", "qwen3-vl", "qwen3.5")
 FAMILIES = (*QWEN_FAMILIES, "smolvlm")
 
 STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
 
 
 def lively(model: MultiVectorEncoder) -> MultiVectorEncoder:
-    """Scale the weights up: with a fresh model's tiny ones, wrong positions or masks would hardly show."""
+    """Scale the weights up: with a fresh model's tiny ones, wrong positions or masks would hardly show.
+
+    Four layers (Qwen3.5) less than two: there, five times would make large ones of rounding errors.
+    """
+    factor = 3 if model.encoder.backbone.config.get_text_config().num_hidden_layers > 2 else 5
     with torch.no_grad():
         for parameter in model.encoder.backbone.parameters():
             if parameter.ndim >= 2:
-                parameter.mul_(5)
+                parameter.mul_(factor)
     return model
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
+from ..model.reader import PageReader, Reads
 from .fill import Fill
 from .manifest import Manifest
 from .reading.reader import FileReader
@@ -12,17 +15,32 @@ from .stores.store import Store
 Ocr = Literal["missing", "all"]
 
 
-def complete_pages(fill: Fill, reader: FileReader, *, encode: bool) -> int:
+@dataclass(frozen=True)
+class BoundModel:
+    """The model of a library before it is loaded: what it takes of a page."""
+
+    reads: Reads
+    load: Callable[[], PageReader]
+
+
+def complete_pages(fill: Fill, reader: FileReader, model: BoundModel | None) -> int:
     """Read and encode what pages lack that are stored already; return how many were encoded."""
     read = fill.read_layers()
-    encoded = fill.encode(reader) if encode else 0
+    encoded = 0
+    if model is not None and model.reads == "text":
+        encoded = fill.encode_texts(model.load, again=False)
+    elif model is not None:
+        encoded = fill.encode(reader)
     if read or encoded:
         fill.store.optimize()
     return encoded
 
 
-def read_words(fill: Fill, *, language: str | None, ocr: Ocr | None) -> int:
-    """Read the words of pages that have none yet, in another language if one is named; return how many were read."""
+def read_words(fill: Fill, model: BoundModel | None, *, language: str | None, ocr: Ocr | None) -> int:
+    """Read the words of pages that have none yet, in another language if one is named; return how many were read.
+
+    Texts that OCR has found are encoded if the model reads text.
+    """
     fill.store.prepare(dim=None, words=True)
     if language and language != fill.words.language:
         fill.words.set(language)
@@ -30,6 +48,8 @@ def read_words(fill: Fill, *, language: str | None, ocr: Ocr | None) -> int:
     num = fill.read_layers()
     if ocr is not None:
         num += fill.read_scans(all_pages=ocr == "all")
+        if model is not None and model.reads == "text":
+            fill.encode_texts(model.load, again=ocr == "all")
     fill.store.optimize()
     return num
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import RandSlotError
+from ..model.reader import PageReader
 from ..pages.text import PageText
 from .ingest import SAFE_SECONDS
 from .manifest import Manifest
+from .reading.content import hash_text
 from .reading.reader import FileReader, WantedPages
 from .reading.workers import Renderers
 from .results import Progress
@@ -63,6 +65,21 @@ class Fill:
             if time.monotonic() - flushed >= SAFE_SECONDS:
                 self.store.flush()
                 flushed = time.monotonic()
+        return num
+
+    def encode_texts(self, load_model: Callable[[], PageReader], *, again: bool, batch: int = 8) -> int:
+        """Have a model encode the stored texts of pages that have no vectors; return how many were encoded.
+
+        again: also of pages that have vectors, where the text is another one than they were made from.
+        """
+        ids = [page.id for page in self.store.find(("layer", "ocr"), vectors=None if again else False)]
+        num = 0
+        for start in range(0, len(ids), batch):
+            pages = [page for page in self.store.read(ids[start : start + batch]).values() if _has_news(page)]
+            if pages:
+                self.store.update(_encode_texts(load_model(), pages))
+                num += len(pages)
+            self.report(Progress(0, 0, start + batch, len(ids), stage="vectors"))
         return num
 
     def analyse_again(self) -> None:
@@ -145,3 +162,18 @@ class Fill:
             if file.id in numbers and not is_gone(file.source):
                 wanted.append(WantedPages(file.id, file.source, tuple(sorted(numbers[file.id]))))
         return wanted
+
+
+def _has_news(page: StoredPage) -> bool:
+    """Whether a page has a text that its vectors, if it has any, were not made from."""
+    text = page.text.text if page.text else ""
+    return bool(text.strip()) and (page.vectors is None or page.image != hash_text(text))
+
+
+def _encode_texts(model: PageReader, pages: list[StoredPage]) -> list[StoredPage]:
+    """Return the new vectors of pages by their texts, as the store takes them."""
+    texts = [page.text.text for page in pages if page.text]
+    encoded = []
+    for page, text, vectors in zip(pages, texts, model.embed_pages(texts), strict=True):
+        encoded.append(StoredPage(page.file, page.number, hash_text(text), vectors, cut=model.is_cut(text)))
+    return encoded

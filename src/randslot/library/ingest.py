@@ -240,7 +240,7 @@ class Ingest:
         text = self._make_text(page)
         if old and old.text and old.text.origin == "ocr" and text and text.origin == "none":
             text = old.text
-        return StoredPage(page.file, page.number, page.hash, vectors, text)
+        return StoredPage(page.file, page.number, page.hash, vectors, text, page.cut or bool(old and old.cut))
 
     def _make_text(self, page: ReadPage) -> StoredText | None:
         if page.text is None:

@@ -26,7 +26,7 @@ from ..words.languages import find_language
 from ..words.snippets import Found
 from .address import is_address, read_address
 from .binding import EMBEDDED, check_model, load_bound, read_binding
-from .completion import Ocr, complete_pages, count_unread, read_words
+from .completion import BoundModel, Ocr, complete_pages, count_unread, read_words
 from .fill import Fill
 from .filters import check_metadata
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
@@ -205,7 +205,7 @@ class Library:
                 ingest = Ingest(self.manifest, self.store, self.words, renderers, reader, metadata, progress, summary)
                 ingest.run([*listing.files, *images])
                 fill = Fill(self.manifest, self.store, self.words, renderers, progress)
-                summary.encoded += complete_pages(fill, reader, encode=self.binding is not None)
+                summary.encoded += complete_pages(fill, reader, self._bound_model())
                 if self._model is not None:
                     self._estimate_trust()
             if prune:
@@ -224,7 +224,9 @@ class Library:
         progress: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Read the words of pages that have none yet; nothing is encoded. Return how many pages have been read.
+        """Read the words of pages that have none yet. Return how many pages have been read.
+
+        Nothing is encoded, but for what OCR has read if the model of the library reads text.
 
         language: another one for the whole library, whose words are counted anew. ocr: also read pages without a text
         layer by OCR, or all pages. stop: asked after each page, and ends it. Searches go on meanwhile; stopped or
@@ -237,7 +239,10 @@ class Library:
             raise RandSlotError(MISSING)
         with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
             fill = Fill(self.manifest, self.store, self.words, renderers, progress, stop)
-            return read_words(fill, language=wanted, ocr=ocr)
+            return read_words(fill, self._bound_model(), language=wanted, ocr=ocr)
+
+    def _bound_model(self) -> BoundModel | None:
+        return BoundModel(self.binding.reads, lambda: self.model) if self.binding else None
 
     def count_without_text(self) -> int:
         """Return how many pages no search by words can find: those that OCR has not read, or nobody has looked at."""
@@ -460,6 +465,24 @@ class Library:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")
         if self.trust is not None and not self.trust.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
+        if self.binding is not None and self.binding.reads == "text":
+            notes += self._note_texts()
+        return notes
+
+    def _note_texts(self) -> list[str]:
+        """Return which pages a model that reads text has not read, or not to their end."""
+        assert self.binding is not None
+        notes = []
+        hidden = self.manifest.hidden()
+        if cut := self.store.count_cut(hidden):
+            most = self.binding.settings.get("text_tokens")
+            limit = f" of {most} tokens" if most else ""
+            pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
+            notes.append(f"{pages} more text than the model reads{limit}: what is behind has no vectors")
+        contents = self.store.contents(hidden)
+        if without := contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0):
+            pages = "1 page has" if without == 1 else f"{without:,} pages have"
+            notes.append(f"{pages} no text, and so no vectors: the model of this library reads text")
         return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:

@@ -249,8 +249,10 @@ def show_vectors(status: Status) -> str:
         f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
         f"{page or 'several'} a page, {query or 'several'} a query, {model.dimension} dimensions",
     ]
-    if status.with_vectors < status.pages:
-        parts.append(f"{plural(status.pages - status.with_vectors, 'page')} without: index again to go on")
+    # Pages without text have none in a model that reads text, whoever indexes them again.
+    possible = status.with_text if model.reads == "text" else status.pages
+    if status.with_vectors < possible:
+        parts.append(f"{plural(possible - status.with_vectors, 'page')} without: index again to go on")
     return "; ".join(parts)
 
 

@@ -148,6 +148,13 @@ def build_backbone(
     return Backbone(family, family.prepare(model), processors, Source())
 
 
+def find_shape(name: str) -> str | None:
+    """Return the shape of a published backbone by its hub id or folder, if it is known before it is loaded."""
+    words = [word for word in Path(name).name.lower().split("-") if word not in ("instruct", "embedding")]
+    shape = "-".join(words)
+    return shape if (resources.files(__package__) / "shapes" / f"{shape}.json").is_file() else None
+
+
 def _read_shape(shape: str) -> dict[str, Any]:
     shapes = resources.files(__package__) / "shapes"
     file = Path(shape) if shape.endswith(".json") else Path(str(shapes / f"{shape}.json"))

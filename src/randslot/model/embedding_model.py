@@ -65,7 +65,9 @@ class EmbeddingModel:
     @property
     def identity(self) -> Identity:
         source, settings = self.source, asdict(self.settings)
-        return Identity(source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings)
+        return Identity(
+            source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings, self.reads
+        )
 
     @cached_property
     def weights_key(self) -> str:
@@ -96,6 +98,14 @@ class EmbeddingModel:
     @property
     def reads(self) -> Reads:
         return self.settings.reads
+
+    def is_cut(self, page: str) -> bool:
+        most = getattr(self.model[0], "document_length", None) or self.model.max_seq_length
+        if self.reads != "text" or most is None:
+            return False
+        text = self.model.prompts.get("document", "") + page
+        num: int = len(self.model.tokenizer(text, verbose=False)["input_ids"])
+        return bool(num > most)
 
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)

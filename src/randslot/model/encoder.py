@@ -53,6 +53,7 @@ class SlotEncoder(InputModule):
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
         self.settings = settings
         self.slots = self._make_strategy(settings.slots)
+        self.loops = False  # in training run every prefix anew, as the paper does, each with dropout of its own
         self.recall: Callable[[Tensor], Seen] | None = None  # what was seen of known pages, by their numbers
         self.use(inference=settings.inference)
 
@@ -168,16 +169,23 @@ class SlotEncoder(InputModule):
 
         The mask has zeros only where every token is read and some inputs are shorter than others.
         """
+        return self.read(self.read_content(features), features)
+
+    def read(self, content: Content, features: dict[str, Any]) -> dict[str, Tensor]:
+        """Return what `forward` does, of features that are embedded and placed already."""
         side: Side = features["side"]
         num = self.settings.vectors(side) - 1
         strategy = self.slots if self.training else self.inference_slots
-        content = self.read_content(features)
         if strategy.every_token:
             return self._read_tokens(content, side, features["keys"])
         if isinstance(strategy, Sequential):
             # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
-            cached = not (self.training and self.backbone.is_gradient_checkpointing)
+            checkpointed = self.training and self.backbone.is_gradient_checkpointing
+            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
+        elif self.training and self.loops:
+            slots_BSD = strategy(side, num, features["keys"])
+            vectors = read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
         else:
             vectors = read_once(self.parts, content, strategy(side, num, features["keys"]))
         mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)

@@ -77,10 +77,10 @@ class RandSlotModel(MultiVectorEncoder):
 
     @property
     def identity(self) -> Identity:
-        home = self.encoder.home
-        return Identity(
-            home.name, home.revision, self.weights_key, self.encoder.dtype, self.dimension, asdict(self.settings)
-        )
+        home, encoder = self.encoder.home, self.encoder
+        settings = asdict(self.settings)
+        del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # its vectors do not depend on it
+        return Identity(home.name, home.revision, self.weights_key, encoder.dtype, self.dimension, settings, self.reads)
 
     @property
     def dimension(self) -> int:
@@ -93,6 +93,9 @@ class RandSlotModel(MultiVectorEncoder):
     @property
     def page_pixels(self) -> int:
         return self.encoder.page_pixels
+
+    def is_cut(self, page: str) -> bool:
+        return self.reads == "text" and len(self.page_opener(page)) < len(page.strip())
 
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)

@@ -25,7 +25,8 @@ class Identity:
     """Which model this is, and how it makes vectors.
 
     name: a folder, a hub id or the address of a server; None for a model that was made in memory. weights: a hash of
-    the weights and of the processors before them. settings: all else that its vectors depend on.
+    the weights and of the processors before them. settings: all else that its vectors depend on. reads: whether it
+    takes the image of a page or its text.
     """
 
     name: str | None
@@ -34,6 +35,7 @@ class Identity:
     dtype: str
     dimension: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    reads: Reads = "image"
 
     def __str__(self) -> str:
         revision = f" at revision {self.revision}" if self.revision else ""
@@ -50,7 +52,7 @@ class Identity:
     def as_dict(self) -> dict[str, Any]:
         """Return it as one flat table, as library.json keeps it."""
         first = {"name": self.name, "revision": self.revision, "weights": self.weights, "dtype": self.dtype}
-        return {**first, **self.settings, "dimension": self.dimension}
+        return {**first, **self.settings, "dimension": self.dimension, "reads": self.reads}
 
 
 def read_identity(values: Mapping[str, Any]) -> Identity:
@@ -59,8 +61,9 @@ def read_identity(values: Mapping[str, Any]) -> Identity:
     Errors: KeyError for what is missing.
     """
     own = ("name", "revision", "weights", "dtype", "dimension")
-    settings = {key: value for key, value in values.items() if key not in own}
-    return Identity(**{key: values[key] for key in own}, settings=settings)
+    settings = {key: value for key, value in values.items() if key not in (*own, "reads")}
+    reads: Reads = "text" if values.get("reads") == "text" else "image"  # all models of before read images
+    return Identity(**{key: values[key] for key in own}, settings=settings, reads=reads)
 
 
 class PageReader(Protocol):
@@ -81,6 +84,9 @@ class PageReader(Protocol):
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page image that it looks at."""
+
+    def is_cut(self, page: str) -> bool:
+        """Whether a text is longer than what it reads of a page; the rest has no part in the vectors."""
 
     def num_vectors(self, side: Side) -> int | None:
         """Return how many vectors a query or a page has; None if that depends on what is in it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from functools import partial
 from math import acos, pi
@@ -10,24 +9,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-from rich.console import Console
 from sentence_transformers import MultiVectorEncoderTrainingArguments
 from torch.utils.data import BatchSampler
 
 from ..errors import UsageError
+from .hardware import PREFETCH, Hardware
 from .recipe import Recipe
 
 
-def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -> MultiVectorEncoderTrainingArguments:
-    """Turn a recipe into the trainer's arguments, saying what this machine lacks in one line each."""
-    on_gpu = torch.cuda.is_available()
-    paged = recipe.optimizer == "paged_adamw_8bit"
-    if paged and not (on_gpu and importlib.util.find_spec("bitsandbytes")):
-        console.print("no GPU with bitsandbytes here: AdamW in float32 instead of PagedAdamW8bit")
-        paged = False
-    if recipe.precision == "bf16" and not on_gpu:
-        console.print("no GPU here: float32 instead of bfloat16")
+def make_arguments(recipe: Recipe, folder: Path, world: int, hardware: Hardware) -> MultiVectorEncoderTrainingArguments:
+    """Turn a recipe into the trainer's arguments."""
+    on_gpu = hardware.on_gpu
     args = MultiVectorEncoderTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=recipe.epochs,
@@ -35,9 +27,10 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         gradient_accumulation_steps=1,
         dataloader_drop_last=True,
         dataloader_num_workers=recipe.workers,
+        dataloader_prefetch_factor=PREFETCH if recipe.workers else None,
         # Persistent workers would draw from the global generator once, but again after a resume: other slots.
         dataloader_persistent_workers=False,
-        optim="paged_adamw_8bit" if paged else "adamw_torch",
+        optim=hardware.optimizer,
         learning_rate=recipe.learning_rate,
         adam_beta1=recipe.beta1,
         adam_beta2=recipe.beta2,
@@ -49,7 +42,7 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, console: Console) -
         lr_scheduler_kwargs={"num_cycles": acos(2 * recipe.rate_left - 1) / (2 * pi)},
         warmup_steps=recipe.warmup,
         **_order(recipe),
-        bf16=recipe.precision == "bf16" and on_gpu,
+        bf16=hardware.precision == "bf16",
         use_cpu=not on_gpu,
         ddp_backend="gloo" if "RANK" in os.environ and not on_gpu else None,
         ddp_find_unused_parameters=False,

@@ -33,7 +33,8 @@ def score(queries: Side, pages: Side, first: int | None = None) -> Tensor:
     (query_vectors, query_mask), (page_vectors, page_mask) = (
         (vectors[:, :first].float(), mask[:, :first]) for vectors, mask in (queries, pages)
     )
-    with torch.autocast(query_vectors.device.type, enabled=False):
+    device = query_vectors.device.type
+    with torch.autocast(device, enabled=False) if device != "meta" else nullcontext():
         scores: Tensor = maxsim(query_vectors, page_vectors, a_mask=query_mask, b_mask=page_mask)
     return scores
 

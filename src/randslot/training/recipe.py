@@ -25,6 +25,7 @@ CHOICES = {
     "repeated_pages": ("mask", "negatives"),
     "optimizer": ("paged_adamw_8bit", "adamw"),
     "precision": ("bf16", "fp32"),
+    "execution": ("pass", "loop"),
 }
 LEAST = {
     "epochs": 1,
@@ -57,6 +58,7 @@ FREE = frozenset(
         "output",
         "workers",
         "micro_batch",
+        "gradient_cache",
         "gradient_checkpointing",
         "save_every",
         "on_bad_row",
@@ -117,9 +119,11 @@ class Recipe(Settings):
     weight_decay: float = 0.01
     clip: float = 1.0
 
-    # The execution: what is computed does not depend on it.
-    micro_batch: int = 1  # pairs that a device holds at once; 0: its whole share of the batch
+    # The execution: what is computed does not depend on it, but for dropout under "loop".
+    micro_batch: int = 1  # pages that a device encodes at once; 0: its whole share of the batch
+    gradient_cache: bool = True  # hold one micro-batch at a time, for a second forward; false: all of them
     gradient_checkpointing: bool = True
+    execution: str = "pass"  # all readouts in one pass; "loop": every prefix anew as in the paper, K times the work
     precision: str = "bf16"  # on a GPU; a CPU computes in float32
     workers: int = 4  # processes that open page images, on each device
 

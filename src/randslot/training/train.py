@@ -40,7 +40,9 @@ from ..model.model import RandSlotModel
 from ..model.preprocessing import Preprocessor
 from ..model.still_vision import KnownPage, StillVision
 from .arguments import make_arguments, share
+from .hardware import check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
 from .loss import Loss
+from .memory import largest_page
 from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
 from .reading_loss import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
@@ -101,7 +103,9 @@ class Run:
         self.console = Console(stderr=True, quiet=self.rank != 0, highlight=False, soft_wrap=True)
         self.bar = Bar(self.console)
         self.batch = share(recipe.batch, self.world)
+        self.hardware = choose_hardware(recipe)
         self.still: StillVision | None = None
+        refuse_sharding()
         if recipe.objective == "reading" and self.world > 1:
             raise UsageError("reading is trained in one process: it is meant for small backbones")
         self.checkpoint = _last_checkpoint(self.folder, self.world)
@@ -119,6 +123,11 @@ class Run:
             # A worker's error arrives with its traceback as its message; its last line is ours.
             line = str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]
             raise type(error)(line) from error
+        except torch.OutOfMemoryError as error:
+            raise RandSlotError(
+                "the GPU has too little memory: set gradient_cache = true, then a smaller micro_batch or fewer "
+                "visual_tokens; randslot train RECIPE --dry-run computes what is needed"
+            ) from error
         except KeyboardInterrupt:
             if self.recipe.save_every:
                 self.console.print("stopped: --resume goes on from the last checkpoint")
@@ -133,6 +142,9 @@ class Run:
         pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
         if self.rank == 0:
             self.begin()
+        for line in self.hardware.fallbacks:
+            self.console.print(line)
+        self.check_shared_memory(model)
         trainer = self.make_trainer(model, pairs, evaluator)
         if self.checkpoint:
             self.console.print(f"going on from {self.checkpoint}")
@@ -176,17 +188,17 @@ class Run:
     def make_model(self) -> RandSlotModel:
         """Make the model as it is before training: the same for every strategy under one seed."""
         recipe = self.recipe
-        on_gpu = torch.cuda.is_available()
-        half = on_gpu and recipe.precision == "bf16" and recipe.lora  # all weights train in float32, under autocast
         adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
         options: dict[str, Any] = {
             "lora": adapter if recipe.lora else False,
-            "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu",
-            "dtype": torch.bfloat16 if half else torch.float32,
+            "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if self.hardware.on_gpu else "cpu",
+            "dtype": self.hardware.weights_dtype(recipe),
+            "attn_implementation": self.hardware.attention,
         }
         options |= asdict(recipe.settings())
         model = untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
         _check_reads(recipe, model)
+        model.encoder.loops = recipe.execution == "loop"
         return model
 
     def make_trainer(
@@ -196,7 +208,7 @@ class Run:
         recipe = self.recipe
         if recipe.gradient_checkpointing:
             model.backbone.checkpoint_layers()
-        args = make_arguments(recipe, self.folder, self.world, self.console)
+        args = make_arguments(recipe, self.folder, self.world, self.hardware)
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
@@ -222,8 +234,15 @@ class Run:
 
     def make_preprocessor(self, model: RandSlotModel) -> Preprocessor:
         """Return what workers preprocess with: page images leave them in the type that the first layer computes in."""
-        half = torch.cuda.is_available() and self.recipe.precision == "bf16"
-        return replace(model.preprocessor, dtype=torch.bfloat16) if half else model.preprocessor
+        return replace(model.preprocessor, dtype=self.hardware.dtype)
+
+    def check_shared_memory(self, model: RandSlotModel) -> None:
+        """Refuse to start if the workers of this machine have no room for their batches."""
+        if self.recipe.workers:
+            features = self.make_preprocessor(model)([largest_page(model)], task="document")
+            page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, torch.Tensor))
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            check_shared_memory(shared_bytes(self.recipe, page_bytes, self.batch, here), self.recipe.workers)
 
     def make_loss(self, model: RandSlotModel) -> torch.nn.Module:
         """Make the loss of the recipe's objective."""
@@ -237,6 +256,7 @@ class Run:
             micro_batch=recipe.micro_batch,
             mask_repeats=recipe.repeated_pages == "mask",
             prefixes=recipe.prefixes,
+            gradient_cache=recipe.gradient_cache,
         )
 
     def make_evaluator(self) -> BaseEvaluator | None:
@@ -278,6 +298,9 @@ class Run:
             "seed": self.recipe.seed,
             "commit": _commit(),
             "optimizer": trainer.args.optim,
+            "attention": model.backbone.model.config._attn_implementation,
+            "precision": self.hardware.precision,
+            "fallbacks": list(self.hardware.fallbacks),
             "broken_images_passed_over": num_skipped,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "versions": _versions(),

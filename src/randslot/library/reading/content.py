@@ -15,7 +15,7 @@ from .workers import Renderers, hash_image
 
 @dataclass(frozen=True)
 class Content:
-    """What a model takes of a page (None without a model), the text of the page, and a hash.
+    """What a model takes of a page (None if there is no model, or nothing for it), the text of the page, and a hash.
 
     hash: of what the model takes; a page with the same hash has the same vectors. Without a model, of the text.
     """
@@ -28,17 +28,16 @@ class Content:
 def read_content(renderers: Renderers, reads: Reads | None, pixels: int, file: str, number: int) -> Content:
     """Open a page of a file: its text, and an image of about `pixels` pixels if that is what a model reads.
 
-    Errors: RandSlotError with the reason why it cannot be opened, or has no text for a model that reads text.
+    A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
+
+    Errors: RandSlotError with the reason why it cannot be opened.
     """
     if reads == "image":
         image = renderers.render(file, number, pixels)
         return Content(image, _read_text_if_any(renderers, file, number), hash_image(image))
     text = renderers.read_text(file, number)
-    if reads == "text" and text.problem:
-        raise RandSlotError(text.problem)
-    if reads == "text" and not text.text.strip():
-        raise RandSlotError("it has no text, and this model reads text: use a model that reads images")
-    return Content(text.text if reads == "text" else None, text, hash_text(text.text))
+    wanted = reads == "text" and text.text.strip()
+    return Content(text.text if wanted else None, text, hash_text(text.text))
 
 
 def _read_text_if_any(renderers: Renderers, file: str, number: int) -> PageText:

@@ -85,5 +85,6 @@ def _encode(model: PageReader | None, opened: list[tuple[Place, Content]]) -> li
     for (pages, number), content in opened:
         is_new = content.page is not None and content.hash not in pages.known
         own = next(vectors) if is_new else None
-        read.append(ReadPage(pages.file, number, content.hash, own, content.text))
+        cut = model is not None and isinstance(content.page, str) and model.is_cut(content.page)
+        read.append(ReadPage(pages.file, number, content.hash, own, content.text, cut=cut))
     return read

@@ -88,14 +88,14 @@ class RayReader:
             **_places(ray.cluster_resources()),
         )
 
-    def _read(self, file: str, number: int, hash: str, error: str, layer: str, vectors: bytes) -> ReadPage:
+    def _read(self, file: str, number: int, hash: str, error: str, layer: str, vectors: bytes, cut: bool) -> ReadPage:
         """Return a page as it came back; without vectors or an error it is one whose hash is known."""
         found = np.frombuffer(vectors, np.float16).astype(np.float32).reshape(-1, self.identity.dimension)
         text = parse_text(str(layer)) if layer else None
-        return ReadPage(str(file), int(number), str(hash), found if len(found) else None, text, str(error))
+        return ReadPage(str(file), int(number), str(hash), found if len(found) else None, text, str(error), bool(cut))
 
 
-ENCODED = ("file", "number", "hash", "error", "layer", "vectors")
+ENCODED = ("file", "number", "hash", "error", "layer", "vectors", "cut")
 
 
 def _make_rows(wanted: Sequence[WantedPages], model: PageReader) -> list[dict[str, Any]]:
@@ -152,8 +152,9 @@ class Encode:
         vectors = []
         for page in pages:
             vectors.append(b"" if page is None else next(encoded).astype(np.float16).tobytes())
-        kept = {name: batch[name] for name in ENCODED if name != "vectors"}
-        return {**kept, "vectors": np.array(vectors, dtype=object)}
+        cut = [isinstance(page, str) and self.model.is_cut(page) for page in pages]
+        kept = {name: batch[name] for name in ENCODED if name not in ("vectors", "cut")}
+        return {**kept, "vectors": np.array(vectors, dtype=object), "cut": np.array(cut)}
 
 
 def _unpack(batch: Batch, i: int) -> Image.Image | str | None:

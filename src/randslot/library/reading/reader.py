@@ -27,8 +27,9 @@ class WantedPages:
 class ReadPage:
     """A page that was read: the hash of what was read of it, its vectors, and its text.
 
-    file: the file's id. vectors: None if the hash is known, or there is no model. text: None if it was not asked for.
-    error: why the page could not be opened; then there is nothing else.
+    file: the file's id. vectors: None if the hash is known, or there is no model, or no text for it. text: None if it
+    was not asked for. error: why the page could not be opened; then there is nothing else. cut: whether the page has
+    more text than the model has read.
     """
 
     file: str
@@ -37,6 +38,7 @@ class ReadPage:
     vectors: Vectors | None = None
     text: PageText | None = None
     error: str = ""
+    cut: bool = False
 
 
 class FileReader(Protocol):

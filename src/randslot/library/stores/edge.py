@@ -22,7 +22,7 @@ import qdrant_edge as edge
 from ...errors import RandSlotError, first_line
 from ...files import read_json
 from ...words.terms import Terms
-from .payload import PLACE, make_changes, make_payload, read_page
+from .payload import PART, PLACE, make_changes, make_payload, read_page
 from .store import Contents, DamagedError, Origin, StoredPage, StoreHit, StoreQuery, Where
 from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
@@ -174,6 +174,10 @@ class EdgeStore:
         origins[""] = pages - sum(origins.values())
         return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
 
+    def count_cut(self, hidden: Collection[str]) -> int:
+        cut = edge.Filter(must=[_is("read", PART)], must_not=_hide(hidden))
+        return int(self.shard.count(edge.CountRequest(filter=cut)))
+
     def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
         must: list[Any] = []
         must_not: list[Any] = []
@@ -267,7 +271,8 @@ def _index_words(shard: edge.EdgeShard) -> None:
         tokenizer=edge.TokenizerType.Whitespace, phrase_matching=True, lowercase=False, memory=edge.Memory.Cold
     )
     shard.update(edge.UpdateOperation.create_field_index("words", words))
-    shard.update(edge.UpdateOperation.create_field_index("origin", edge.PayloadSchemaType.Keyword))
+    for name in ("origin", "read"):
+        shard.update(edge.UpdateOperation.create_field_index(name, edge.PayloadSchemaType.Keyword))
 
 
 def _read_through(folder: Path, name: str) -> None:

@@ -18,7 +18,7 @@ from ...words.terms import Terms
 from ..address import SETTINGS
 from ..records import is_id
 from .connection import Connection, any_of, chunks, equal
-from .payload import PLACE, make_changes, make_payload, read_page
+from .payload import PART, PLACE, make_changes, make_payload, read_page
 from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Where
 from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
@@ -265,6 +265,10 @@ class ServerStore:
         origins[""] = pages - sum(origins.values())
         return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
 
+    def count_cut(self, hidden: Collection[str]) -> int:
+        unseen = [any_of("file", hidden)] if hidden else None
+        return self._count(models.Filter(must=[any_of("read", [PART])], must_not=unseen))
+
     def _count(self, some: models.Filter) -> int:
         return int(self.connection.ask("count", collection_name=self.name, count_filter=some, exact=True).count)
 
@@ -343,6 +347,7 @@ WORD_FIELDS: dict[str, Any] = {
         on_disk=True,
     ),
     "origin": models.PayloadSchemaType.KEYWORD,
+    "read": models.PayloadSchemaType.KEYWORD,
 }
 
 

@@ -56,6 +56,7 @@ class StoredPage:
     """A page to keep: the file's id, its number from 1, a hash of its content, its unit vectors (K, D) and its text.
 
     vectors: None in a library without a model, or if they are still to come. text: None if nobody has looked for one.
+    cut: whether the page has more text than the model has read.
     """
 
     file: str
@@ -63,6 +64,7 @@ class StoredPage:
     image: str
     vectors: Vectors | None = None
     text: StoredText | None = None
+    cut: bool = False
 
     @property
     def id(self) -> str:
@@ -151,6 +153,9 @@ class Store(Protocol):
 
     def contents(self, hidden: Collection[str]) -> Contents:
         """Return what is stored, without the pages of hidden files."""
+
+    def count_cut(self, hidden: Collection[str]) -> int:
+        """Return how many pages have more text than the model has read, without the pages of hidden files."""
 
     def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
         """Yield pages by where their text was found and by whether they have vectors; without vectors and text.

@@ -140,6 +140,7 @@ class Family(ABC):
     expression. special_tokens: what a tokenizer made in code needs, the padding token first. spare_weights: prefixes of
     weights in a backbone's files that are not needed here.
     export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
+    cache_keeps_gradients: whether one can go back through what is cached.
 
     `num_tokens` of its methods is the most tokens that a page may take: the setting `visual_tokens` for a family that
     reads images, `text_tokens` for one that reads text.
@@ -155,6 +156,7 @@ class Family(ABC):
     end_token: ClassVar[str]
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
     export_example: ClassVar[str] = ""
+    cache_keeps_gradients: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return self.name

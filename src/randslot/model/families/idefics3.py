@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -130,16 +130,14 @@ class SmolVLM(Family):
         hidden = model.vision_model(pixel_values=tiles.to(model.dtype)).last_hidden_state
         return Seen((model.connector(hidden).flatten(0, 1),))
 
-    def freeze_vision(self, model: PreTrainedModel) -> None:
-        model.vision_model.requires_grad_(False)
-        model.connector.requires_grad_(False)
+    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [model.vision_model, model.connector]
 
     def without_pixels(self, features: Features) -> Features:
         return {name: value for name, value in features.items() if name != "pixel_values"}
 
     def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
         content = super().read_content(model, features)
-        seen = seen or self.see(model, features)
         if seen is None:
             return content
         is_visual = features["input_ids"] == model.config.image_token_id
