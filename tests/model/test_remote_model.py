@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import randslot
-import randslot.model.remote_model
+import randslot.model.server
 from randslot.cli import app, main
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
@@ -83,20 +83,22 @@ def test_inputs_of_every_kind(url, tmp_path):
 
 
 @pytest.mark.parametrize("size", [(100, 140), (1654, 2339), (7, 5), (30, 3000), (33, 32)])
-def test_a_page_is_sent_in_the_size_that_the_model_reads(family, size):
+def test_a_page_is_sent_in_the_size_that_the_model_reads(vision_family, size):
     """The server's image processor finds nothing to resize, so its library does not matter."""
-    encoder = make(family).encoder
-    limits = encoder.family.image_limits(encoder.processors, encoder.settings.visual_tokens)
+    encoder = make(vision_family).encoder
+    limits = encoder.vision_family.image_limits(encoder.processors, encoder.settings.visual_tokens)
     page = noise(*size)
-    fitted, num = encoder.family.fit_page(page, **limits)
+    fitted, num = encoder.vision_family.fit_page(page, **limits)
     once, twice = (
-        encoder.family.preprocess_pages(encoder.processors, [image], encoder.settings.visual_tokens)
+        encoder.vision_family.preprocess_pages(encoder.processors, [image], encoder.settings.visual_tokens)
         for image in (page, fitted)
     )
     assert torch.equal(once["pixel_values"], twice["pixel_values"])
-    prompt = len(encoder.tokenizer(encoder.family.page_prompt.replace(encoder.family.image_token, ""))["input_ids"])
+    prompt = len(
+        encoder.tokenizer(encoder.vision_family.page_prompt.replace(encoder.vision_family.image_token, ""))["input_ids"]
+    )
     assert num == once["input_ids"].shape[1] - prompt
-    assert encoder.family.fit_page(fitted, **limits) == (fitted, num)
+    assert encoder.vision_family.fit_page(fitted, **limits) == (fitted, num)
 
 
 def test_the_client_in_serving_md_works(url, embedded, monkeypatch, tmp_path):
@@ -227,7 +229,7 @@ def free_port() -> int:
 
 def test_a_server_that_is_not_there_is_asked_again_and_then_named(monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr(randslot.model.remote_model, "pause", pauses.append)
+    monkeypatch.setattr(randslot.model.server, "pause", pauses.append)
     with pytest.raises(RandSlotError, match=r"cannot reach http://127.0.0.1:\d+: .*refused; is the server running\?"):
         randslot.remote(f"http://127.0.0.1:{free_port()}")
     assert pauses == [0.5, 1.0, 2.0, 4.0]
@@ -242,7 +244,7 @@ def test_a_server_that_comes_up_late_is_waited_for(embedded, states, monkeypatch
             pauses.append(seconds)
             later.enter_context(serve(states.answer, embedded, port=port))
 
-        monkeypatch.setattr(randslot.model.remote_model, "pause", start)
+        monkeypatch.setattr(randslot.model.server, "pause", start)
         assert randslot.remote(f"http://127.0.0.1:{port}").encode_query("tax").shape == (4, 128)
     assert pauses == [0.5]
 
@@ -274,7 +276,7 @@ def test_another_service_is_asked_whether_it_is_vllm(tmp_path):
     handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        message = r"/v1/models answers 404: .*; is it a vLLM server, started as SERVING.md says\?"
+        message = r"/v1/models answers 404: .*; is it a vLLM server, started as SERVING.md says, or randslot serve\?"
         with pytest.raises(RandSlotError, match=message):
             randslot.remote(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()

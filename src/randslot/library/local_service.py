@@ -99,6 +99,8 @@ class LocalService:
             return [[write_hit(hit) for hit in hits] for hits in found]
         if call == "find_unknown":
             return library.find_unknown(request["query"], filters=request["filters"])
+        if call == "read_text":
+            return library.read_text(request["page"]).text
         if call == "status":
             return write_status(library.status())
         if call == "files":

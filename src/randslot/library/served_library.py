@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import RandSlotError, UsageError
+from ..pages.text import PageText
 from .address import is_address
 from .copy import Copied, copy_library
 from .library import Library, Name
@@ -55,6 +56,10 @@ class ServedLibrary:
     def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
         """Return the words of a query that no page has."""
         return list(self._ask("find_unknown", query=query, filters=filters))
+
+    def read_text(self, page: str) -> PageText:
+        """Return the text of a page, which is given by its id; where its words stand is not told."""
+        return PageText(str(self._ask("read_text", page=page)))
 
     def status(self) -> Status:
         return read_status(self._ask("status"))
