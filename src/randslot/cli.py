@@ -13,7 +13,7 @@ from . import __version__
 from .errors import RandSlotError, UsageError
 from .help import ADVANCED, PlainCommand, PlainGroup
 from .library.commands import IndexCommand, ModelPlace, Place, SearchBy, index, library_app, search
-from .options import Inference, PageVectors, QueryVectors, Reduction, Seed
+from .options import Inference, PageVectors, QueryVectors, Reduction, Seed, TrustRemoteCode
 
 AddFrom = Annotated[
     list[str] | None,
@@ -90,6 +90,7 @@ def serve(
         typer.Option(rich_help_panel=ADVANCED, help="Let pages of https://example.org use the API; may repeat."),
     ] = None,
     model: ModelPlace = None,
+    trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
     """Search a library in a browser: a page, an API with its description at /docs, and /mcp for agents.
@@ -103,7 +104,15 @@ def serve(
     from .serve.listen import Visitors, serve
 
     visitors = Visitors(host, port, token, tuple(origin or ()))
-    serve(library, visitors, new=new, read_only=read_only, model=model, add_from=add_from or ())
+    serve(
+        library,
+        visitors,
+        new=new,
+        read_only=read_only,
+        model=model,
+        add_from=add_from or (),
+        trust_remote_code=trust_remote_code,
+    )
 
 
 @app.command(cls=PlainCommand, rich_help_panel=SEARCH)
@@ -271,6 +280,7 @@ def evaluate(
     page_vectors: PageVectors = None,
     reduction: Reduction = None,
     seed: Seed = None,
+    trust_remote_code: TrustRemoteCode = False,
     name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
@@ -296,6 +306,7 @@ def evaluate(
         "page_vectors": page_vectors,
         "reduction": reduction,
         "seed": seed,
+        "trust_remote_code": trust_remote_code or None,
     }
     if by is SearchBy.vectors:
         from .lab.evaluation.evaluate import evaluate_model

@@ -17,7 +17,7 @@ import typer
 
 from ..errors import UsageError
 from ..help import ADVANCED, PlainCommand, PlainGroup
-from ..options import Inference, PageVectors, QueryVectors
+from ..options import Inference, PageVectors, QueryVectors, Reduction, TrustRemoteCode
 from .address import default_library
 
 if TYPE_CHECKING:
@@ -110,10 +110,12 @@ def index(
     ocr: Ocr = OcrChoice.auto,
     no_ocr: NoOcr = False,
     page_vectors: PageVectors = None,
+    reduction: Reduction = None,
     inference: Inference = None,
     meta: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="What searches can filter by; may repeat.")
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only show what would go.")] = False,
@@ -141,6 +143,8 @@ def index(
     randslot index ~/papers -l mylib
 
     randslot index ~/papers -l mylib --model runs/my-model
+
+    randslot index ~/papers -l mylib --model vidore/colqwen2.5-v0.2 --reduction kmeans --page-vectors 32
 
     randslot index ~/papers -l mylib --prune --yes --quiet
 
@@ -171,7 +175,9 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
-        opened = open_library(library, _choose_model(model, page_vectors, inference))
+        settings = {"page_vectors": page_vectors, "reduction": reduction, "inference": inference}
+        chosen = _choose_model(model, settings, trust_remote_code)
+        opened = open_library(library, chosen, trust_remote_code=trust_remote_code)
     with opened, share(opened):
         gone = opened.list_gone(paths) if prune else []
         if dry_run:
@@ -240,6 +246,7 @@ def search(
     ] = False,
     query_vectors: QueryVectors = None,
     model: ModelPlace = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Find pages in a library, by words, by vectors, or by both.
 
@@ -268,7 +275,10 @@ def search(
     ignored = [name for name, given in (("--exact", exact), ("--query-vectors", query_vectors)) if given]
     if by is SearchBy.words and ignored:
         raise UsageError(f"{' and '.join(ignored)} can change searches by vectors only, and --by words has none")
-    with show_waiting("searching"), open_library(library, model, create=False) as opened:
+    with (
+        show_waiting("searching"),
+        open_library(library, model, create=False, trust_remote_code=trust_remote_code) as opened,
+    ):
         results = opened.search_all(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
         )
@@ -495,14 +505,14 @@ def _real(folder: str) -> str:
     return os.path.realpath(os.path.expanduser(folder))
 
 
-def _choose_model(model: str | None, page_vectors: int | None, inference: str | None) -> Any:
+def _choose_model(model: str | None, settings: dict[str, Any], trust_remote_code: bool) -> Any:
     """Return the name of a model, or the model itself if it is to be set in another way than it is saved."""
-    if page_vectors is None and inference is None:
+    if all(value is None for value in settings.values()):
         return model
     from ..model.hub import EMBEDDED
     from ..model.remote_model import open_model
 
-    return open_model(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
+    return open_model(model or EMBEDDED, **settings, trust_remote_code=trust_remote_code or None)
 
 
 def _pairs(given: list[str], option: str) -> dict[str, Any]:

@@ -67,6 +67,8 @@ class Searcher:
         for i, one in enumerate(asked):
             if where is not None and (one.terms is not None or one.vectors is not None):
                 able[i] = one
+        # Codes are signs alone: they say nothing of vectors whose lengths count.
+        exact = exact or bool(self.binding and not self.binding.settings.get("unit", True))
         found = {} if where is None else self._find(able, words, k, where, exact, collapse)
         return [found.get(i, []) for i in range(len(queries))]
 

@@ -147,14 +147,19 @@ def copy_between(source: str, target: str, progress: Callable[[Progress], None])
 
 
 def open_library(
-    place: Name, model: Any = None, *, create: bool = True, repair: bool = False
+    place: Name,
+    model: Any = None,
+    *,
+    create: bool = True,
+    repair: bool = False,
+    trust_remote_code: bool = False,
 ) -> Library | ServedLibrary:
     """Open a library, or ask the service that has it open.
 
     Errors: as `Library`; UsageError for a model, which a service does not change.
     """
     try:
-        return Library(place, model, create=create, repair=repair)
+        return Library(place, model, create=create, repair=repair, trust_remote_code=trust_remote_code)
     except InUseError as error:
         if error.socket is None:
             raise

@@ -37,6 +37,7 @@ PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of p
 RENDERERS = 2
 CACHED = 300  # page images
 PLACES_SECONDS = 2.0  # for which it is known which documents have the same name
+MOST_COLUMNS = 64  # readouts of a page that are all compared with those of a query
 LOG = logging.getLogger("randslot")
 
 
@@ -61,6 +62,9 @@ class Explanation:
     similarities: list[list[float]] = field(metadata=_about("a row for each readout of the query"))
     winners: list[int] = field(metadata=_about("the nearest readout of the page in each row, from 1"))
     score: float
+    columns: list[int] = field(
+        metadata=_about("which readout of the page each column is, from 1; of many, only those that are nearest to one")
+    )
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,11 @@ class Service:
         self.page(id, number)
         similarities: Vectors = self.library.compare(query, page_id(id, number))
         winners = [int(one) + 1 for one in similarities.argmax(1)]
-        return Explanation(similarities.tolist(), winners, float(similarities.max(1).sum()))
+        columns = list(range(1, similarities.shape[1] + 1))
+        if len(columns) > MOST_COLUMNS:
+            columns = sorted(set(winners))
+        shown = similarities[:, [column - 1 for column in columns]]
+        return Explanation(shown.tolist(), winners, float(similarities.max(1).sum()), columns)
 
     def find_words(self, query: str, id: str, number: int) -> Found:
         """Return where the words of a query stand on a page.
