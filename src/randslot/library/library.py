@@ -368,16 +368,18 @@ class Library:
         filters: Mapping[str, Any] | None = None,
         exact: bool = False,
         query_vectors: int | None = None,
+        collapse: bool = False,
     ) -> list[Hit]:
-        """Return the k best pages for a query, best first.
+        """Return the k best pages for a query, best first; equal ones by source and page, whatever k is.
 
         by: "words", "vectors" or "both"; by default what the library has and its model can read. Words may be in
         quotes, as a phrase, or have a minus before them, so that pages with them are left out. filters: "source" (a
         path, name, folder or wildcards), "page" (a number, or first and last), and metadata by their keys; all must
         hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
-        budget of the query than the model's own.
+        budget of the query than the model's own. collapse: identical pages are one hit, which names its copies.
         """
-        return self.search_all([query], k, by=by, filters=filters, exact=exact, query_vectors=query_vectors)[0]
+        options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
+        return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(
         self,
@@ -388,11 +390,22 @@ class Library:
         filters: Mapping[str, Any] | None = None,
         exact: bool = False,
         query_vectors: int | None = None,
+        collapse: bool = False,
     ) -> list[list[Hit]]:
         """Search for several queries at once; options as `search`."""
         return self._searcher().search_all(
-            queries, k, by=by, filters=filters or {}, exact=exact, query_vectors=query_vectors
+            queries,
+            k,
+            by=by,
+            filters=filters or {},
+            exact=exact,
+            query_vectors=query_vectors,
+            collapse=collapse,
         )
+
+    def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
+        return self._searcher().find_unknown(query, filters or {})
 
     def choose_by(self, by: By | None = None) -> By:
         """Return what a search compares: what is asked for, or what the library has and its model can read.
