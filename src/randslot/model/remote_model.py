@@ -87,7 +87,8 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     """Open any model to search or evaluate with: by its folder or hub id, or at the address of a server.
 
     A saved RandSlot model, a backbone that gets new slots, or a model of sentence-transformers, of several vectors a
-    page or of one. Options are those of `load` or `load_embedding_model`; those that are None are left.
+    page or of one; if a `template` is named, it is a backbone that gets new slots. Options are those of `load` or
+    `load_embedding_model`; those that are None are left.
 
     Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
     such model, or none that can be run here.
@@ -100,7 +101,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
     source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
     kind = find_kind(source)
-    if kind in ("randslot", "backbone"):
+    if kind in ("randslot", "backbone") or "template" in given:  # with one, a retrieval model is a backbone
         return load_source(source, **given)
     device = str(given.pop("device", None) or get_device_name())
     dtype = choose_dtype(given.pop("dtype", None), device)
