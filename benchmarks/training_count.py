@@ -8,8 +8,8 @@ figure is a quarter of the whole. Eight pages of mixed sizes with a query each, 
 paper's loop          each prefix anew, tower and all, in both passes of a gradient cache over micro-batches of one;
                       no gradients through the frozen tower, no padding
 paper's loop, spared  the same, but the tower runs once for the four prefixes
-before                one pass, as this package trained before this count: sentence-transformers' own micro-batches, with
-                      their padding, and transformers' hooks, which send gradients through the tower of Qwen2.5-VL
+before                one pass, as this package trained before it was counted: sentence-transformers' own micro-batches
+                      with their padding, and transformers' hooks, which send gradients through Qwen2.5-VL's tower
 all tokens            as colpali-engine does: a vector for every token, the batch padded to its longest, no cache
 gradient cache        as this package trains with gradient_cache = true
 no cache              as it trains by the paper's recipes

@@ -265,7 +265,9 @@ def evaluate(
 
         if model is None:
             raise UsageError("name a model to evaluate, or --by words")
-        results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+        results = evaluate_model(
+            model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
+        )
     else:
         from .lab.evaluation.search import evaluate_search
 

@@ -26,6 +26,10 @@ class RandSlotModel(MultiVectorEncoder):
     It is a `PageReader`: a library can be made with it. A remote model is one too, on a module of its own.
     """
 
+    # Whether special tokens in the queries of `embed_queries`, which a library or a service asks for strangers, are
+    # plain text. `encode_query` takes them for what they name, as the paper's code does.
+    plain_queries = True
+
     @property
     def encoder(self) -> SlotEncoder:
         """The one module that it is made of."""
@@ -108,10 +112,12 @@ class RandSlotModel(MultiVectorEncoder):
             if self.num_vectors("query") is None:
                 raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
             self.use(query_vectors=num_vectors)
+        self.encoder.plain_queries = self.plain_queries
         try:
             return _to_numpy(self.encode_query(list(queries)))
         finally:
             self.use(query_vectors=own)
+            self.encoder.plain_queries = False
 
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
         return _to_numpy(self.encode_document(list(pages), batch_size=len(pages))) if pages else []

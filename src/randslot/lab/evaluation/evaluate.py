@@ -24,10 +24,11 @@ from ...errors import RandSlotError, UsageError
 from ...model.embedding_model import EmbeddingModel
 from ...model.model import RandSlotModel
 from ...model.reader import SIDES, Side
-from ...model.remote_model import open_model
+from ...model.remote_model import is_url, open_model
 from ...pages import NoTextError, open_page, read_page_text
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
+from .published import TASKS
 from .result import CUTS, Result, SubsetResult, name_file
 from .tasks import Pages, Subset, Task
 from .vectors import VectorCache, batches, content_key, open_cache
@@ -200,11 +201,13 @@ def evaluate_model(
     name: str | None = None,
     cache: Path | None = None,
     batch: int = 8,
+    as_published: bool = False,
 ) -> list[Result]:
     """Open a model by its folder, id or address, and evaluate it.
 
     settings: other ones than the model's own, where they are not None. name: what it is called in tables. cache: where
-    vectors go; by default beside the results.
+    vectors go; by default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that
+    was trained with random slots twice, as they have it: with zeros in their place (RS-Z), and with them (RS-R).
 
     Errors: UsageError if nothing can be written into the folder for results.
     """
@@ -213,4 +216,12 @@ def evaluate_model(
     except OSError as error:
         raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
     opened = open_model(model, **settings)
-    return Evaluation(opened, name or model, output, cache or output / "vectors", batch).run(tasks)
+    evaluation = Evaluation(opened, name or model, output, cache or output / "vectors", batch)
+    results = evaluation.run(tasks)
+    published = [task for task in tasks if task.benchmark in TASKS]
+    if not as_published or not published or settings.get("inference") is not None:
+        return results
+    if isinstance(opened, RandSlotModel) and not is_url(model) and opened.settings.inference != opened.settings.slots:
+        opened.use(inference=opened.settings.slots)
+        results += evaluation.run(published)
+    return results
