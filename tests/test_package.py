@@ -143,8 +143,9 @@ def test_no_list_of_strategies_stands_outside_the_model_package():
         ("qdrant_client", ("library.stores.connection", "library.stores.server", "library.stores.server_location")),
         ("rapidocr", "pages.ocr"),
         ("ray", "library.reading.ray"),
-        ("fastapi", "serve.app"),
+        ("fastapi", ("serve.app", "serve.embedding_routes")),
         ("uvicorn", "serve.listen"),
+        ("mcp.server.mcpserver", "agents.mcp_server"),
     ],
 )
 def test_few_files_know_an_engine(package, home):

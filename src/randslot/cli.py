@@ -14,6 +14,9 @@ from .errors import RandSlotError, UsageError
 from .library.commands import IndexCommand, Place, SearchBy, index, library_app, search
 from .options import Inference, PageVectors, QueryVectors, Reduction, Seed
 
+AddFrom = Annotated[
+    list[str] | None, typer.Option(help="Agents may add documents below this folder; may repeat. By default none.")
+]
 EXTRAS = {
     "datasets": "train",
     "matplotlib": "evaluate",
@@ -26,6 +29,8 @@ EXTRAS = {
     "grpc": "qdrant",
     "qdrant_client": "qdrant",
     "ray": "ray",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
 }
 
 app = typer.Typer(
@@ -73,8 +78,9 @@ def serve(
         list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    add_from: AddFrom = None,
 ) -> None:
-    """Search a library in a browser: a page, and an API with its description at /docs.
+    """Search a library in a browser: a page, an API with its description at /docs, and /mcp for agents.
 
     randslot serve -l mylib
 
@@ -84,7 +90,25 @@ def serve(
     """
     from .serve.listen import Visitors, serve
 
-    serve(library, Visitors(host, port, token, tuple(origin or ())), new=new, read_only=read_only, model=model)
+    visitors = Visitors(host, port, token, tuple(origin or ()))
+    serve(library, visitors, new=new, read_only=read_only, model=model, add_from=add_from or ())
+
+
+@app.command(rich_help_panel=SEARCH)
+def mcp(
+    library: Place,
+    add_from: AddFrom = None,
+    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+) -> None:
+    """Let an agent search and read a library, by the Model Context Protocol on standard input and output.
+
+    randslot mcp -l mylib
+
+    randslot mcp -l mylib --add-from ~/papers
+    """
+    from .agents.stdio import serve_stdio
+
+    serve_stdio(library, add_from or (), model)
 
 
 app.add_typer(library_app, name="library", rich_help_panel=SEARCH)

@@ -407,6 +407,13 @@ class Library:
         """Return where the words of a query stand on a page, which is given by its id."""
         return self._searcher().find_on_page(query, page)
 
+    def embed_queries(self, queries: Sequence[str]) -> list[Vectors]:
+        """Return the vectors of queries by the library's model; from any thread, as its budget may change between.
+
+        Errors: UsageError if the library has no vectors.
+        """
+        return self._encode(list(queries), None)
+
     def _searcher(self) -> Searcher:
         """Return what answers searches, as the library is now: its model and language may change."""
         return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, self._encode)

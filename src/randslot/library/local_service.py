@@ -89,6 +89,8 @@ class LocalService:
         if call == "search":
             found = library.search_all(**request)
             return [[write_hit(hit) for hit in hits] for hits in found]
+        if call == "read_text":
+            return library.read_text(request["page"]).text
         if call == "status":
             return write_status(library.status())
         if call == "files":

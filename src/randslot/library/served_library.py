@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import RandSlotError, UsageError
+from ..pages.text import PageText
 from .library import Library, Name
 from .local_service import LocalService
 from .location import InUseError
@@ -49,6 +50,10 @@ class ServedLibrary:
         """Search; options as `Library.search_all`."""
         found = self._ask("search", queries=list(queries), k=k, **options)
         return [[read_hit(hit) for hit in hits] for hits in found]
+
+    def read_text(self, page: str) -> PageText:
+        """Return the text of a page, which is given by its id; where its words stand is not told."""
+        return PageText(str(self._ask("read_text", page=page)))
 
     def status(self) -> Status:
         return read_status(self._ask("status"))

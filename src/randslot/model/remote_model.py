@@ -1,6 +1,7 @@
 """A model on a server: asks for the states of all tokens, as vLLM gives them, and keeps the last K of each input.
 
-The server runs a folder that `randslot export` wrote; the client knows it by its serving.json.
+The server runs a folder that `randslot export` wrote; the client knows it by its serving.json. A RandSlot service is
+asked for vectors instead: see `service_model`.
 
 Shapes: B batch, L tokens, K vectors, D dimension.
 """
@@ -9,18 +10,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from hashlib import blake2b
-from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
-from time import sleep as pause
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import torch
 import torch.nn.functional as F
@@ -41,12 +36,13 @@ from .kinds import find_kind
 from .loading import choose_dtype, load_source
 from .model import RandSlotModel
 from .preprocessing import check_query, refuse_prompt, sort_inputs
-from .reader import SIDES, Side
+from .reader import Side
+from .server import Server, change_budgets
+from .server import is_url as is_url  # where it was, for others
+from .service_model import ServiceEncoder
 from .settings import Settings
 from .template import QUERY
 
-PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
-WRONG = "is it a vLLM server, started as SERVING.md says?"
 AT_ONCE = 8  # pages on their way together: the server makes batches of them
 
 
@@ -61,17 +57,25 @@ def remote(
 ) -> RandSlotModel:
     """Return the model that a server runs, to be used like one that was loaded.
 
-    url: of a server such as vLLM, as in "http://localhost:8000". folder: the exported folder, or its serving.json
-    alone; by default where the server says its model is, if that is on this machine. query_vectors, page_vectors:
-    fewer than were exported. timeout: in seconds, of one request. token: what the server wants as a bearer token.
+    url: of a server such as vLLM or `randslot serve`, as in "http://localhost:8000". folder: for vLLM, the exported
+    folder, or its serving.json alone; by default where the server says its model is, if that is on this machine.
+    query_vectors, page_vectors: fewer than it gives. timeout: in seconds, of one request. token: what the server wants
+    as a bearer token.
 
     Errors: RandSlotError in one line if the server cannot be reached, or runs another model than the folder has.
     """
     server = Server(url, timeout, token)
-    name, root = server.find_model()
-    encoder = RemoteEncoder(server, name, _find_serving(server.url, folder, root))
+    model = server.find_model()
     budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors}
-    encoder.use(**{side: num for side, num in budgets.items() if num is not None})
+    given = {side: num for side, num in budgets.items() if num is not None}
+    if model.about is not None:
+        if folder is not None:
+            raise UsageError(f"{server.url} is a RandSlot service, which says all itself: name no exported folder")
+        service = ServiceEncoder(server, model)
+        service.use(**given)
+        return RandSlotModel(modules=[service], device="cpu")
+    encoder = RemoteEncoder(server, model.name, _find_serving(server.url, folder, model.root))
+    encoder.use(**given)
     encoder.meet()
     return RandSlotModel(modules=[encoder], device="cpu")
 
@@ -100,11 +104,6 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     return load_embedding_model(source, kind, device=device, dtype=dtype, **code, **given)
 
 
-def is_url(name: str) -> bool:
-    """Whether a model's name is the address of a server."""
-    return name.startswith(("http://", "https://"))
-
-
 def _find_serving(url: str, folder: str | Path | None, root: str) -> Path:
     """Return the serving.json of a folder, or of the server's own if it is on this machine."""
     place = Path(root if folder is None else folder).expanduser()
@@ -114,72 +113,6 @@ def _find_serving(url: str, folder: str | Path | None, root: str) -> Path:
     if not file.is_file():
         raise UsageError(f"no {SERVING} in {place}: name the exported folder, or that file of it")
     return file
-
-
-class Server:
-    """An address that is asked in JSON; what goes wrong is said in one line."""
-
-    def __init__(self, url: str, timeout: float, token: str | None) -> None:
-        if not is_url(url):
-            raise UsageError(f"{url!r} is not the address of a server, as in http://localhost:8000")
-        self.url = url.rstrip("/").removesuffix("/v1").removesuffix("/pooling")
-        self.timeout = timeout
-        self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    def find_model(self) -> tuple[str, str]:
-        """Return the name of the first model that the server has, and where it was loaded from."""
-        answer = self.ask("/v1/models")
-        try:
-            model = answer["data"][0]
-            return str(model["id"]), str(model.get("root") or model["id"])
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise RandSlotError(f"{self.url} names no model at /v1/models: {WRONG}") from error
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Post a body, or get a path if there is none; ask again for some seconds while no server answers."""
-        request = Request(self.url + path, json.dumps(body).encode() if body else None, self.headers)
-        for seconds in PAUSES:
-            try:
-                return self._open(request)
-            except ConnectionError:
-                pause(seconds)
-        try:
-            return self._open(request)
-        except ConnectionError as error:
-            raise RandSlotError(f"cannot reach {self.url}: {error}; is the server running?") from error
-
-    def _open(self, request: Request) -> dict[str, Any]:
-        try:
-            with urlopen(request, timeout=self.timeout) as answer:
-                content = json.load(answer)
-        except HTTPError as error:
-            with error:
-                reason = _reason(error.read())
-            hint = f"; {WRONG}" if error.code == 404 else ""
-            raise RandSlotError(f"{request.full_url} answers {error.code}: {reason or error.reason}{hint}") from error
-        except ValueError as error:
-            raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}; {WRONG}") from error
-        except (OSError, HTTPException) as error:
-            cause = getattr(error, "reason", error)
-            if isinstance(cause, ConnectionError):
-                raise cause from error
-            if isinstance(cause, TimeoutError):
-                raise RandSlotError(f"no answer from {request.full_url} within {self.timeout:g} seconds") from error
-            raise RandSlotError(f"cannot reach {request.full_url}: {cause}") from error
-        if not isinstance(content, dict):
-            raise RandSlotError(f"{request.full_url} answers no JSON object")
-        return content
-
-
-def _reason(body: bytes) -> str:
-    """Return what a server says of an error, in one line: OpenAI's form, or the body as it is."""
-    try:
-        content = json.loads(body)
-        content = content.get("error", content)
-        text = str(content["message"] if isinstance(content, dict) else content)
-    except (ValueError, KeyError, AttributeError):
-        text = body.decode(errors="replace")
-    return " ".join(text.split())[:300]
 
 
 class RemoteEncoder(InputModule):
@@ -207,18 +140,7 @@ class RemoteEncoder(InputModule):
 
     def use(self, **changes: Any) -> None:
         """Change the budgets, to at most what was exported: fewer vectors are the first ones of more."""
-        settings = self.settings.change(**changes)
-        fixed = asdict(replace(self.exported, query_vectors=settings.query_vectors, page_vectors=settings.page_vectors))
-        for name, value in asdict(settings).items():
-            if value != fixed[name]:
-                raise UsageError(f"{name} is fixed by the export; on a server only the budgets can be changed")
-        for side in SIDES:
-            if settings.vectors(side) > self.exported.vectors(side):
-                raise UsageError(
-                    f"{side}_vectors={settings.vectors(side)}: this model was exported with "
-                    f"{self.exported.vectors(side)}; export it again with more"
-                )
-        self.settings = settings
+        self.settings = change_budgets(self.settings, self.exported, changes, "export")
 
     def meet(self) -> None:
         """Ask the server for something small.

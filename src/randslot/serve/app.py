@@ -1,4 +1,4 @@
-"""The web app: routes of the page and the API, and what they take and answer. The only file that imports FastAPI."""
+"""The web app: routes of the page and the API, and what they take and answer. Knows FastAPI."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from ..library.manifest import File
 from ..library.results import By
 from ..words.snippets import Snippet
 from .choices import Choice, Sort, show_folder, show_modified, show_name
-from .guard import COOKIE, SCRIPTS, Access, Guard
+from .embedding_routes import add_embedding_routes
+from .guard import COOKIE, SCRIPTS, Access, Guard, describe_error
 from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
+from .mcp_route import add_mcp_route
 from .searches import Options
 from .service import FoundPage, Service, sign
 from .uploads import UploadJob, Uploads
@@ -258,6 +260,8 @@ def make_app(service: Service, access: Access) -> FastAPI:
     _add_documents(app, service)
     _add_uploads(app, service)
     _add_session(app, access)
+    add_embedding_routes(app, service.embeddings)
+    add_mcp_route(app, service)
     _add_heads(app)
     app.add_middleware(Guard, access=access)
     if access.origins:
@@ -274,29 +278,29 @@ def make_app(service: Service, access: Access) -> FastAPI:
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
-    def refused(_: Request, error: Refused) -> JSONResponse:
-        return _error(error.status, str(error))
+    def refused(request: Request, error: Refused) -> JSONResponse:
+        return _error(request, error.status, str(error))
 
-    def wrong(_: Request, error: RandSlotError) -> JSONResponse:
-        return _error(400, str(error).replace(service.library.name, service.library.folder.absolute().name))
+    def wrong(request: Request, error: RandSlotError) -> JSONResponse:
+        return _error(request, 400, str(error).replace(service.library.name, service.library.folder.absolute().name))
 
-    def busy(_: Request, error: BusyError) -> JSONResponse:
+    def busy(request: Request, error: BusyError) -> JSONResponse:
         LOG.warning("refused for now: %s", error)  # it names the server, which is not for visitors
-        return _error(503, BUSY)
+        return _error(request, 503, BUSY)
 
-    def http(_: Request, error: HTTPException) -> JSONResponse:
-        return _error(error.status_code, str(error.detail).lower(), error.headers)
+    def http(request: Request, error: HTTPException) -> JSONResponse:
+        return _error(request, error.status_code, str(error.detail).lower(), error.headers)
 
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            return _error(400, f"the body is not JSON: {first['ctx']['error']}")
+            return _error(request, 400, f"the body is not JSON: {first['ctx']['error']}")
         if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
-            return _error(422, "the body must be JSON, sent with the header Content-Type: application/json")
+            return _error(request, 422, "the body must be JSON, sent with the header Content-Type: application/json")
         where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
         words = WORDS.get(first["type"])
         reason = words.format(**first.get("ctx", {})) if words else first["msg"]
-        return _error(422, f"{where[:80]} {reason[:200]}" if words else f"{where[:80]}: {reason[:200]}")
+        return _error(request, 422, f"{where[:80]} {reason[:200]}" if words else f"{where[:80]}: {reason[:200]}")
 
     for kind, handler in {
         Refused: refused,
@@ -308,8 +312,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
 
 
-def _error(status: int, reason: str, headers: Any = None) -> JSONResponse:
-    return JSONResponse({"error": reason}, status, headers)
+def _error(request: Request, status: int, reason: str, headers: Any = None) -> JSONResponse:
+    return JSONResponse(describe_error(request.url.path, status, reason), status, headers)
 
 
 # -- the page

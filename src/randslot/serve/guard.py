@@ -3,11 +3,13 @@
 - Without a token the service answers only to the names of this machine, whatever page led a browser here.
 - With a token everything that has data in it needs the token, as a bearer or as the cookie that it was exchanged for.
 - A page from elsewhere may not change anything; browsers say where a request comes from.
-- A body has a limit, except for uploads, which have a limit of their own.
+- A body has a limit, except for uploads, which have a limit of their own; few of those that may be large are read at
+  a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,7 +18,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
 
-from .limits import BODY_BYTES, Refused
+from .limits import BODY_BYTES, EMBED_AT_ONCE, EMBED_BODY_BYTES, Refused
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,6 +33,7 @@ PAGE = frozenset(  # they hold no data
 )
 OPEN = PAGE | {"/api/health", "/api/session"}
 UPLOAD = "/api/uploads"
+EMBEDDING = frozenset({"/v1/embeddings", "/pooling"})  # may hold an image
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -100,6 +103,7 @@ class Guard:
     def __init__(self, app: App, access: Access) -> None:
         self.app = app
         self.access = access
+        self.large = asyncio.Semaphore(EMBED_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -109,15 +113,19 @@ class Guard:
         answer = _with_headers(send)
         try:
             self.access.check(scope["method"], scope["path"], headers)
+            if scope["path"] in EMBEDDING:
+                async with self.large:
+                    await self.app(scope, await _read_body(receive, EMBED_BODY_BYTES), answer)
+                return
             if scope["path"] != UPLOAD:
-                receive = await _read_body(receive)
+                receive = await _read_body(receive, BODY_BYTES)
         except Refused as refused:
-            await _refuse(answer, refused)
+            await _refuse(answer, refused, scope["path"])
             return
         await self.app(scope, receive, answer)
 
 
-async def _read_body(receive: Receive) -> Receive:
+async def _read_body(receive: Receive, most: int) -> Receive:
     """Read a body, and return a way to receive it once more.
 
     Errors: Refused if it is too long, however long it said it would be.
@@ -128,8 +136,8 @@ async def _read_body(receive: Receive) -> Receive:
         messages.append(await receive())
         size += len(messages[-1].get("body", b""))
         more = messages[-1].get("more_body", False)
-        if size > BODY_BYTES:
-            raise Refused(413, f"the request is larger than {BODY_BYTES // 1024} KB")
+        if size > most:
+            raise Refused(413, f"the request is larger than {most // 1024} KB")
 
     async def again() -> MutableMapping[str, Any]:
         return messages.pop(0) if messages else await receive()
@@ -147,8 +155,15 @@ def _with_headers(send: Send) -> Send:
     return answer
 
 
-async def _refuse(send: Send, refused: Refused) -> None:
-    body = json.dumps({"error": str(refused)}).encode()
+def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
+    """Return an error as JSON: one line; on the routes of an embedding server, as OpenAI's clients read it."""
+    if path in EMBEDDING or path.startswith("/v1/"):
+        return {"error": {"message": reason, "type": "BadRequestError" if status < 500 else "error", "code": status}}
+    return {"error": reason}
+
+
+async def _refuse(send: Send, refused: Refused, path: str) -> None:
+    body = json.dumps(describe_error(path, refused.status, str(refused))).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

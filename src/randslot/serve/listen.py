@@ -7,10 +7,12 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import uvicorn
 
+from ..agents.adding import check_folders
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.local_service import LocalService
@@ -58,14 +60,26 @@ def is_local(host: str) -> bool:
 
 
 def serve(
-    folder: str, visitors: Visitors, *, new: bool = False, read_only: bool = False, model: str | None = None
+    folder: str,
+    visitors: Visitors,
+    *,
+    new: bool = False,
+    read_only: bool = False,
+    model: str | None = None,
+    add_from: Sequence[str] = (),
 ) -> None:
-    """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come."""
+    """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come.
+
+    add_from: folders below which agents may add documents.
+    """
     visitors.check()
+    allowed = check_folders(add_from)
+    if read_only and allowed:
+        raise UsageError("--add-from lets agents add documents, and --read-only nobody: name one")
     listener = listen(visitors.host, visitors.port)
     refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
     with listener, Library(folder, model, create=new) as library, LocalService(library, refusal=refusal):
-        service = Service(library, read_only=read_only)
+        service = Service(library, read_only=read_only, add_from=allowed)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         where = show_address(visitors.host, listener.getsockname()[1])
         print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +29,7 @@ from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
 from .choices import Choice, Choices, Sort, list_choices, sort_files
+from .embeddings import Embeddings
 from .limits import HEALTH_SECONDS, HITS, RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches
 from .uploads import Uploads
@@ -76,12 +77,21 @@ class Ranks:
 class Service:
     """Searches, pages, documents and uploads of one library. Close it: that finishes what was acknowledged."""
 
-    def __init__(self, library: Library, *, read_only: bool = False, upload_limits: UploadLimits | None = None) -> None:
-        self.library = library
+    def __init__(
+        self,
+        library: Library,
+        *,
+        read_only: bool = False,
+        upload_limits: UploadLimits | None = None,
+        add_from: Sequence[Path] = (),
+    ) -> None:
+        """add_from: folders below which agents may add documents."""
+        self.library, self.add_from = library, tuple(add_from)
         if library.choose_by() != "words":
             _ = library.model  # the first search should not wait for it
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
         self.searches = Searches(library)
+        self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
@@ -91,6 +101,7 @@ class Service:
     def close(self) -> None:
         """Answer and index what is waiting, then stop; the library stays open."""
         self.searches.close()
+        self.embeddings.close()
         if self.uploads:
             self.uploads.close()
         self.threads.shutdown(cancel_futures=True)

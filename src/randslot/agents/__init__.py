@@ -1,0 +1,1 @@
+"""Libraries for agents: tools that search and read them, by the Model Context Protocol."""

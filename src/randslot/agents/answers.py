@@ -1,0 +1,227 @@
+"""What tools answer to an agent: short text with stable ids and links, page text in parts, pictures of bounded size.
+
+Knows no protocol. A page is named by the id of its document and its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Literal, Protocol
+
+from PIL import Image
+
+from ..errors import RandSlotError
+from ..library.manifest import File
+from ..library.results import Hit, Summary
+from ..library.stores.store import page_id
+from .adding import find_allowed
+from .untrusted import clean, clean_line
+
+NAME_CHARACTERS = 120
+SNIPPET_CHARACTERS = 300
+TEXT_CHARACTERS = 8_000  # of one answer; the rest is asked for by `start`
+PICTURE_PIXELS = {"small": 700 * 900, "large": 1200 * 1500}
+PICTURE_BYTES = 600_000
+ADD_SECONDS = 20.0  # that an agent waits for a document to be read
+ADDING = 10  # documents that may wait to be read
+Size = Literal["none", "small", "large"]
+
+
+class AgentLibrary(Protocol):
+    """What tools need of a library; safe to use from several threads."""
+
+    def search(self, query: str, k: int, document: File | None) -> list[Hit]:
+        """Return the best pages, in one document or in all."""
+
+    def files(self) -> list[File]:
+        """Return the documents whose pages can be found."""
+
+    def read_text(self, page: str) -> str:
+        """Return the text of a page, which is given by its id."""
+
+    def draw(self, source: str, number: int, pixels: int) -> Image.Image:
+        """Draw a page of a document, in a process with limits of time and memory."""
+
+    def add(self, file: Path) -> Summary:
+        """Index one file."""
+
+    def link(self, file: File, page: int, base: str) -> str:
+        """Return an address at which a person can look at a page; base: of the service, if there is one."""
+
+
+@dataclass(frozen=True)
+class FoundPage:
+    """A page that was found, as an agent gets it."""
+
+    document: str
+    page: int
+    name: str
+    score: float
+    snippet: str
+    link: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, page {self.page} (document {self.document}, score {self.score:.3g})", f"  {self.link}"]
+        return "\n".join([*lines, f"  {self.snippet}"] if self.snippet else lines)
+
+
+@dataclass(frozen=True)
+class DocumentLine:
+    """A document of the library, as an agent gets it."""
+
+    id: str
+    name: str
+    pages: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.pages} pages, document {self.id})"
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """A page as an agent gets it: part of its text, where the next part starts, and its picture as a JPEG."""
+
+    name: str
+    page: int
+    num_pages: int
+    link: str
+    text: str
+    num_characters: int
+    next_start: int | None
+    picture: bytes | None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"{self.name}, page {self.page} of {self.num_pages}", self.link]
+        if self.next_start is not None:
+            parts.append(f"more text from start={self.next_start}, of {self.num_characters} characters")
+        if not self.num_characters:
+            parts.append("this page has no text: look at its picture")
+        return "\n".join([*parts, self.problem] if self.problem else parts)
+
+
+class Answers:
+    """Answers what agents ask of a library; folders: below which they may add documents, none by default."""
+
+    def __init__(self, library: AgentLibrary, folders: Sequence[Path] = ()) -> None:
+        self.library, self.folders = library, tuple(folders)
+        self.adding = ThreadPoolExecutor(1, "adding")
+        self.room = BoundedSemaphore(ADDING)
+
+    def close(self) -> None:
+        """Let the document that is being read finish, and leave the others."""
+        self.adding.shutdown(cancel_futures=True)
+
+    def search(self, query: str, k: int, document: str | None, base: str = "") -> list[FoundPage]:
+        """Return the best pages for a query, at most k.
+
+        Errors: RandSlotError for an unknown document.
+        """
+        files = {file.id: file for file in self.library.files()}
+        only = None if document is None else _find(files, document)
+        found = []
+        for hit in self.library.search(query, k, only):
+            file = files.get(hit.file)
+            if file is None or (only is not None and file.id != only.id):
+                continue
+            snippet = clean_line(hit.snippet.text, SNIPPET_CHARACTERS) if hit.snippet else ""
+            link = self.library.link(file, hit.page, base)
+            found.append(FoundPage(file.id, hit.page, _name(file), round(hit.score, 4), snippet, link))
+        return found
+
+    def list_documents(self, name: str, offset: int, limit: int) -> tuple[int, list[DocumentLine]]:
+        """Return how many documents have a part of a name, in any case, and some of them, by their names."""
+        lines = [DocumentLine(file.id, _name(file), file.num_pages) for file in self.library.files()]
+        wanted = [line for line in lines if name.casefold() in line.name.casefold()]
+        wanted.sort(key=lambda line: (line.name.casefold(), line.id))
+        return len(wanted), wanted[offset : offset + limit]
+
+    def read_page(self, document: str, page: int, picture: Size, start: int, base: str = "") -> PageContent:
+        """Return a page: at most `TEXT_CHARACTERS` of its text from `start` on, and its picture.
+
+        A page whose file is gone or broken still has its text, which the library keeps.
+
+        Errors: RandSlotError for an unknown document, or a page that it does not have.
+        """
+        file = _find({file.id: file for file in self.library.files()}, document)
+        if not 1 <= page <= file.num_pages:
+            raise RandSlotError(f"the document has {file.num_pages} pages, so there is no page {page}")
+        text = clean(self.library.read_text(page_id(file.id, page)))
+        end = start + TEXT_CHARACTERS
+        image, problem = self._draw(file, page, picture)
+        return PageContent(
+            name=_name(file),
+            page=page,
+            num_pages=file.num_pages,
+            link=self.library.link(file, page, base),
+            text=text[start:end],
+            num_characters=len(text),
+            next_start=end if end < len(text) else None,
+            picture=image,
+            problem=problem,
+        )
+
+    def _draw(self, file: File, page: int, size: Size) -> tuple[bytes | None, str]:
+        if size == "none":
+            return None, ""
+        try:
+            image = self.library.draw(file.source, page, PICTURE_PIXELS[size])
+        except (RandSlotError, OSError):  # the reason names the file's place, which is not for every agent
+            return None, "the page cannot be drawn: its file is gone, or has changed or broken"
+        return shrink_to_bytes(image, PICTURE_BYTES), ""
+
+    def add(self, path: str, seconds: float = ADD_SECONDS) -> str:
+        """Index one file below the folders that were allowed; return what became of it, in one line.
+
+        Errors: RandSlotError if it may not be added, cannot be read, or too many are waiting.
+        """
+        file = find_allowed(path, self.folders)
+        name = clean_line(file.name, NAME_CHARACTERS)
+        if not self.room.acquire(blocking=False):
+            raise RandSlotError(f"{ADDING} documents are waiting to be read: try again later")
+        future = self.adding.submit(self.library.add, file)
+        future.add_done_callback(lambda _: self.room.release())
+        return _wait(future, name, str(file), seconds)
+
+
+def _wait(future: Future[Summary], name: str, source: str, seconds: float) -> str:
+    try:
+        summary = future.result(seconds)
+    except NotYet:
+        return f"{name} is still being read: list_documents shows it when it is done"
+    if source in summary.failed:
+        raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], SNIPPET_CHARACTERS)}")
+    if summary.added or summary.changed or summary.moved:
+        return f"{name} was added: {summary.pages} pages"
+    return f"{name} is in the library already"
+
+
+def _find(files: dict[str, File], document: str) -> File:
+    if document not in files:
+        raise RandSlotError("no such document: take the id from search or list_documents")
+    return files[document]
+
+
+def _name(file: File) -> str:
+    return clean_line(Path(file.source).name, NAME_CHARACTERS)
+
+
+def shrink_to_bytes(image: Image.Image, most: int) -> bytes:
+    """Return an image as a JPEG of at most so many bytes, made smaller if it must be."""
+    content = _as_jpeg(image)
+    while len(content) > most and min(image.size) > 16:
+        image = image.resize((max(image.width * 3 // 4, 1), max(image.height * 3 // 4, 1)))
+        content = _as_jpeg(image)
+    return content
+
+
+def _as_jpeg(image: Image.Image) -> bytes:
+    file = BytesIO()
+    image.save(file, "JPEG", quality=80)
+    return file.getvalue()

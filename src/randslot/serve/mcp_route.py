@@ -1,0 +1,111 @@
+"""The library of a service for agents: /mcp, the Model Context Protocol over HTTP, behind the same guard as the API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from ..agents.adding import add_one
+from ..agents.answers import Answers
+from ..errors import BusyError, first_line
+from ..library.manifest import File
+from ..library.results import Hit, Summary
+from .guard import describe_error
+from .limits import Refused
+from .searches import Options
+from .service import Service
+
+PATH = "/mcp"
+SEARCH_SECONDS = 60.0
+MISSING = 'agents need the package mcp here: pip install "randslot[mcp]"'
+LOG = logging.getLogger("randslot")
+
+
+class ServiceLibrary:
+    """A service as the tools of agents use it: searches wait together with all others, pages are drawn with limits."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def search(self, query: str, k: int, document: File | None) -> list[Hit]:
+        source = None if document is None else frozenset([document.source])
+        try:
+            return self.service.searches.ask(query, Options(k, source)).result(SEARCH_SECONDS)
+        except (BusyError, TimeoutError) as error:
+            LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
+            raise Refused(503, "the library is out of reach or in use for now: try again later") from error
+
+    def files(self) -> list[File]:
+        return self.service.library.manifest.find(state="done")
+
+    def read_text(self, page: str) -> str:
+        return self.service.library.read_text(page).text
+
+    def draw(self, source: str, number: int, pixels: int) -> Image.Image:
+        return self.service.threads.submit(self.service.renderers.render, source, number, pixels).result()
+
+    def add(self, file: Path) -> Summary:
+        return add_one(self.service.library, file)
+
+    def link(self, file: File, page: int, base: str) -> str:
+        return f"{base}/?open={file.id}:{page}"
+
+
+class McpEndpoint:
+    """Answers at /mcp while the app runs; what is missing or broken breaks this address alone, and says why."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.server: Any = None
+        self.reason = "the service is not ready yet: try again later"
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        folders = self.service.add_from if self.service.uploads is not None else ()
+        try:
+            from ..agents.mcp_server import HttpServer, make_server
+        except ModuleNotFoundError as error:
+            self.reason = MISSING if str(error.name).partition(".")[0] == "mcp" else f"{MISSING}: {first_line(error)}"
+            yield
+            return
+        except Exception as error:  # a broken package must not stop the service
+            self.reason = f"the package mcp does not work here: {first_line(error)}"
+            LOG.warning("%s", self.reason)
+            yield
+            return
+        answers = Answers(ServiceLibrary(self.service), folders)
+        http = HttpServer(make_server(answers, find_base))
+        try:
+            async with http.lifespan():
+                self.server = http
+                yield
+        finally:
+            self.server = None
+            answers.close()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.server is None:
+            await JSONResponse(describe_error(PATH, 501, self.reason), 501)(scope, receive, send)
+            return
+        await self.server(scope, receive, send)
+
+
+def find_base(call: Any) -> str:
+    """Return the address that a visitor has reached the service by, without a slash at its end."""
+    request = call.request_context.request
+    return "" if request is None else str(request.base_url).rstrip("/")
+
+
+def add_mcp_route(app: Starlette, service: Service) -> None:
+    """Add /mcp to an app."""
+    endpoint = McpEndpoint(service)
+    app.router.routes.append(Route(PATH, endpoint, methods=["POST"], include_in_schema=False))
+    app.router.lifespan_context = endpoint.lifespan

@@ -1,0 +1,242 @@
+"""The service as an embedding server: the vectors of its model, one or several an input, within limits."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import randslot
+from randslot.errors import RandSlotError, UsageError
+from randslot.library.library import Library
+from randslot.serve import embeddings
+from randslot.serve.guard import Access
+from support.exports import far
+from support.libraries import ToyReader
+from support.models import make, noise
+from support.services import TOKEN, client_of, listening, serving
+
+pytestmark = pytest.mark.xdist_group("embeddings")
+QUERIES = ["sales of wool", "a much longer question about the deferred tax of 2023"]
+
+
+def as_url(image: Image.Image, kind: str = "png") -> str:
+    file = BytesIO()
+    image.save(file, kind)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def as_messages(url: object) -> list[dict]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+@pytest.fixture(scope="module")
+def one_vector():
+    """A model that gives one vector a query and a page."""
+    return make("qwen3-vl", query_vectors=1, page_vectors=1, visual_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def small(one_vector, tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("small") / "lib", one_vector) as service:
+        yield client_of(service)
+
+
+def test_pooling_gives_all_vectors_of_queries_and_pages(client, model):
+    answer = client.post("/pooling", json={"model": None, "input": QUERIES, "task": "token_embed"}).json()
+    expected = model.embed_queries(QUERIES)
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    for item, vectors in zip(answer["data"], expected, strict=True):
+        np.testing.assert_allclose(np.array(item["data"]), vectors, atol=1e-5)
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, expected))
+    page = noise(80, 100, 7)
+    body = {"messages": as_messages(as_url(page)), "encoding_format": "base64"}
+    (item,) = client.post("/pooling", json=body).json()["data"]
+    found = np.frombuffer(base64.b64decode(item["data"]), "<f4").reshape(-1, model.dimension)
+    np.testing.assert_allclose(found, model.embed_pages([page])[0], atol=1e-5)
+
+
+def test_one_vector_where_the_model_gives_one(small, one_vector):
+    answer = small.post("/v1/embeddings", json={"input": QUERIES[0]}).json()
+    assert answer["object"] == "list"
+    np.testing.assert_allclose(answer["data"][0]["embedding"], one_vector.embed_queries(QUERIES[:1])[0][0], atol=1e-5)
+    page = noise(80, 100, 7)
+    answer = small.post("/v1/embeddings", json={"messages": as_messages(as_url(page))}).json()
+    np.testing.assert_allclose(answer["data"][0]["embedding"], one_vector.embed_pages([page])[0][0], atol=1e-5)
+
+
+def test_openais_own_client_understands_it(one_vector, tmp_path):
+    openai = pytest.importorskip("openai")
+    with serving(tmp_path / "lib", one_vector) as service, listening(service, Access(TOKEN)) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
+        stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
+        (listed,) = client.models.list().data
+        for encoding in ("float", "base64"):
+            answer = client.embeddings.create(model=listed.id, input=QUERIES, encoding_format=encoding)
+            expected = np.concatenate(one_vector.embed_queries(QUERIES))
+            if encoding == "float":
+                found = np.array([item.embedding for item in answer.data])
+            else:
+                texts = [str(item.embedding) for item in answer.data]
+                found = np.array([np.frombuffer(base64.b64decode(text), "<f4") for text in texts])
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+        with pytest.raises(openai.NotFoundError, match="there is no such model here"):
+            client.embeddings.create(model="another", input="x")
+        with pytest.raises(openai.AuthenticationError, match="this needs the token"):
+            stranger.embeddings.create(model=listed.id, input="x")
+        client.close()
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({}, 400, "send either input, of queries, or messages"),
+        ({"input": "a", "messages": []}, 400, "send either input"),
+        ({"input": ["a", "  "]}, 400, "input 1 is empty"),
+        ({"input": "a" * 1001}, 400, "input 0 has 1001 characters, and 1000 are allowed"),
+        ({"input": ["a"] * 257}, 422, "input"),
+        ({"input": [[1, 2]]}, 422, "input"),
+        ({"input": "a", "input_type": "document"}, 400, "this model reads images of pages"),
+        ({"input": "a", "model": "x"}, 404, "no such model"),
+        ({"messages": []}, 400, "one message of the role user"),
+        ({"messages": as_messages("http://127.0.0.1:1/page.png")}, 400, "nothing is fetched"),
+        ({"messages": as_messages("file:///etc/passwd")}, 400, "nothing is fetched"),
+        ({"messages": as_messages("data:image/png;base64,AAAA")}, 400, "the image cannot be read"),
+        ({"messages": as_messages(7)}, 400, "one part"),
+        ({"messages": as_messages(as_url(noise(8, 8))), "input_type": "query"}, 400, "a query is sent as input"),
+        ({"input": "a", "embed_dtype": "float16"}, 422, "embed_dtype"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused_in_one_line(client, body, status, reason):
+    answer = client.post("/pooling", json=body)
+    assert answer.status_code == status, answer.text
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_a_model_of_several_vectors_says_where_to_ask(client):
+    answer = client.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 400
+    assert (
+        answer.json()["error"]["message"] == "this model gives 4 vectors of a query, not one: ask for them at /pooling"
+    )
+
+
+def test_other_dimensions_are_refused(small, one_vector):
+    assert small.post("/v1/embeddings", json={"input": "a", "dimensions": one_vector.dimension}).status_code == 200
+    assert (
+        "and no others" in small.post("/v1/embeddings", json={"input": "a", "dimensions": 3}).json()["error"]["message"]
+    )
+
+
+def test_a_library_without_a_model_has_no_vectors_to_give(tmp_path):
+    with serving(tmp_path / "lib", None) as service:
+        client = client_of(service)
+        assert client.get("/v1/models").json()["data"] == []
+        assert client.post("/pooling", json={"input": "a"}).status_code == 404
+
+
+def test_large_bodies_and_large_images_are_refused(client, monkeypatch):
+    big = client.post("/pooling", content=b"x" * (32 * 2**20 + 1), headers={"content-type": "application/json"})
+    assert big.status_code == 413
+    assert client.post("/api/search", content=b"x" * (64 * 1024 + 1)).status_code == 413, "others stay small"
+    monkeypatch.setattr(embeddings, "EMBED_PIXELS", 100)
+    answer = client.post("/pooling", json={"messages": as_messages(as_url(noise(20, 20)))})
+    assert "the image has 400 pixels, and 100 are allowed" in answer.json()["error"]["message"]
+
+
+def test_the_token_is_needed(service):
+    client = client_of(service, Access(TOKEN))
+    for path in ("/pooling", "/v1/embeddings"):
+        assert client.post(path, json={"input": "a"}).status_code == 401
+    assert client.get("/v1/models").status_code == 401
+    assert client.post("/pooling", json={"input": "a"}, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_what_is_asked_together_is_encoded_together(service, monkeypatch):
+    batches: list[int] = []
+    gate = threading.Event()
+    encode = service.library.embed_queries
+
+    def slow(texts):
+        batches.append(len(texts))
+        assert gate.wait(60)
+        return encode(texts)
+
+    monkeypatch.setattr(service.library, "embed_queries", slow)
+    futures = [service.embeddings.queries.ask("query", "first")]
+    while not batches:
+        time.sleep(0.01)
+    futures += [service.embeddings.queries.ask("query", f"number {i}") for i in range(10)]
+    gate.set()
+    assert all(len(future.result(60)) == 4 for future in futures)
+    assert batches == [1, 10]
+
+
+def test_remote_gives_the_vectors_of_the_model_itself(model, service, pages):
+    with listening(service, Access(TOKEN)) as url:
+        with pytest.raises(RandSlotError, match="401"):
+            randslot.remote(url)
+        served = randslot.remote(url, token=TOKEN)
+        assert far(served.encode_query(QUERIES), model.encode_query(QUERIES)) < 1e-6
+        assert far(served.encode_document(pages), model.encode_document(pages, batch_size=1)) < 1e-5
+        assert served.dimension == model.dimension
+        assert served.identity.weights == model.identity.weights
+        assert served.num_vectors("page") == model.num_vectors("page")
+        served.use(query_vectors=2)
+        assert far(served.encode_query(QUERIES), [rows[:2] for rows in model.encode_query(QUERIES)]) < 1e-6
+        with pytest.raises(UsageError, match="fixed by the service"):
+            served.use(inference="random")
+        with pytest.raises(UsageError, match="name no exported folder"):
+            randslot.remote(url, "somewhere", token=TOKEN)
+
+
+def test_random_slots_are_the_same_from_a_service(tmp_path, pages):
+    """Their seed is a hash of the page, which arrives without loss; a vLLM server cannot do this."""
+    model = make("qwen3-vl", inference="random", visual_tokens=16)
+    with serving(tmp_path / "lib", model) as service, listening(service) as url:
+        served = randslot.remote(url)
+        assert far(served.encode_document(pages), model.encode_document(pages, batch_size=1)) < 1e-5
+        assert far(served.encode_query(QUERIES), model.encode_query(QUERIES)) < 1e-6
+
+
+def test_other_peoples_models_are_served_too(tmp_path):
+    """Any `PageReader`: whoever asks gets its vectors; `remote`, which knows slots, says that it cannot."""
+    reader = ToyReader()
+    with serving(tmp_path / "lib", reader) as service, listening(service) as url:
+        (item,) = client_of(service).post("/pooling", json={"input": "tax"}).json()["data"]
+        np.testing.assert_allclose(item["data"], reader.embed_queries(["tax"])[0], atol=1e-6)
+        with pytest.raises(RandSlotError, match="which is not a RandSlot model"):
+            randslot.remote(url)
+
+
+@pytest.mark.slow
+def test_a_real_service_stands_in_for_the_model_of_a_library(model, papers, tmp_path):
+    """A process serves the model; a library that was made at home is searched, and another is made, through it."""
+    model.save_pretrained(str(tmp_path / "model"))
+    with Library(tmp_path / "home", tmp_path / "model") as library:
+        library.add(papers, workers=1)
+        expected = [(hit.source, hit.page) for hit in library.search("tax", 5, by="vectors")]
+    command = [sys.executable, "-m", "randslot", "serve", "-l", str(tmp_path / "served"), "--port", "0"]
+    Library(tmp_path / "served", tmp_path / "model").close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        try:
+            url = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
+            with Library(tmp_path / "home", url) as library:
+                found = [(hit.source, hit.page) for hit in library.search("tax", 5, by="vectors")]
+                assert found == expected
+            with Library(tmp_path / "afar", url) as library:
+                library.add(papers, workers=1)
+                found = [(hit.source, hit.page) for hit in library.search("tax", 5, by="vectors")]
+                assert found == expected
+        finally:
+            process.terminate()
