@@ -437,7 +437,7 @@ def profile(
     from rich.console import Console
     from rich.progress import Progress
 
-    from .lab.analysis.profile import Protocol, profile
+    from .lab.analysis.profile import Protocol, measure_waiting, profile
     from .machine import describe_machine
     from .model import load
     from .tables import write_table
@@ -455,6 +455,7 @@ def profile(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         table = profile(loaded, protocol, progress)
     print(write_table(table, style))
+    print(write_table(measure_waiting(loaded, protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 

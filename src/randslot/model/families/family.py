@@ -239,6 +239,13 @@ class Family(ABC):
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         """Turn opened pages into left-padded features."""
 
+    def join_pages(self, processors: Processors, parts: Sequence[Features]) -> Features:
+        """Return the features of several pages, each of which was preprocessed alone, as a left-padded batch."""
+        joined = processors.pad([part["input_ids"][0].tolist() for part in parts])
+        for name in parts[0].keys() - joined.keys():
+            joined[name] = torch.cat([part[name] for part in parts])
+        return joined
+
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
         """Return the rows and columns of visual tokens of the first page among features."""
         raise UsageError(f"a page of a {self.name} model has no grid of visual tokens")
