@@ -15,7 +15,7 @@ from typing import Any
 from scale import make_plan
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("log", "training", "embedded", "library", "web", "export", "scale")
+NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale")
 PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
