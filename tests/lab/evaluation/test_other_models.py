@@ -72,7 +72,7 @@ def test_runs_of_words_images_and_texts_are_compared_query_by_query(tmp_path: Pa
     for arguments in ([str(colqwen2)], [str(minilm)], ["--by", "words"]):
         answer = CliRunner().invoke(app, ["evaluate", *arguments, *common])
         assert answer.exit_code == 0, answer.output
-    table = compare_runs([tmp_path / "out"], base="words")
+    table = compare_runs([tmp_path / "out"], base="words, by words")
     assert [row[6] for row in table.rows].count("base") == 1
     assert len(table.rows) == 3
     for name in ("minilm", "colqwen2"):
