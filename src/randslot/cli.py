@@ -11,11 +11,15 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
-from .library.commands import IndexCommand, Place, SearchBy, index, library_app, search
-from .options import Inference, PageVectors, QueryVectors, Reduction, Seed
+from .help import ADVANCED, PlainCommand, PlainGroup
+from .library.commands import IndexCommand, ModelPlace, Place, SearchBy, index, library_app, search
+from .options import Inference, PageVectors, QueryVectors, Reduction, Seed, TrustRemoteCode
 
 AddFrom = Annotated[
-    list[str] | None, typer.Option(help="Agents may add documents below this folder; may repeat. By default none.")
+    list[str] | None,
+    typer.Option(
+        metavar="FOLDER", rich_help_panel=ADVANCED, help="Agents may add documents below this folder; may repeat."
+    ),
 ]
 EXTRAS = {
     "datasets": "train",
@@ -34,6 +38,7 @@ EXTRAS = {
 }
 
 app = typer.Typer(
+    cls=PlainGroup,
     help="Search PDFs, slides and scans: by words, and by four vectors a page.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -41,7 +46,7 @@ app = typer.Typer(
 )
 SEARCH, MODELS, RESEARCH = "Search", "Models", "Research"
 app.command(cls=IndexCommand, rich_help_panel=SEARCH)(index)
-app.command(rich_help_panel=SEARCH)(search)
+app.command(cls=PlainCommand, rich_help_panel=SEARCH)(search)
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,22 +67,30 @@ def start(
         os.environ["RANDSLOT_DEBUG"] = "1"
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def serve(
     library: Place,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
-    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine need --token.")] = (
-        "127.0.0.1"
-    ),
-    token: Annotated[
-        str | None, typer.Option(envvar="RANDSLOT_TOKEN", help="What visitors must know; better in the environment.")
-    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", help="0 takes any free one.")] = 8000,
     new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added.")] = False,
-    origin: Annotated[
-        list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
+    host: Annotated[
+        str,
+        typer.Option(rich_help_panel=ADVANCED, help="The address to listen on; others than this machine need --token."),
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=ADVANCED,
+            envvar="RANDSLOT_TOKEN",
+            help="What visitors must know; better in the environment.",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=ADVANCED, help="Let pages of https://example.org use the API; may repeat."),
+    ] = None,
+    model: ModelPlace = None,
+    trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
     """Search a library in a browser: a page, an API with its description at /docs, and /mcp for agents.
@@ -91,10 +104,18 @@ def serve(
     from .serve.listen import Visitors, serve
 
     visitors = Visitors(host, port, token, tuple(origin or ()))
-    serve(library, visitors, new=new, read_only=read_only, model=model, add_from=add_from or ())
+    serve(
+        library,
+        visitors,
+        new=new,
+        read_only=read_only,
+        model=model,
+        add_from=add_from or (),
+        trust_remote_code=trust_remote_code,
+    )
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def mcp(
     library: Place,
     add_from: AddFrom = None,
@@ -114,7 +135,7 @@ def mcp(
 app.add_typer(library_app, name="library", rich_help_panel=SEARCH)
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
         "randslot-demo"
@@ -140,7 +161,7 @@ def demo(
         print("no browser could be opened here: open that file yourself")
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -180,7 +201,7 @@ def train(
     train(chosen, resume=resume)
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -196,7 +217,7 @@ def pretrain(
     train(recipe, [*(changes or []), "objective=reading"], output, resume)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def samples(
     output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
     reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
@@ -218,7 +239,7 @@ def samples(
     print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def export(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
@@ -241,7 +262,7 @@ def export(
     print(f"see {output / GUIDE}")
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def evaluate(
     model: Annotated[
         str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
@@ -251,13 +272,15 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
     by: Annotated[
-        SearchBy, typer.Option(help="Compare vectors, or search a library of the set by words or by both.")
+        SearchBy,
+        typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
     ] = SearchBy.vectors,
     inference: Inference = None,
     query_vectors: QueryVectors = None,
     page_vectors: PageVectors = None,
     reduction: Reduction = None,
     seed: Seed = None,
+    trust_remote_code: TrustRemoteCode = False,
     name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
@@ -283,6 +306,7 @@ def evaluate(
         "page_vectors": page_vectors,
         "reduction": reduction,
         "seed": seed,
+        "trust_remote_code": trust_remote_code or None,
     }
     if by is SearchBy.vectors:
         from .lab.evaluation.evaluate import evaluate_model
@@ -304,7 +328,7 @@ def evaluate(
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def manuals(
     output: Annotated[Path, typer.Argument(help="A folder; what it has already is not fetched again.")],
 ) -> None:
@@ -326,7 +350,7 @@ def manuals(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def analyse(
     sources: Annotated[
         list[str] | None,
@@ -372,28 +396,54 @@ def analyse(
         print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Folders of results.")],
+    searches: Annotated[
+        list[str], typer.Argument(help="Folders of results; with --data, models by folder or hub id, and words.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="A set of your own, whose pages models are compared on.")] = None,
+    both: Annotated[bool, typer.Option("--both", help="With --data: also words and vectors of each together.")] = False,
     base: Annotated[
         str | None, typer.Option(help="The run to compare with, by its name or a part of it; else the first found.")
     ] = None,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 42,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="With --data: folder for libraries and figure.")] = (
+        Path("comparison")
+    ),
 ) -> None:
-    """Compare runs task by task, with intervals that tell a gain from noise.
+    """Compare runs task by task, or models on your pages: quality with intervals, bytes a page, and time.
 
     randslot compare results/zero results/random
 
     randslot compare results --base "my-model, zero"
+
+    randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
-    from .lab.analysis.compare import compare_runs
-    from .tables import write_table
+    from .tables import check_style, write_table
 
-    print(write_table(compare_runs(results, base=base, seed=seed), style))
+    check_style(style)
+    if data is None:
+        from .lab.analysis.compare import compare_runs
+
+        print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
+        return
+    from .figures import draw_frontier
+    from .lab.analysis.contest import compare_models, find_frontier, make_table
+    from .lab.evaluation.tasks import own_task
+
+    if base is not None:
+        raise UsageError("--base is for folders of results: with --data others are compared with the first one named")
+    task = own_task(data)
+    standings = compare_models(searches, task, output, both=both, trust_remote_code=trust_remote_code, tell=_tell)
+    print(write_table(make_table(standings), style))
+    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in standings}
+    draw_frontier(points, [one.search for one in find_frontier(standings)], output / "compare.svg")
+    print(f"see {output / 'compare.svg'}", file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def study(
     file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
     choose: Annotated[
@@ -420,7 +470,7 @@ def study(
         print(f"see {written}")
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def profile(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",
@@ -456,7 +506,7 @@ def profile(
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def report(
     results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
@@ -470,7 +520,7 @@ def report(
     print(make_report(results, style))
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def pairs(
     folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],

@@ -83,9 +83,9 @@ def test_inputs_of_every_kind(url, tmp_path):
 
 
 @pytest.mark.parametrize("size", [(100, 140), (1654, 2339), (7, 5), (30, 3000), (33, 32)])
-def test_a_page_is_sent_in_the_size_that_the_model_reads(family, size):
+def test_a_page_is_sent_in_the_size_that_the_model_reads(vision_family, size):
     """The server's image processor finds nothing to resize, so its library does not matter."""
-    encoder = make(family).encoder
+    encoder = make(vision_family).encoder
     limits = encoder.family.image_limits(encoder.processors, encoder.settings.visual_tokens)
     page = noise(*size)
     fitted, num = encoder.family.fit_page(page, **limits)

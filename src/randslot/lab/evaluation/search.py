@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from statistics import mean
 
-from ... import __version__
 from ...errors import UsageError
 from ...library.library import Library
 from ...library.results import By, Hit
 from ...pages.ocr import find_engine
 from .metrics import ndcg
-from .result import CUTS, LIBRARIES, Result, SubsetResult, name_file
+from .result import CUTS, LIBRARIES, Result, SubsetResult, average_queries, name_file
 from .tasks import FolderSource, Subset, Task
 
 WORDS = "words"  # what a search without a model is called in tables
@@ -44,54 +41,43 @@ def evaluate_search(
     pages = task.source.folder.resolve() / "pages"
     key = blake2b(f"{pages} {model}".encode(), digest_size=8).hexdigest()
     with Library(output / LIBRARIES / f"{task.name}-{key}", model) as library:
-        tell(f"indexing {pages}")
-        summary = library.add(pages)
-        if summary.without_text and find_engine():
-            tell(f"reading {summary.without_text} pages by OCR")
-            library.read_words(ocr="missing")
+        fill_library(library, pages, tell)
         status = library.status()
-        subsets = {subset.name: _ask(library, subset, by, pages) for subset in task.subsets()}
+        subsets = {subset.name: ask_library(library, subset, by, pages) for subset in task.subsets()}
         binding = library.binding
-    for source, reason in summary.failed.items():
-        logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
     label = f"by {by}"
     file = name_file(output, name or model or WORDS, label, f"{task.benchmark}-{task.name}")
-    result = Result(
-        file=file,
+    return task.keep_result(
+        file,
+        subsets,
         model=name or model or WORDS,
         weights=binding.weights if binding else WORDS,
         settings={"seed": 0, "by": by, "language": status.language, "origins": dict(status.origins)},
         label=label,
         counts={side: binding.num_vectors(side) if binding else 0 for side in ("query", "page")},
-        benchmark=task.benchmark,
-        task=task.name,
-        dataset=task.dataset,
-        revision=task.revision,
-        ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
-        subsets=subsets,
-        vectors={},
-        version=__version__,
-        date=datetime.now(UTC).date().isoformat(),
-        cache="",
     )
-    result.write()
-    return result
 
 
-def _ask(library: Library, subset: Subset, by: By, folder: Path) -> SubsetResult:
+def fill_library(library: Library, pages: Path, tell: Callable[[str], None]) -> None:
+    """Bring a library up to date with the pages of a set, scans included if there is an OCR engine."""
+    tell(f"indexing {pages}")
+    summary = library.add(pages)
+    if summary.without_text and find_engine():
+        tell(f"reading {summary.without_text} pages by OCR")
+        library.read_words(ocr="missing")
+    for source, reason in summary.failed.items():
+        logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
+
+
+def ask_library(library: Library, subset: Subset, by: By, folder: Path) -> SubsetResult:
+    """Ask the queries of a subset, and return how well the pages that count were found."""
     found = library.search_all(list(subset.queries.values()), max(CUTS), by=by)
     each: dict[int, list[float]] = {cut: [] for cut in CUTS}
     for id, hits in zip(subset.queries, found, strict=True):
         ranked = [_page_id(hit, folder) for hit in hits]
         for cut in CUTS:
             each[cut].append(ndcg(ranked, subset.grades[id], cut))
-    return SubsetResult(
-        ndcg={cut: mean(values) for cut, values in each.items()},
-        queries=len(subset.queries),
-        pages=len(subset.pages.ids),
-        judged="",
-        each=[round(value, 6) for value in each[5]],
-    )
+    return average_queries(each, len(subset.pages.ids))
 
 
 def _page_id(hit: Hit, folder: Path) -> str:

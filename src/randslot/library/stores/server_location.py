@@ -23,7 +23,7 @@ from ..location import Location, lost_pages
 from ..records import ServerManifest
 from .connection import LISTED_POINTS, Connection, NotFoundError, chunks, connect, equal
 from .server import ServerStore
-from .store import BYTES_PER_NUMBER, Store
+from .store import BYTES_PER_NUMBER, Store, mean_numbers
 
 ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
 LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))  # the name that servers have stored
@@ -211,12 +211,9 @@ class ServerLocation:
         if about.get("model") is None:
             return 0
         model = read_binding(about.get("model"), self.name)
-        numbers = (
-            self.connection.count(self.connection.address.collection)
-            * (model.num_vectors("page") or 0)
-            * model.dimension
-        )
-        return BYTES_PER_NUMBER * numbers
+        num = model.num_vectors("page")
+        numbers = num * model.dimension if num else mean_numbers(self.store)
+        return BYTES_PER_NUMBER * numbers * self.connection.count(self.connection.address.collection)
 
     def close(self) -> None:
         self.connection.close()
