@@ -2,9 +2,9 @@
 
     python benchmarks/fits.py            # some minutes on one core, nothing is downloaded
 
-Every recipe as it is (one page at once, layers checkpointed, bfloat16, a batch of 128 on one device), then without
-checkpointing, then with as many pages at once as a card of 24 GB holds, and in float32 with AdamW as on a laptop
-without a GPU. `randslot train RECIPE --dry-run` computes the same for one recipe.
+Every recipe with a batch of 128 on one device: one page at once with a gradient cache, layers checkpointed, bfloat16;
+its activations without checkpointing; how many pages at once a card of 24 GB holds; and all in float32 with AdamW, as on
+a laptop without a GPU. Gigabytes. `randslot train RECIPE --dry-run` computes the same for one recipe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def most_at_once(recipe: Recipe, model: Any, cost: PageCost) -> int:
 
 def describe(name: str) -> dict[str, Any]:
     """Return the row of one recipe."""
-    recipe = read_recipe(name)
+    recipe = replace(read_recipe(name), gradient_cache=True)
     model = make_model_without_memory(recipe, torch.bfloat16)
     cost = measure_page(model)
     parts = memory_by_part(recipe, model, cost, 1, recipe.optimizer)

@@ -50,7 +50,7 @@ def test_multiply_adds_are_those_of_a_real_step(qwen_family):
         counts.append(counter.get_total_flops())
     vision, forward, backward = counts[0], counts[1] - counts[0], counts[2] - counts[1]
     assert (cost.vision, cost.forward) == (vision // 2, forward // 2)
-    assert cost.backward == pytest.approx(backward // 2, rel=0.06)  # a fused backward computes the scores again
+    assert cost.backward == pytest.approx(backward // 2, rel=0.06)  # fused, it computes scores again
 
 
 def test_what_is_held_is_what_autograd_saves(qwen_family):
@@ -72,7 +72,9 @@ def test_what_is_held_is_what_autograd_saves(qwen_family):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         real(features)
     expected = sum(num for place, num in saved.items() if place not in weights)
-    assert 0.95 * expected <= cost.held < 1.2 * expected  # what is in hand at the end counts too, such as the embedded page
+    assert (
+        0.95 * expected <= cost.held < 1.2 * expected
+    )  # what is in hand at the end counts too, such as the embedded page
 
 
 def test_a_cache_and_checkpointing_trade_work_for_memory(qwen_family):
