@@ -3,7 +3,7 @@
     python benchmarks/fits.py            # some minutes on one core, nothing is downloaded
 
 Every recipe with a batch of 128 on one device: one page at once with a gradient cache, layers checkpointed, bfloat16;
-its activations without checkpointing; how many pages at once a card of 24 GB holds; and all in float32 with AdamW, as on
+its activations without checkpointing; how many pages at once a card of 24 GB holds; all in float32 with AdamW, as on
 a laptop without a GPU. Gigabytes. `randslot train RECIPE --dry-run` computes the same for one recipe.
 """
 
