@@ -313,7 +313,9 @@ def evaluate(
 
         if model is None:
             raise UsageError("name a model to evaluate, or --by words")
-        results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+        results = evaluate_model(
+            model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
+        )
     else:
         from .lab.evaluation.search import evaluate_search
 
@@ -485,7 +487,7 @@ def profile(
     from rich.console import Console
     from rich.progress import Progress
 
-    from .lab.analysis.profile import Protocol, profile
+    from .lab.analysis.profile import Protocol, measure_waiting, profile
     from .machine import describe_machine
     from .model import load
     from .tables import write_table
@@ -503,6 +505,7 @@ def profile(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         table = profile(loaded, protocol, progress)
     print(write_table(table, style))
+    print(write_table(measure_waiting(loaded, protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 
