@@ -146,6 +146,9 @@ def test_no_list_of_strategies_stands_outside_the_model_package():
         ("fastapi", ("serve.app", "serve.embedding_routes")),
         ("uvicorn", "serve.listen"),
         ("mcp.server.mcpserver", "agents.mcp_server"),
+        ("langchain_core.retrievers", "integrations.langchain"),
+        ("llama_index.core.schema", "integrations.llamaindex"),
+        ("haystack", "integrations.haystack"),
     ],
 )
 def test_few_files_know_an_engine(package, home):

@@ -315,12 +315,6 @@ def test_what_cannot_be_seen_does_not_reach_an_agent():
     assert answers.clean_line("two\nlines " + "x" * 50, 12) == "two lines x…"
 
 
-def test_pictures_have_a_size_in_bytes_whatever_they_show():
-    content = answers.shrink_to_bytes(noise(1200, 1500), 100_000)
-    assert len(content) <= 100_000
-    assert Image.open(BytesIO(content)).width < 1200
-
-
 def test_making_a_server_leaves_logging_alone(place):
     before = logging.root.handlers[:], logging.root.level
     with serving(place / "lib", None) as service:
