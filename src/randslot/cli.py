@@ -12,7 +12,7 @@ import typer
 from . import __version__
 from .errors import RandSlotError, UsageError
 from .library.commands import IndexCommand, Place, SearchBy, index, library_app, search
-from .options import Inference, PageVectors, QueryVectors, Reduction, Seed
+from .options import Inference, PageVectors, QueryVectors, Reduction, Seed, TrustRemoteCode
 
 AddFrom = Annotated[
     list[str] | None, typer.Option(help="Agents may add documents below this folder; may repeat. By default none.")
@@ -78,6 +78,7 @@ def serve(
         list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
     """Search a library in a browser: a page, an API with its description at /docs, and /mcp for agents.
@@ -91,7 +92,15 @@ def serve(
     from .serve.listen import Visitors, serve
 
     visitors = Visitors(host, port, token, tuple(origin or ()))
-    serve(library, visitors, new=new, read_only=read_only, model=model, add_from=add_from or ())
+    serve(
+        library,
+        visitors,
+        new=new,
+        read_only=read_only,
+        model=model,
+        add_from=add_from or (),
+        trust_remote_code=trust_remote_code,
+    )
 
 
 @app.command(rich_help_panel=SEARCH)
@@ -258,6 +267,7 @@ def evaluate(
     page_vectors: PageVectors = None,
     reduction: Reduction = None,
     seed: Seed = None,
+    trust_remote_code: TrustRemoteCode = False,
     name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
@@ -283,6 +293,7 @@ def evaluate(
         "page_vectors": page_vectors,
         "reduction": reduction,
         "seed": seed,
+        "trust_remote_code": trust_remote_code or None,
     }
     if by is SearchBy.vectors:
         from .lab.evaluation.evaluate import evaluate_model

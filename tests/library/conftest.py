@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from qdrant_nodes import MISSING, Node, find_program, running, url_of
 from sentence_transformers import MultiVectorEncoder
 
 import randslot
-from randslot.library.address import read_address
 from randslot.library.library import Library
-from randslot.library.stores.connection import connect
-from support.libraries import REAL, write_tiff
+from support.libraries import REAL, new_collection, write_tiff
 from support.models import make, noise
 from support.qdrant_server import serving
 
@@ -42,20 +41,41 @@ def library(tmp_path, model):
     opened.close()
 
 
-@pytest.fixture
-def url(tmp_path, monkeypatch):
-    """The address of a new library: on the server that RANDSLOT_QDRANT_URL names, or on a stand-in."""
+@pytest.fixture(scope="session")
+def node() -> Iterator[str]:
+    """The address of a real server: the one that RANDSLOT_QDRANT_URL names, or one that is started here."""
+    if REAL is not None:
+        yield REAL
+        return
+    if find_program() is None:
+        pytest.skip(MISSING)
+    with running() as (one,):
+        yield one.url
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[list[Node]]:
+    """A real cluster of three nodes. Who kills one starts it again."""
+    if find_program() is None:
+        pytest.skip(MISSING)
+    with running(3) as made:
+        yield made
+
+
+@pytest.fixture(params=["server", "cluster"] if REAL or find_program() else ["stand-in"])
+def url(request, tmp_path, monkeypatch) -> Iterator[str]:
+    """The address of a new library: on a real server and on a real cluster, or on a stand-in where there is none."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    if REAL is None:
+    if request.param == "stand-in":
         with serving() as (_, port):
             yield f"qdrant://127.0.0.1:{port}/papers"
         return
-    address = read_address(f"{REAL.rstrip('/')}/test-{uuid.uuid4()}")
-    yield str(address)
-    connection = connect(address)
-    for name in (address.collection, f"{address.collection}-files"):
-        connection.client.delete_collection(name)
-    connection.close()
+    if request.param == "server":
+        base = request.getfixturevalue("node")
+    else:
+        base = f"{url_of(request.getfixturevalue('nodes'))}?shards=6&replicas=2"
+    with new_collection(base) as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,32 +6,60 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from randslot.errors import BusyError, RandSlotError
-from randslot.library.lease import Clock, WriteLease
+from randslot.library.lease import Clock, Held, WriteLease, read_name
 
 
 class RecordsInMemory:
-    """Records as a server keeps them: a conditional update changes a record only if the condition holds."""
+    """Records as a server keeps them."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, Any]] = {}
-        self.away = False
 
-    def put(self, records: Mapping[str, Mapping[str, Any]], *, only_if: Mapping[str, str] | None = None) -> None:
-        if self.away:
-            raise BusyError("no server answers there")
-        for id, record in records.items():
-            now = self.kept.get(id)
-            if now is None or all(now.get(key) == value for key, value in (only_if or {}).items()):
-                self.kept[id] = dict(record)
+    def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        self.kept.update({id: dict(record) for id, record in records.items()})
 
     def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         return {id: self.kept[id] for id in ids if id in self.kept}
+
+
+class NamesInMemory:
+    """Names as a server keeps them: a rename of one that is not there is refused.
+
+    lose_next: the answer of the next rename gets lost. away: nobody answers.
+    """
+
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+        self.away = self.lose_next = False
+
+    def list(self) -> list[str]:
+        if self.away:
+            raise BusyError("no server answers there")
+        return sorted(self.kept)
+
+    def add(self, name: str) -> None:
+        self.kept.add(name)
+
+    def rename(self, old: str, new: str, drop: Sequence[str] = ()) -> bool:
+        if self.away:
+            raise BusyError("no server answers there")
+        if old not in self.kept:
+            return False
+        self.kept = (self.kept - {old, *drop}) | {new}
+        if self.lose_next:
+            self.lose_next = False
+            raise BusyError("the answer was lost")
+        return True
+
+    def drop(self, name: str) -> None:
+        self.kept.discard(name)
 
 
 class FakeClock:
@@ -40,33 +68,45 @@ class FakeClock:
         self.clock = Clock(lambda: self.value, lambda: self.value)
 
 
+@dataclass
+class Server:
+    names: NamesInMemory = field(default_factory=NamesInMemory)
+    records: RecordsInMemory = field(default_factory=RecordsInMemory)
+
+    def lease(self, seconds: float = 60.0, clock: Clock | None = None) -> WriteLease:
+        return WriteLease(self.names, self.records, "id", "papers", seconds, clock)
+
+
 @pytest.fixture
-def records() -> RecordsInMemory:
-    return RecordsInMemory()
+def server() -> Server:
+    return Server()
 
 
-def test_only_one_holds_it(records):
-    one, two = (WriteLease(records, "id", "papers") for _ in range(2))
+def test_only_one_holds_it(server):
+    one, two = server.lease(), server.lease()
     with one.hold():
         one.check()
         with pytest.raises(BusyError, match=f"is being written by process {os.getpid()} of"), two.hold():
             pass
     with two.hold():
         two.check()
-    with pytest.raises(RandSlotError, match="the write lease has expired"):
+        assert two.number == 2
+    with pytest.raises(RandSlotError, match="another process may have the write lease"):
         two.check()
+    assert len(server.names.kept) == 1
 
 
-def test_the_lease_of_a_dead_process_is_taken_at_once_and_that_of_another_machine_when_it_expires(records):
+def test_the_lease_of_a_dead_process_is_taken_at_once_and_that_of_another_machine_when_it_expires(server):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     time_now = FakeClock()
-    lease = WriteLease(records, "id", "papers", clock=time_now.clock)
-    left = {**lease.owner, "kind": "turn", "token": "x", "pid": dead.pid, "until": time_now.value + 50}
-    records.kept["id"] = left
+    lease = server.lease(clock=time_now.clock)
+    left = Held(7, time_now.value + 50, "x")
+    who = {**lease.owner, "kind": "turn", "token": "x", "pid": dead.pid, "until": left.until}
+    server.names.kept, server.records.kept = {str(left)}, {"id": who}
     with lease.hold():
-        lease.check()
-    records.kept["id"] = {**left, "machine": "another"}
+        assert lease.number == 8
+    server.names.kept, server.records.kept = {str(left)}, {"id": {**who, "machine": "another"}}
     with pytest.raises(BusyError, match=f"process {dead.pid} of"), lease.hold():
         pass
     time_now.value += 51
@@ -74,36 +114,78 @@ def test_the_lease_of_a_dead_process_is_taken_at_once_and_that_of_another_machin
         lease.check()
 
 
-def test_of_two_that_see_it_free_one_gets_it(records):
-    first, second = (WriteLease(records, "id", "papers") for _ in range(2))
-    with first.hold():
-        pass
-    before = records.kept["id"]["token"]
-    assert first.change(before, "first", 60)
-    assert not second.change(before, "second", 60)
-
-
-def test_one_that_was_held_up_does_not_write_any_more(records):
+def test_a_lease_of_a_version_that_knows_no_names_counts(server):
     time_now = FakeClock()
-    lease = WriteLease(records, "id", "papers", clock=time_now.clock)
+    lease = server.lease(clock=time_now.clock)
+    who = {**lease.owner, "machine": "another", "token": "old", "until": time_now.value + 50}
+    server.records.kept["id"] = who
+    with pytest.raises(BusyError, match="is being written by"), lease.hold():
+        pass
+    time_now.value += 51
     with lease.hold():
         lease.check()
-        time_now.value += 60
-        with pytest.raises(RandSlotError, match="out of reach for too long, and the write lease has expired"):
+
+
+def test_of_two_that_see_it_free_one_gets_it(server, monkeypatch):
+    first, second = server.lease(), server.lease()
+    with first.hold():
+        pass
+    free = server.names.list()
+    monkeypatch.setattr(second, "_list", lambda: [read_name(name) for name in free])  # what it saw, some time ago
+    with first.hold(), pytest.raises(BusyError), second.hold():
+        pass
+
+
+def test_of_two_that_see_none_at_most_one_gets_it(server, monkeypatch):
+    """Each adds a free name and takes its own; who comes second sees the first."""
+    first, second = server.lease(), server.lease()
+    with first.hold():
+        seen = second._list
+        answers = [[]]  # as of before the first came
+        monkeypatch.setattr(second, "_check_free", lambda _: None)
+        monkeypatch.setattr(second, "_list", lambda: answers.pop() if answers else seen())
+        with pytest.raises(BusyError), second.hold():
+            pass
+        first.renew()
+        assert server.names.list() == [str(first.held)]
+
+
+def test_one_that_was_held_up_goes_on_unless_another_has_it(server):
+    time_now = FakeClock()
+    lease, other = (server.lease(clock=time_now.clock) for _ in range(2))
+    with lease.hold():
+        time_now.value += 1000
+        lease.check()  # nobody wanted it
+        time_now.value += 1000
+        with other.hold(), pytest.raises(RandSlotError, match="another process may have the write lease"):
             lease.check()
 
 
-def test_it_is_renewed_while_it_is_held(records):
-    lease = WriteLease(records, "id", "papers", seconds=0.4)
+def test_it_is_renewed_while_it_is_held(server):
+    lease = server.lease(seconds=0.4)
     with lease.hold():
+        before = lease.held
         time.sleep(0.8)
-        lease.check()
+        assert lease.held.until > before.until + 0.3
+        with pytest.raises(BusyError), server.lease().hold():
+            pass
 
 
-def test_one_that_could_not_be_given_back_is_taken_again_by_its_owner(records):
-    lease = WriteLease(records, "id", "papers")
+def test_a_renewal_whose_answer_got_lost_loses_nothing(server):
+    lease = server.lease()
     with lease.hold():
-        records.away = True
-    records.away = False
+        server.names.lose_next = True
+        with pytest.raises(BusyError):
+            lease.renew()
+        lease.renew()
+        assert server.names.list() == [str(lease.held)]
+        assert lease.number == 1
+
+
+def test_one_that_could_not_be_given_back_is_taken_again_by_its_owner(server):
+    lease = server.lease()
+    with lease.hold():
+        server.names.away = True
+    server.names.away = False
     with lease.hold():
         lease.check()

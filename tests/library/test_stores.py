@@ -1,8 +1,7 @@
 """Every store answers as three loops do: the same suite on the reference, on the engine, and on servers.
 
 reference: exact scores in memory, of the benchmarks. local: the server's store on the client's local mode. wire: the
-same over gRPC, to a stand-in. server: a real one, where RANDSLOT_QDRANT_URL says that there is one, as in
-qdrant://localhost:6334.
+same over gRPC, to a stand-in. server: a real one, that of RANDSLOT_QDRANT_URL or one that is started here.
 """
 
 from __future__ import annotations
@@ -31,41 +30,40 @@ from randslot.library.texts import make_stored_text
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
-from support.libraries import REAL
+from support.libraries import new_collection
 from support.qdrant_server import serving
 
 DIM = 32
 FILES = [str(uuid.UUID(int=i)) for i in range(1, 6)]
 
 
-@pytest.fixture(params=["reference", "edge", "local", "wire", *(["server"] if REAL else [])])
+@pytest.fixture(params=["reference", "edge", "local", "wire", "server"])
 def store(request, tmp_path):
-    with make_store(request.param, tmp_path) as made:
+    server = request.getfixturevalue("node") if request.param == "server" else ""
+    with make_store(request.param, tmp_path, server=server) as made:
         yield made
         made.close()
 
 
 @contextmanager
-def make_store(kind: str, folder: Path, dim: int | None = DIM) -> Iterator[Store]:
+def make_store(kind: str, folder: Path, dim: int | None = DIM, server: str = "") -> Iterator[Store]:
     if kind == "reference":
         yield ExactStore(DIM)
     elif kind == "edge":
         yield EdgeStore(folder / "pages", dim)
     elif kind == "local":
-        yield ServerStore(Connection(QdrantClient(":memory:"), Address("localhost", "pages")), dim)
+        yield ServerStore(Connection([QdrantClient(":memory:")], Address("localhost", "pages")), dim)
     elif kind == "wire":
         with serving() as (_, port):
             yield from on_server(f"qdrant://127.0.0.1:{port}", dim)
     else:
-        yield from on_server(REAL, dim)
+        yield from on_server(server, dim)
 
 
-def on_server(url: str, dim: int | None) -> Iterator[Store]:
-    connection = connect(read_address(f"{url.rstrip('/')}/test-{uuid.uuid4()}"))
-    try:
+def on_server(base: str, dim: int | None) -> Iterator[Store]:
+    with new_collection(base) as url:
+        connection = connect(read_address(url))
         yield ServerStore(connection, dim)
-    finally:
-        connection.client.delete_collection(connection.address.collection)
         connection.close()
 
 

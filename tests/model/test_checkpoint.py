@@ -22,7 +22,8 @@ PAGE = noise(90, 120)
 
 
 def vectors(model: MultiVectorEncoder) -> torch.Tensor:
-    return torch.cat([model.encode_query("revenue by region"), model.encode_document(PAGE)])
+    page = PAGE if model[0].family.reads == "image" else "the text of a page"
+    return torch.cat([model.encode_query("revenue by region"), model.encode_document(page)])
 
 
 def stir(model: MultiVectorEncoder) -> MultiVectorEncoder:
@@ -35,10 +36,10 @@ def stir(model: MultiVectorEncoder) -> MultiVectorEncoder:
 
 
 @pytest.fixture
-def backbone(tmp_path: Path, family: str) -> Path:
+def backbone(tmp_path: Path, vision_family: str) -> Path:
     """A backbone in a folder, as it would come from the hub: no file of ours in it."""
     folder = tmp_path / "backbone-from-hub"
-    encoder = make(family).encoder
+    encoder = make(vision_family).encoder
     for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
         part.save_pretrained(folder)
     return folder
@@ -67,12 +68,12 @@ def test_with_lora_only_the_adapter_is_saved_beside_a_reference(backbone, slots,
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
 
 
-def test_the_revision_of_a_hub_backbone_is_recorded(tmp_path, family):
+def test_the_revision_of_a_hub_backbone_is_recorded(tmp_path, vision_family):
     """A hub cache laid by hand, read offline: the snapshot's commit is what gets saved, and what is asked for."""
     commit, repository = "a" * 40, tmp_path / "cache" / "models--owner--backbone"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
-    encoder = make(family).encoder
+    encoder = make(vision_family).encoder
     for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
         part.save_pretrained(repository / "snapshots" / commit)
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +86,7 @@ def test_the_revision_of_a_hub_backbone_is_recorded(tmp_path, family):
         assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
 
 
-def test_the_recorded_revision_is_what_gets_loaded(tmp_path, family, monkeypatch):
+def test_the_recorded_revision_is_what_gets_loaded(tmp_path, vision_family, monkeypatch):
     """The hub's main branch has moved on to other weights since the adapter was trained."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -93,7 +94,7 @@ def test_the_recorded_revision_is_what_gets_loaded(tmp_path, family, monkeypatch
     (repository / "refs").mkdir(parents=True)
     for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
         (repository / "refs" / "main").write_text(commit)
-        encoder = randslot.tiny(family, seed=seed).encoder
+        encoder = randslot.tiny(vision_family, seed=seed).encoder
         for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
             part.save_pretrained(repository / "snapshots" / commit)
         if seed == 0:
@@ -177,9 +178,9 @@ def test_peft_alone_loads_the_adapter_onto_the_backbone(backbone, tmp_path):
     assert not torch.allclose(torch.nn.functional.normalize(bare, dim=-1), expected, atol=1e-3)
 
 
-def test_without_lora_the_folder_is_also_a_plain_backbone(family, tmp_path):
+def test_without_lora_the_folder_is_also_a_plain_backbone(vision_family, tmp_path):
     """The linear patch embedding leaves keys and shapes as transformers knows them."""
-    model = stir(make(family))
+    model = stir(make(vision_family))
     model.save_pretrained(str(tmp_path / "model"))
     theirs, report = AutoModel.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"]

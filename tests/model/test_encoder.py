@@ -55,8 +55,8 @@ def test_a_special_token_in_a_query_is_no_image(family):
 
 
 @pytest.mark.parametrize("limit", [4, 5, 7, 16, 100, 1536])
-def test_visual_tokens_never_exceed_their_limit(family, limit):
-    model = make(family, visual_tokens=limit)
+def test_visual_tokens_never_exceed_their_limit(vision_family, limit):
+    model = make(vision_family, visual_tokens=limit)
     sizes = [(1, 1), (3, 900), (900, 2), (1, 5000), (40, 4000), (700, 500), (2000, 1900), (57, 13)]
     for width, height in sizes:
         features = model.preprocess([Image.new("RGB", (width, height))], task="document")

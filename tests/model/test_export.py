@@ -108,11 +108,11 @@ def load_exported(folder: Path) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_zero_token_is_one_row_of_zeros(family, tmp_path):
-    export_model(save(make(family), tmp_path / "model"), tmp_path / "out")
+def test_the_zero_token_is_one_row_of_zeros(vision_family, tmp_path):
+    export_model(save(make(vision_family), tmp_path / "model"), tmp_path / "out")
     model, tokenizer = load_exported(tmp_path / "out")
     ids = tokenizer("tax<|randslot_zero|><|randslot_zero|>")["input_ids"]
-    last = len(make(family).tokenizer)
+    last = len(make(vision_family).tokenizer)
     assert ids[-2:] == [last, last]  # one token, behind those that were there
     assert len(tokenizer) == len(model.get_input_embeddings().weight) == model.config.text_config.vocab_size == last + 1
     assert not model.get_input_embeddings().weight[last].any()
@@ -120,8 +120,8 @@ def test_the_zero_token_is_one_row_of_zeros(family, tmp_path):
 
 
 @pytest.mark.parametrize("slots", ["fixed", "learned"])
-def test_tables_become_a_token_a_position_and_side(family, slots, tmp_path):
-    model = make(family, slots=slots, query_vectors=2, page_vectors=4)
+def test_tables_become_a_token_a_position_and_side(vision_family, slots, tmp_path):
+    model = make(vision_family, slots=slots, query_vectors=2, page_vectors=4)
     encoder = model.encoder
     export_model(save(model, tmp_path / "model"), tmp_path / "out", slots=slots)
     exported, tokenizer = load_exported(tmp_path / "out")
@@ -172,13 +172,13 @@ def test_one_vector_a_side_needs_no_token(tmp_path, queries, monkeypatch):
     assert far(follow(tmp_path / "out", monkeypatch)["encode_queries"](queries), model.encode_query(queries)) < 1e-5
 
 
-def test_a_server_finds_the_files_it_wants(family, tmp_path):
-    export_model(save(make(family, visual_tokens=64), tmp_path / "model"), tmp_path / "out")
+def test_a_server_finds_the_files_it_wants(vision_family, tmp_path):
+    export_model(save(make(vision_family, visual_tokens=64), tmp_path / "model"), tmp_path / "out")
 
     def read(name: str) -> dict[str, Any]:
         return json.loads((tmp_path / "out" / f"{name}.json").read_text())
 
-    name, edge, video = WANTED[family]
+    name, edge, video = WANTED[vision_family]
     assert read("config")["architectures"] == [f"{name}ForConditionalGeneration"]
     assert "auto_map" not in read("config")
     assert read("preprocessor_config")["size"]["longest_edge"] == edge
@@ -193,9 +193,9 @@ def test_a_server_finds_the_files_it_wants(family, tmp_path):
     assert not (tmp_path / "out" / "modules.json").exists()  # vLLM would take it for another kind of model
 
 
-def test_merged_in_bfloat16_the_vectors_stay_close(family, pages, tmp_path):
+def test_merged_in_bfloat16_the_vectors_stay_close(vision_family, pages, tmp_path):
     """Rounding the merged weights moves a vector no more than running in bfloat16 does anyway."""
-    model = adapted(family)
+    model = adapted(vision_family)
     export_model(save(model, tmp_path / "model"), tmp_path / "out", dtype="bfloat16")
     exact = torch.stack(model.encode_document(pages))
     exported, _ = load_exported(tmp_path / "out")

@@ -18,9 +18,9 @@ TOWERS = ("visual.", "vision_model.", "connector.")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_vectors_and_gradients_are_those_of_a_frozen_tower(family, pages, tmp_path):
-    plain, model = make(family, slots="zero"), make(family, slots="zero")
-    plain.family.freeze_vision(plain.encoder.backbone)
+def test_vectors_and_gradients_are_those_of_a_frozen_tower(vision_family, pages, tmp_path):
+    plain, model = make(vision_family, slots="zero"), make(vision_family, slots="zero")
+    plain.vision_family.freeze_vision(plain.encoder.backbone)
     still = StillVision(model)
     places: list[str | bytes] = []
     for number, page in enumerate(pages):

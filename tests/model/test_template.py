@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer
@@ -26,6 +27,7 @@ from randslot.model.export import export_model
 from randslot.model.families.family import Processors
 from randslot.model.families.qwen3_vl import EMBEDDING
 from randslot.model.families.qwen_vl import QwenVL
+from randslot.model.remote_model import open_model
 from randslot.model.template import PAPER, Template
 from support.exports import far, follow, save
 from support.models import make, noise
@@ -69,6 +71,17 @@ def test_one_vector_of_a_page_is_the_checkpoints_own(checkpoint):
     published = embed_as_published(checkpoint, [{"image": page} for page in pages])
     assert far(found, published[:, None]) < 1e-5
     assert far(found[:1], randslot.load(checkpoint, page_vectors=1, device="cpu").encode_document(pages[:1])) > 0.1
+
+
+def test_one_vector_is_that_of_sentence_transformers(checkpoint, pages):
+    """The same folder without a template is the retrieval model itself, as sentence-transformers runs it."""
+    dense, slotted = open_model(str(checkpoint), device="cpu"), one_vector(checkpoint, visual_tokens=1280)
+    assert type(dense) is not type(slotted) is type(open_model(str(checkpoint), template="embedding", device="cpu"))
+    for theirs, ours in (
+        (dense.embed_queries(QUERIES), slotted.embed_queries(QUERIES)),
+        (dense.embed_pages(pages), slotted.embed_pages(pages)),
+    ):
+        np.testing.assert_allclose(np.stack(theirs), np.stack(ours), atol=1e-5)
 
 
 def test_a_fresh_adapter_and_three_slots_behind_it_leave_the_first_vector(checkpoint, pages):

@@ -33,8 +33,8 @@ def reference(model: MultiVectorEncoder, features: dict[str, Tensor]) -> Tensor:
     return torch.nn.functional.normalize(hidden[0].float(), dim=-1)
 
 
-def test_vectors_are_the_backbones_last_states_at_every_token(family, pages, queries):
-    model = make(family, slots="tokens")
+def test_vectors_are_the_backbones_last_states_at_every_token(vision_family, pages, queries):
+    model = make(vision_family, slots="tokens")
     for page, vectors in zip(pages, model.encode_document(pages), strict=True):
         features = model.preprocess([page], task="document")
         assert len(vectors) == features["input_ids"].shape[1] > sum(count_visual(model, features)) > 3
@@ -157,10 +157,10 @@ def by_hand(model: MultiVectorEncoder, features: list[dict[str, Tensor]]) -> flo
     return total / len(keys)
 
 
-def test_loss_by_hand_and_the_same_gradients_with_a_cache(family):
+def test_loss_by_hand_and_the_same_gradients_with_a_cache(vision_family):
     results = []
     for micro_batch in (0, 1, 2):
-        model = make(family, slots="tokens", lora=LORA, visual_tokens=16).train()
+        model = make(vision_family, slots="tokens", lora=LORA, visual_tokens=16).train()
         loss = Loss(model, temperature=0.5, batch=5, micro_batch=micro_batch, mask_repeats=True)
         features = batch_of(model)
         value = loss(features)

@@ -12,11 +12,14 @@ import pytest
 from PIL import Image
 
 from randslot.errors import RandSlotError
+from randslot.library.library import Library
 from randslot.library.stores.store import page_id
+from randslot.model import open_model
 from randslot.serve.app import PAGES, make_app
 from randslot.serve.guard import PAGE, Access
 from randslot.serve.limits import Refused, UploadLimits
 from randslot.serve.searches import Options, Searches
+from support import others
 from support.libraries import ToyReader
 from support.services import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for
 
@@ -320,3 +323,20 @@ def test_indexing_an_upload_does_not_block_searches(client, service, tmp_path, m
     assert "slow.pdf" not in {hit["document"]["name"] for hit in hits}
     gate.door.set()
     wait_for(lambda: "slow.pdf" in documents(client))
+
+
+def test_an_explanation_of_many_readouts_shows_those_that_are_nearest(papers, tmp_path, monkeypatch):
+    monkeypatch.setattr("randslot.serve.service.MOST_COLUMNS", 8)
+    model = open_model(str(others.save_colqwen2(tmp_path / "model")))
+    with Library(tmp_path / "lib", model) as library:
+        library.add(papers / "alpha.pdf", workers=1)
+    with serving(tmp_path / "lib", model) as service:
+        (document,) = [file for file in service.library.files() if file.source.endswith("alpha.pdf")]
+        body = {"query": "page 2", "document": document.id, "page": 2}
+        found = client_of(service).post("/api/explain", json=body).json()
+        whole = service.library.compare("page 2", page_id(document.id, 2))
+    for row, winner, full in zip(found["similarities"], found["winners"], whole, strict=True):
+        assert row[found["columns"].index(winner)] == pytest.approx(float(full.max()), abs=1e-4)
+    assert len(found["columns"]) == len(found["similarities"][0])
+    assert found["columns"] == sorted(set(found["winners"]))
+    assert whole.shape[1] > 8

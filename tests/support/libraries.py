@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,26 @@ import numpy as np
 from PIL import Image
 
 from randslot.errors import UsageError
+from randslot.library.address import read_address
 from randslot.library.library import Library
+from randslot.library.stores.connection import connect
 from randslot.model.reader import Identity, Reads, Side, Vectors
 from support.models import noise
 
 TOY_CHARACTERS = 200  # of a text that a toy reads
-REAL = os.environ.get("RANDSLOT_QDRANT_URL")
+REAL = os.environ.get("RANDSLOT_QDRANT_URL")  # as in qdrant://localhost:6334?shards=6&replicas=2
+
+
+@contextmanager
+def new_collection(base: str) -> Iterator[str]:
+    """Name a collection on a server, and delete it afterwards."""
+    place, _, settings = base.partition("?")
+    url = f"{place.rstrip('/')}/test-{uuid.uuid4()}" + (f"?{settings}" if settings else "")
+    yield url
+    connection = connect(read_address(url))
+    for name in (connection.address.collection, f"{connection.address.collection}-files"):
+        connection.ask("delete_collection", collection_name=name)
+    connection.close()
 
 
 @dataclass

@@ -14,7 +14,9 @@ from sentence_transformers import MultiVectorEncoder
 import randslot
 
 QWEN_FAMILIES = ("qwen2.5-vl", "qwen3-vl", "qwen3.5")
-FAMILIES = (*QWEN_FAMILIES, "smolvlm")
+VISION_FAMILIES = (*QWEN_FAMILIES, "smolvlm")
+TEXT_FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = (*VISION_FAMILIES, *TEXT_FAMILIES)
 
 STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
 

@@ -176,6 +176,12 @@ MESSAGES = {"message": {"method": "forward", "method_output_name": "last_hidden_
 def save_qwen3_vl_embedding(folder: Path) -> Path:
     """Qwen3-VL-Embedding: one vector, that of the last token, with instructions for queries and pages."""
     _save_qwen3_vl(folder)
+    write_dense_modules(folder, {"query": QUERY_PROMPT, "document": PAGE_PROMPT})
+    return folder
+
+
+def write_dense_modules(folder: Path, prompts: dict[str, str]) -> None:
+    """Write what makes a folder of Qwen3-VL one of sentence-transformers, with one vector: that of the last token."""
     transformer = {
         "transformer_task": "feature-extraction",
         "modality_config": dict.fromkeys(("text", "image", "message"), MESSAGES["message"]),
@@ -190,11 +196,10 @@ def save_qwen3_vl_embedding(folder: Path) -> Path:
             "Pooling": (POOLING, {"embedding_dimension": 64, "pooling_mode": "lasttoken", "include_prompt": True}),
             "Normalize": (NORMALIZE, {}),
         },
-        prompts={"query": QUERY_PROMPT, "document": PAGE_PROMPT},
+        prompts=prompts,
         default_prompt_name=None,
         similarity_fn_name="cosine",
     )
-    return folder
 
 
 def word_piece(words: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, Idefics3Processor
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Idefics3Processor,
+)
 
 
 class TokenStates:
@@ -27,11 +33,16 @@ class TokenStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-        self.model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+        if (folder / "preprocessor_config.json").is_file():
+            self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+            self.model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+        else:
+            self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.lock = threading.Lock()
 
-    def of_text(self, prompt: str) -> torch.Tensor:
+    def of_text(self, prompt: str | list[int]) -> torch.Tensor:
+        if isinstance(prompt, list):
+            return self._forward({"input_ids": torch.tensor([prompt])})
         return self._run(prompt, {})
 
     def of_messages(self, messages: list[dict[str, Any]]) -> torch.Tensor:
@@ -56,8 +67,9 @@ class TokenStates:
 
     def _run(self, prompt: str, image: dict[str, torch.Tensor]) -> torch.Tensor:
         inputs = self.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
-        types = (inputs["input_ids"] == self.model.config.image_token_id).int()
-        return self._forward({**inputs, **image, "mm_token_type_ids": types})
+        if hasattr(self.model.config, "image_token_id"):
+            image = {**image, "mm_token_type_ids": (inputs["input_ids"] == self.model.config.image_token_id).int()}
+        return self._forward({**inputs, **image})
 
     def _forward(self, inputs: Any) -> torch.Tensor:
         with self.lock, torch.no_grad():

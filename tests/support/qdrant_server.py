@@ -113,6 +113,20 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         self.client.create_vector_name(request.collection_name, request.vector_name, config)
         return DONE
 
+    def UpdateAliases(self, request: Any, context: Any) -> Any:
+        try:
+            self.client.update_collection_aliases([GrpcToRest.convert_alias_operations(one) for one in request.actions])
+        except ValueError as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Not found: {error}")
+        return q.CollectionOperationResponse(result=True)
+
+    def ListCollectionAliases(self, request: Any, context: Any) -> Any:
+        found = self.client.get_collection_aliases(request.collection_name).aliases
+        return q.ListAliasesResponse(aliases=[RestToGrpc.convert_alias_description(one) for one in found])
+
+    def List(self, request: Any, context: Any) -> Any:
+        return q.ListCollectionsResponse()
+
     def CreateFieldIndex(self, request: Any, context: Any) -> Any:
         return DONE
 

@@ -22,8 +22,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 import randslot
 from randslot.model.tokenizer import make_tokenizer
+from support.others import change, write_dense_modules
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+PLACES = {name: f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")}
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *PLACES.values())
 FACTOR = 32  # pixels of a visual token's side
 PIXELS = (4 * FACTOR**2, 1800 * FACTOR**2)  # of an image, at least and at most, in the published script
 DEFAULT_INSTRUCTION = "Represent the user's input."
@@ -50,8 +52,11 @@ def write_checkpoint(folder: Path, *, closed: bool = True) -> Path:
     shape = Path(randslot.__file__).parent / "model" / "shapes" / "qwen3-vl-tiny.json"
     options = json.loads(shape.read_text())["config"]
     options["text_config"] |= {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
-    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in _NAMED.items()}
-    config = Qwen3VLConfig(**options, **ids, video_token_id=len(tokenizer) - 1)
+    ids = {
+        f"{name.removesuffix('_pad')}_token_id": tokenizer.convert_tokens_to_ids(token)
+        for name, token in PLACES.items()
+    }
+    config = Qwen3VLConfig(**options, **ids)
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
@@ -63,17 +68,18 @@ def write_checkpoint(folder: Path, *, closed: bool = True) -> Path:
     size = {"shortest_edge": PIXELS[0], "longest_edge": 1280 * FACTOR**2}  # which the published script overrides
     half = [0.5, 0.5, 0.5]
     Qwen2VLImageProcessorPil(patch_size=16, size=size, image_mean=half, image_std=half).save_pretrained(folder)
+    change(folder, "preprocessor_config.json", processor_class="Qwen3VLProcessor")
+    write_dense_modules(folder, dict.fromkeys(("query", "document"), DEFAULT_INSTRUCTION))
     return folder
-
-
-_NAMED = {"image": "<|image_pad|>", "vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
 
 
 def _make_tokenizer(closed: bool) -> Any:
     """Make a tokenizer of bytes in which, as in the real one, two line breaks are one token."""
     made = json.loads(make_tokenizer(SPECIAL, "<|im_end|>").backend_tokenizer.to_str())
-    made["model"]["vocab"]["ĊĊ"] = 256 + len(SPECIAL)
+    made["model"]["vocab"]["ĊĊ"] = 256
     made["model"]["merges"] = [["Ċ", "Ċ"]]
+    for token in made["added_tokens"]:
+        token["id"] += 1
     backend = Tokenizer.from_str(json.dumps(made))
     if closed:
         end = ("<|endoftext|>", backend.token_to_id("<|endoftext|>"))
@@ -81,6 +87,7 @@ def _make_tokenizer(closed: bool) -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<|endoftext|>", eos_token="<|im_end|>", padding_side="right"
     )
+    assert tokenizer.convert_tokens_to_ids(["ĊĊ", SPECIAL[0], SPECIAL[-1]]) == [256, 257, 256 + len(SPECIAL)]
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_every_strategy_is_one_change_away(name, slots):
     recipe = read_recipe(name, [f"slots={slots}"])
     assert recipe.slots == slots
     assert recipe.output == f"runs/{name}-{slots}-42"
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl-2b", "qwen3.5-0.8b", "qwen3.5-2b", "smolvlm-256m", "smolvlm-500m"])
+def test_a_recipe_of_another_backbone_trains_it_as_the_paper_trains_its_own(name):
+    """The name of the recipe is that of the shape, and the backbone's id on the hub without its last words."""
+    recipe = read_recipe(name)
+    assert replace(recipe, backbone="", untrained=name, output="") == make_recipe({"untrained": name})
+    assert recipe.backbone.lower().removesuffix("-instruct").endswith(f"/{name}")
+    assert randslot.untrained(name, device="meta", lora=True).settings.visual_tokens == recipe.visual_tokens
 
 
 def test_recipe_files_hold_only_differences():
@@ -152,7 +162,7 @@ def test_wrong_values_are_one_line(values, message):
 
 
 def test_wrong_files_and_changes_are_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"no recipe nowhere\.toml: not a file here.*qwen2\.5-vl-3b, qwen3-vl-4b"):
+    with pytest.raises(UsageError, match=r"no recipe nowhere\.toml: not a file here.*qwen2\.5-vl-3b, .*qwen3-vl-4b"):
         read_recipe("nowhere.toml")
     (tmp_path / "torn.toml").write_text("batch = ")
     with pytest.raises(UsageError, match=r"torn\.toml is not valid TOML"):

@@ -1,10 +1,14 @@
-"""Where libraries are: the one of this user, or on a server, as in qdrant://host:6334/collection?shards=6&replicas=2."""
+"""Where libraries are: the one of this user, or on a server, as in qdrant://host:6334/collection?shards=6&replicas=2.
+
+Several nodes of a cluster are named with commas: qdrant://a:6334,b:6334,c:6334/collection.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..errors import UsageError
@@ -12,16 +16,17 @@ from ..files import data_folder
 
 SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
 PORT = 6334  # of gRPC
-FORM = "qdrant://HOST:6334/COLLECTION, or qdrants:// with TLS"
+FORM = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
 MOST = 10_000  # shards or copies
 FILES = "-files"  # what the collection beside the pages is called
 
 
 @dataclass(frozen=True)
 class Address:
-    """A collection on a server. The last three are for a new one: how it is cut into shards and copied to nodes.
+    """A collection on a server. Three settings are for a new one: how it is cut into shards and copied to nodes.
 
-    consistency: how many copies must have a write before it counts.
+    consistency: how many copies must have a write before it counts. others: more nodes of the same cluster, with their
+    ports, to ask when the first does not answer.
     """
 
     host: str
@@ -31,10 +36,16 @@ class Address:
     shards: int | None = None
     replicas: int | None = None
     consistency: int | None = None
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """All nodes, with their ports."""
+        return (self.host, self.port), *self.others
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"qdrant{'s' * self.tls}://{host}:{self.port}/{self.collection}"
+        places = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.nodes)
+        return f"qdrant{'s' * self.tls}://{places}/{self.collection}"
 
     @property
     def folder(self) -> Path:
@@ -62,7 +73,7 @@ def read_address(text: str) -> Address:
     """
     try:
         parts = urlsplit(text)
-        port = parts.port or PORT
+        nodes = [_read_node(place) for place in parts.netloc.split(",")]
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a library: {error}: write {FORM}") from error
     if parts.scheme not in SCHEMES:
@@ -70,18 +81,30 @@ def read_address(text: str) -> Address:
     if "@" in parts.netloc:
         raise UsageError("a key must not be in an address: put it into the environment as QDRANT_API_KEY")
     collection = parts.path.strip("/")
-    if not parts.hostname or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
+    if not all(host for host, _ in nodes) or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
         raise UsageError(f"{text!r} does not name a server and a collection: write {FORM}")
     if parts.fragment:
         raise UsageError(f"nothing may follow the collection in {text!r} but ?{'=&'.join(SETTINGS)}=")
     if collection.endswith(FILES):
         raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: name that one")
+    if len(set(nodes)) < len(nodes):
+        raise UsageError(f"{text!r} names a node twice")
+    (host, port), *others = nodes
     settings = _settings(text, parts.query)
-    return Address(parts.hostname, collection, port, SCHEMES[parts.scheme], **settings)
+    return Address(host, collection, port, SCHEMES[parts.scheme], **settings, others=tuple(others))
 
 
-def _settings(text: str, query: str) -> dict[str, int]:
-    settings = {}
+def _read_node(place: str) -> tuple[str, int]:
+    """Return a host and its port.
+
+    Errors: ValueError.
+    """
+    parts = urlsplit(f"//{place}")
+    return parts.hostname or "", parts.port or PORT
+
+
+def _settings(text: str, query: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in SETTINGS:
             raise UsageError(f"{name!r} in {text!r} is not one of {', '.join(SETTINGS)}")

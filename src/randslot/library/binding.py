@@ -44,10 +44,12 @@ def read_binding(values: Any, library: str) -> Identity:
         raise RandSlotError(f"library.json of {library} does not say which model it belongs to: {error}") from error
 
 
-def load_bound(bound: Identity, name: str | None, library: str) -> PageReader:
+def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_code: bool = False) -> PageReader:
     """Load the model that a library belongs to, from where it came from or from `name`, with the library's settings.
 
-    Errors: RandSlotError if that is another model, or cannot be found.
+    trust_remote_code: let it run code of its own, if it has any that this user has not trusted before.
+
+    Errors: RandSlotError if that is another model, or cannot be found. UsageError for code that is not trusted.
     """
     from ..model.remote_model import is_url, open_model  # takes seconds, and few uses of a library need the model
 
@@ -58,8 +60,27 @@ def load_bound(bound: Identity, name: str | None, library: str) -> PageReader:
     if not is_url(place):
         options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
         options["template"] = bound.settings.get("template")
+        options |= _trust(bound, library, trust_remote_code)
     reader: PageReader = open_model(place, **options)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)
     check_model(bound, reader.identity, library)
     return reader
+
+
+def _trust(bound: Identity, library: str, trust_remote_code: bool) -> dict[str, Any]:
+    """Return what lets a model run code of its own: the word of the user, now or earlier on this machine.
+
+    Errors: UsageError that says which option to give.
+    """
+    if not bound.settings.get("trust_remote_code") or trust_remote_code:
+        return {"trust_remote_code": trust_remote_code or None}
+    from ..model.staging import is_code_trusted
+
+    code = str(bound.settings.get("code"))
+    if not is_code_trusted(code):
+        raise UsageError(
+            f"library {library} was made with {bound.name}, which runs code of its own: read that code, and if you "
+            "trust it give --trust-remote-code (in Python Library(..., trust_remote_code=True))"
+        )
+    return {"known_code": code}

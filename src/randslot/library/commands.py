@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UsageError
-from ..options import Inference, PageVectors, QueryVectors
+from ..options import Inference, PageVectors, QueryVectors, Reduction, TrustRemoteCode
 from .address import default_library
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def index(
     ocr: Ocr = OcrChoice.auto,
     no_ocr: NoOcr = False,
     page_vectors: PageVectors = None,
+    reduction: Reduction = None,
     inference: Inference = None,
+    trust_remote_code: TrustRemoteCode = False,
     meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
     yes: Yes = False,
@@ -119,6 +121,8 @@ def index(
     randslot index ~/papers -l mylib
 
     randslot index ~/papers -l mylib --model runs/my-model
+
+    randslot index ~/papers -l mylib --model vidore/colqwen2.5-v0.2 --reduction kmeans --page-vectors 32
 
     randslot index ~/papers -l mylib --prune --yes --quiet
 
@@ -149,7 +153,9 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
-        opened = open_library(library, _choose_model(model, page_vectors, inference))
+        settings = {"page_vectors": page_vectors, "reduction": reduction, "inference": inference}
+        chosen = _choose_model(model, settings, trust_remote_code)
+        opened = open_library(library, chosen, trust_remote_code=trust_remote_code)
     with opened, share(opened):
         gone = opened.list_gone(paths) if prune else []
         if dry_run:
@@ -205,6 +211,7 @@ def search(
     explain: Annotated[bool, typer.Option("--explain", help="Show scores, and which readouts matched.")] = False,
     query_vectors: QueryVectors = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
     show: Annotated[bool, typer.Option("--open", help="Open the first page that is found.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -231,7 +238,10 @@ def search(
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
     how: Any = by.value if by else None
-    with show_waiting("searching"), open_library(library, model, create=False) as opened:
+    with (
+        show_waiting("searching"),
+        open_library(library, model, create=False, trust_remote_code=trust_remote_code) as opened,
+    ):
         results = opened.search_all(queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors)
         notes = opened.notes()
     for note in notes:
@@ -455,14 +465,14 @@ def _real(folder: str) -> str:
     return os.path.realpath(os.path.expanduser(folder))
 
 
-def _choose_model(model: str | None, page_vectors: int | None, inference: str | None) -> Any:
+def _choose_model(model: str | None, settings: dict[str, Any], trust_remote_code: bool) -> Any:
     """Return the name of a model, or the model itself if it is to be set in another way than it is saved."""
-    if page_vectors is None and inference is None:
+    if all(value is None for value in settings.values()):
         return model
     from ..model.hub import EMBEDDED
     from ..model.remote_model import open_model
 
-    return open_model(model or EMBEDDED, page_vectors=page_vectors, inference=inference)
+    return open_model(model or EMBEDDED, **settings, trust_remote_code=trust_remote_code or None)
 
 
 def _pairs(given: list[str], option: str) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from .library import Library
 from .location import clear
 from .manifest import File
 from .results import Progress
-from .stores.store import StoreHit, StoreQuery, Where, page_id
+from .stores.store import StoreHit, StoreQuery, Where, page_id, pages_at_once
 
-PAGES = 256  # that are read and written at once
+PAGES = 256  # that are read and written at once, if they are small
 SEARCHES, HITS = 20, 5  # that are compared at the end
 QUERY_TERMS = 8  # of a page that is searched for by its words
 NEAR = 0.01  # scores that may change places: sums of products of half-precision numbers
@@ -108,7 +108,7 @@ class _Copy:
         left = {file.id: file.num_pages for file in new}  # pages that are still to come
         complete: list[File] = []
         safe_at = time.monotonic()
-        for some in _split(new):
+        for some in _split(new, pages_at_once(self.source.store, PAGES)):
             self._copy_pages(some, begun)
             for file, _ in some:
                 left[file.id] -= 1
@@ -165,12 +165,12 @@ class _Copy:
         self.report(Progress(self.copied.files, self.num_files, self.pages_done, self.num_pages, finished))
 
 
-def _split(files: list[File]) -> Iterator[list[tuple[File, int]]]:
+def _split(files: list[File], most: int) -> Iterator[list[tuple[File, int]]]:
     some: list[tuple[File, int]] = []
     for file in files:
         for number in range(1, file.num_pages + 1):
             some.append((file, number))
-            if len(some) == PAGES:
+            if len(some) == most:
                 yield some
                 some = []
     if some:

@@ -237,6 +237,8 @@ class Ingest:
     def _make_stored(self, page: ReadPage, old: StoredPage | None) -> StoredPage:
         """Return a page as it is stored, with what the same page of the old version has."""
         vectors = old.vectors if old and page.vectors is None else page.vectors
+        if vectors is not None and not len(vectors):  # a text that a model scores nothing of
+            vectors = None
         text = self._make_text(page)
         if old and old.text and old.text.origin == "ocr" and text and text.origin == "none":
             text = old.text

@@ -35,11 +35,12 @@ from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
 from .reading.local import LocalReader
 from .reading.reader import FileReader
+from .reading.sizes import TellingReader
 from .reading.workers import Renderers
 from .results import By, Hit, Match, Progress, Status, Summary
 from .searcher import Searcher
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.store import BYTES_PER_NUMBER, Vectors
+from .stores.store import BYTES_PER_NUMBER, Vectors, mean_numbers
 from .trust import estimate_trust, read_trust
 from .verify import find_problems
 from .words import LibraryWords
@@ -59,18 +60,21 @@ class Library:
         *,
         create: bool = True,
         repair: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:
         """Open a library, or make one.
 
         folder: a folder, or the address of a server as in "qdrant://host:6334/papers". model: a folder, a hub id, a
         loaded model, or the binding of another library. A new library without a model finds pages by their words; one
         that is there and has no vectors gets those of the model with the next `add`. An open one loads its own model
-        when it is needed. repair: open it also if its pages are lost, to verify it.
+        when it is needed. repair: open it also if its pages are lost, to verify it. trust_remote_code: let the model
+        run Python files of its own, which you should have read.
 
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
         another process, or has lost its pages.
         """
         self._model: PageReader | None = None
+        self.trust_remote_code = trust_remote_code
         self._encoding, self._writing = Lock(), Lock()
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
@@ -98,7 +102,10 @@ class Library:
         """Load a model, if it is not loaded, and return which one it is."""
         if isinstance(model, Identity):
             return model
-        self._model = _load(model) if isinstance(model, str | os.PathLike) else _as_reader(model)
+        if isinstance(model, str | os.PathLike):
+            self._model = _load(model, self.trust_remote_code)
+        else:
+            self._model = _as_reader(model)
         return self._model.identity
 
     def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity | None:
@@ -113,7 +120,7 @@ class Library:
         if isinstance(model, Identity):
             check_model(binding, model, self.name, "name another place")
         elif isinstance(model, str | os.PathLike):
-            self._model = load_bound(binding, os.fspath(model), self.name)
+            self._model = load_bound(binding, os.fspath(model), self.name, trust_remote_code=self.trust_remote_code)
         elif model is not None:
             self._model = _as_reader(model)
             check_model(binding, self._model.identity, self.name)
@@ -148,7 +155,7 @@ class Library:
             if self._model is None:
                 if self.binding is None:
                     raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-                self._model = load_bound(self.binding, None, self.name)
+                self._model = load_bound(self.binding, None, self.name, trust_remote_code=self.trust_remote_code)
             return self._model
 
     @property
@@ -270,13 +277,20 @@ class Library:
         return paths, images
 
     def _make_reader(self, renderers: Renderers, batch: int, ray: str | None) -> FileReader:
+        reader = self._choose_reader(renderers, batch, ray)
+        if self.binding is None or "kind" not in self.binding.settings:
+            return reader
+        has_vectors = self.store.contents(()).with_vectors > 0
+        return reader if has_vectors else TellingReader(reader)  # of other people's models, before the first page
+
+    def _choose_reader(self, renderers: Renderers, batch: int, ray: str | None) -> FileReader:
         if ray is None:
             return LocalReader(renderers, lambda: self.model if self.binding else None, batch)
         if self.binding is None:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
         from .reading.ray import RayReader  # an extra, and slow to import
 
-        return RayReader(ray, self.binding, self.name, lambda: self.model, batch)
+        return RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.trust_remote_code)
 
     @contextmanager
     def write(self) -> Iterator[None]:
@@ -434,7 +448,6 @@ class Library:
         files, pages = self.manifest.totals()
         size = self.location.size()
         contents = self.store.contents(self.manifest.hidden())
-        numbers = (self.binding.num_vectors("page") or 0) * self.binding.dimension if self.binding else 0
         return Status(
             folder=self.name,
             files=files,
@@ -443,7 +456,7 @@ class Library:
             missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
             bytes=size,
             bytes_per_page=size // max(pages, 1),
-            vector_bytes_per_page=BYTES_PER_NUMBER * numbers,
+            vector_bytes_per_page=self._measure_vectors(),
             model=self.binding.as_dict() if self.binding else None,
             format=int(self._read_about()["format"]),
             language=self.words.language,
@@ -451,6 +464,13 @@ class Library:
             origins=contents.origins,
             notes=tuple(self.notes()),
         )
+
+    def _measure_vectors(self) -> int:
+        """Return the bytes of a page's vectors; where pages differ, the mean over some of them."""
+        if self.binding is None:
+            return 0
+        num = self.binding.num_vectors("page")
+        return BYTES_PER_NUMBER * (num * self.binding.dimension if num else mean_numbers(self.store))
 
     def notes(self) -> list[str]:
         """Return what everybody who searches this library should know, a line each."""
@@ -484,7 +504,8 @@ class Library:
 
         repair: hide files that lack pages until they are indexed again, and delete damaged pages and those of no file.
         """
-        problems = find_problems(self.manifest, self.store, progress)
+        unit = self.binding is None or bool(self.binding.settings.get("unit", True))
+        problems = find_problems(self.manifest, self.store, progress, unit=unit)
         lines = problems.lines()
         if repair and lines:
             with self.write():
@@ -505,10 +526,11 @@ def open_location(place: Name, *, create: bool) -> Location:
 open_home = open_location  # its name in earlier versions
 
 
-def _load(model: Name) -> PageReader:
-    from ..model.remote_model import open_model  # takes seconds
+def _load(model: Name, trust_remote_code: bool) -> PageReader:
+    from ..model.remote_model import is_url, open_model  # takes seconds
 
-    return open_model(os.fspath(model))
+    name = os.fspath(model)
+    return open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)
 
 
 def _as_reader(model: Any) -> PageReader:

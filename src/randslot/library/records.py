@@ -17,8 +17,8 @@ RAW = "bytes:"  # before a path that is not valid text, in hexadecimal
 class Records(Protocol):
     """Records by id, on a server."""
 
-    def put(self, records: Mapping[str, Mapping[str, Any]], *, only_if: Mapping[str, str] | None = None) -> None:
-        """Keep records by their ids. only_if: leave one alone that is there and has another value than this."""
+    def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep records by their ids."""
 
     def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return records by their ids; those that are not there are left out."""

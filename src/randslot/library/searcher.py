@@ -63,6 +63,8 @@ class Searcher:
         able = [i for i, query in enumerate(asked) if query.terms is not None or query.vectors is not None]
         if where is None or not able:
             return hits
+        # Codes are signs alone: they say nothing of vectors whose lengths count.
+        exact = exact or bool(self.binding and not self.binding.settings.get("unit", True))
         found = self.store.search([asked[i] for i in able], k, where, exact)
         ids: set[str] = set()
         file_ids: set[str] = set()

@@ -104,13 +104,15 @@ class ServedLibrary:
         raise RandSlotError(f"the service of library {self.name} has stopped: run the command again")
 
 
-def open_library(place: Name, model: Any = None, *, create: bool = True) -> Library | ServedLibrary:
+def open_library(
+    place: Name, model: Any = None, *, create: bool = True, trust_remote_code: bool = False
+) -> Library | ServedLibrary:
     """Open a library, or ask the service that has it open.
 
     Errors: as `Library`; UsageError for a model, which a service does not change.
     """
     try:
-        return Library(place, model, create=create)
+        return Library(place, model, create=create, trust_remote_code=trust_remote_code)
     except InUseError as error:
         if error.socket is None:
             raise

@@ -26,9 +26,11 @@ from ..words.snippets import Snippet
 from .address import is_address
 from .folder import folder_size
 from .results import Hit, Progress, Status, Summary
+from .stores.store import BYTES_PER_NUMBER
 
 NAMES = 10  # of other files that are listed one by one
 MANY = 50  # files that are listed one by one
+MATCHES = 8  # of readouts that are shown of a hit
 TOLD_SECONDS = 10.0  # between two lines of progress where no bar can be shown
 STAGES = {
     "reading": "reading pages",
@@ -177,7 +179,10 @@ def mark_words(snippet: Snippet) -> Text:
 
 def _explain(hit: Hit) -> str:
     score = f"{SCORES[hit.by]} {hit.score:.4g}"
-    matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in hit.matches]
+    best = sorted(hit.matches, key=lambda one: -one.similarity)[:MATCHES]
+    matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in sorted(best, key=lambda one: one.query)]
+    if len(hit.matches) > MATCHES:
+        matches.append(f"and {len(hit.matches) - MATCHES} that are less near")
     return "  ".join([score, *matches])
 
 
@@ -229,13 +234,19 @@ def show_vectors(status: Status) -> str:
     page, query = model.num_vectors("page"), model.num_vectors("query")
     parts = [
         f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
-        f"{page or 'several'} a page, {query or 'several'} a query, {model.dimension} dimensions",
+        f"{page or _about(status, model.dimension)} a page, {query or 'several'} a query, {model.dimension} dimensions",
     ]
     # Pages without text have none in a model that reads text, whoever indexes them again.
     possible = status.with_text if model.reads == "text" else status.pages
     if status.with_vectors < possible:
         parts.append(f"{plural(possible - status.with_vectors, 'page')} without: index again to go on")
     return "; ".join(parts)
+
+
+def _about(status: Status, dimension: int) -> str:
+    """Return how many vectors a page has where pages differ."""
+    num = round(status.vector_bytes_per_page / BYTES_PER_NUMBER / dimension)
+    return f"about {num:,}" if num else "several"
 
 
 def show_size(status: Status) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 
 from .manifest import File, Manifest
 from .results import Progress
-from .stores.store import DamagedError, Store, Vectors, page_id
+from .stores.store import DamagedError, Store, Vectors, page_id, pages_at_once
 
-PAGES = 256  # that are read at once
+PAGES = 256  # that are read at once, if they are small
 
 
 @dataclass
@@ -48,8 +48,10 @@ class Problems:
             store.delete(id)
 
 
-def find_problems(manifest: Manifest, store: Store, report: Callable[[Progress], None]) -> Problems:
-    """Compare the manifest with the pages that are stored, and read them all."""
+def find_problems(
+    manifest: Manifest, store: Store, report: Callable[[Progress], None], *, unit: bool = True
+) -> Problems:
+    """Compare the manifest with the pages that are stored, and read them all. unit: vectors have the length of one."""
     counts = store.counts()
     files = {file.id: file for file in manifest.find()}
     incomplete = []
@@ -57,11 +59,13 @@ def find_problems(manifest: Manifest, store: Store, report: Callable[[Progress],
         if file.state == "done" and counts.get(file.id, 0) != file.num_pages:
             incomplete.append(file)
     stored = [file for file in files.values() if file.id in counts]
-    damaged = _count_damaged(store, stored, report)
+    damaged = _count_damaged(store, stored, report, _are_units if unit else _are_numbers)
     return Problems(files, counts, incomplete, damaged, sorted(counts.keys() - files.keys()))
 
 
-def _count_damaged(store: Store, files: list[File], report: Callable[[Progress], None]) -> Counter[str]:
+def _count_damaged(
+    store: Store, files: list[File], report: Callable[[Progress], None], are_good: Callable[[Vectors], bool]
+) -> Counter[str]:
     """Read the vectors of all pages, and return how many of each file are not what was stored."""
     file_of: dict[str, str] = {}
     for file in files:
@@ -69,15 +73,16 @@ def _count_damaged(store: Store, files: list[File], report: Callable[[Progress],
             file_of[page_id(file.id, number)] = file.id
     pages = list(file_of)
     damaged: Counter[str] = Counter()
-    for start in range(0, len(pages), PAGES):
-        some = pages[start : start + PAGES]
-        damaged.update(file_of[page] for page in _find_damaged(store, some))
+    step = pages_at_once(store, PAGES)
+    for start in range(0, len(pages), step):
+        some = pages[start : start + step]
+        damaged.update(file_of[page] for page in _find_damaged(store, some, are_good))
         report(Progress(0, 0, start + len(some), len(pages)))
     return damaged
 
 
-def _find_damaged(store: Store, pages: list[str]) -> list[str]:
-    """Return those of some pages that are there, and whose vectors cannot be read or have lost their length."""
+def _find_damaged(store: Store, pages: list[str], are_good: Callable[[Vectors], bool]) -> list[str]:
+    """Return those of some pages that are there, and whose vectors cannot be read or are not what they should be."""
     try:
         found = store.read(pages)
     except DamagedError:
@@ -85,13 +90,17 @@ def _find_damaged(store: Store, pages: list[str]) -> list[str]:
             return pages
         damaged = []
         for page in pages:
-            damaged += _find_damaged(store, [page])
+            damaged += _find_damaged(store, [page], are_good)
         return damaged
-    return [id for id, page in found.items() if not _are_units(page.vectors)]
+    # A page without vectors has nothing that could be damaged.
+    return [id for id, page in found.items() if page.vectors is not None and not are_good(page.vectors)]
 
 
-def _are_units(vectors: Vectors | None) -> bool:
-    """Whether vectors have the length of one; a page without any has nothing that could be damaged."""
-    if vectors is None:
-        return True
+def _are_units(vectors: Vectors) -> bool:
+    """Whether vectors have the length of one."""
     return bool(len(vectors) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.05))  # half precision
+
+
+def _are_numbers(vectors: Vectors) -> bool:
+    """Whether vectors are numbers, and not all zero: all that can be said where any length may be right."""
+    return bool(len(vectors) and np.isfinite(vectors).all() and vectors.any())

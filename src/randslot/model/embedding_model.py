@@ -65,6 +65,7 @@ class EmbeddingModel:
     @property
     def identity(self) -> Identity:
         source, settings = self.source, asdict(self.settings)
+        del settings["reads"]  # a fact of the weights
         return Identity(
             source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings, self.reads
         )

@@ -162,6 +162,10 @@ class SlotEncoder(InputModule):
         """
         return self.preprocessor(inputs, prompt, task)
 
+    def open_page(self, page: Any) -> Any:
+        """Open a page as the model takes it."""
+        return self.preprocessor.open_page(page)
+
     # -- from features to vectors
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:

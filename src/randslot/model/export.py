@@ -218,7 +218,8 @@ def _guide(serving: dict[str, Any], family: Family) -> str:
         "inference": settings["inference"],
         "dimension": serving["dimension"],
         "dtype": serving["dtype"],
-        "length": settings["visual_tokens"] + 512,
+        "length": settings["text_tokens" if family.reads == "text" else "visual_tokens"] + 512,
+        "text_tokens": settings["text_tokens"],
         "query_prompt": query.replace("\n", "\\n"),
         "query_string": json.dumps(query),
         "query_example": example.replace("'", "'\\''"),  # inside quotes of a shell
@@ -226,7 +227,7 @@ def _guide(serving: dict[str, Any], family: Family) -> str:
         "image_token": family.image_token,
         "export_example": family.export_example,
     }
-    text = Path(__file__).with_name("serving.md").read_text(encoding="utf-8")
+    text = Path(__file__).with_name(family.guide).read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"__{name.upper()}__", str(value))
     return text

@@ -95,7 +95,7 @@ class RandSlotModel(MultiVectorEncoder):
         return self.encoder.page_pixels
 
     def is_cut(self, page: str) -> bool:
-        return self.reads == "text" and len(self.page_opener(page)) < len(page.strip())
+        return self.reads == "text" and len(self.encoder.open_page(page)) < len(page.strip())
 
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)

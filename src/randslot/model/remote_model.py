@@ -12,6 +12,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -27,10 +28,12 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
 from ..pages import open_page
+from .backbone import load_processors
 from .embedding_loading import load_embedding_model
 from .embedding_model import EmbeddingModel
 from .export import FORMAT
 from .families import find_family
+from .families.family import Processors
 from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
 from .kinds import find_kind
 from .loading import choose_dtype, load_source
@@ -41,7 +44,7 @@ from .server import Server, change_budgets
 from .server import is_url as is_url  # where it was, for others
 from .service_model import ServiceEncoder
 from .settings import Settings
-from .template import QUERY
+from .template import PAGE, QUERY
 
 AT_ONCE = 8  # pages on their way together: the server makes batches of them
 
@@ -84,7 +87,8 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     """Open any model to search or evaluate with: by its folder or hub id, or at the address of a server.
 
     A saved RandSlot model, a backbone that gets new slots, or a model of sentence-transformers, of several vectors a
-    page or of one. Options are those of `load` or `load_embedding_model`; those that are None are left.
+    page or of one; if a `template` is named, it is a backbone that gets new slots. Options are those of `load` or
+    `load_embedding_model`; those that are None are left.
 
     Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
     such model, or none that can be run here.
@@ -97,7 +101,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
     source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
     kind = find_kind(source)
-    if kind in ("randslot", "backbone"):
+    if kind in ("randslot", "backbone") or "template" in given:  # with one, a retrieval model is a backbone
         return load_source(source, **given)
     device = str(given.pop("device", None) or get_device_name())
     dtype = choose_dtype(given.pop("dtype", None), device)
@@ -122,6 +126,7 @@ class RemoteEncoder(InputModule):
         super().__init__()
         self.server = server
         self.name = name
+        self.folder = serving.parent
         self.source = self.home = Source(server.url)
         content = read_json(serving)
         if content.get("format") != FORMAT:
@@ -155,12 +160,12 @@ class RemoteEncoder(InputModule):
 
     @property
     def modalities(self) -> list[Any]:
-        return ["text", "image"]
+        return ["text"] if self.family.reads == "text" else ["text", "image"]
 
     @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
-        return self.family.served_pixels(**self.image)
+        return self.family.served_pixels(**self.image) if self.family.reads == "image" else 0
 
     def weights_key(self) -> str:
         """Return a hash of the weights that the export was made from."""
@@ -175,9 +180,28 @@ class RemoteEncoder(InputModule):
         if side == "query":
             return {"side": side, "bodies": [{"input": [self._query(query, prompt) for query in items]}]}
         refuse_prompt(prompt)
+        if self.family.reads == "text":
+            return self._preprocess_texts(items)
         fitted = [self.family.fit_page(open_page(page, self.page_pixels), **self.image) for page in items]
         num_tokens = [self.num_prompt_tokens + visual for _, visual in fitted]
         return {"side": side, "bodies": [self._page(page) for page, _ in fitted], "num_tokens": num_tokens}
+
+    def _preprocess_texts(self, pages: list[Any]) -> dict[str, Any]:
+        """Turn pages into token numbers: a server would cut the end, and take special tokens in a page for its own."""
+        before, after = self.page_prompt.split(PAGE)
+        ids = self.processors.tokenize_inside(before, after, [self.open_page(page) for page in pages])
+        return {"side": "page", "bodies": [{"input": ids}], "num_tokens": [len(page) for page in ids]}
+
+    @cached_property
+    def processors(self) -> Processors:
+        """The tokenizer of the exported folder, which only pages of text need."""
+        return load_processors(self.family, Source(str(self.folder), folder=self.folder))
+
+    def open_page(self, page: Any) -> Any:
+        """Open a page as the model takes it, cut to what it reads."""
+        if self.family.reads == "text":
+            return self.family.open_page(self.processors, page, self.settings.text_tokens)
+        return open_page(page, self.page_pixels)
 
     def _query(self, query: Any, prompt: str | None) -> str:
         text = (prompt or "") + check_query(query)

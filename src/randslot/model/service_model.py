@@ -95,6 +95,10 @@ class ServiceEncoder(InputModule):
             return {"side": side, "bodies": list(_split(items, "document"))}
         return {"side": side, "bodies": [_page(open_page(page, self.page_pixels)) for page in items]}
 
+    def open_page(self, page: Any) -> Any:
+        """Return a page as it is sent; a text that is too long is cut by the service, which does not say so."""
+        return page
+
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return `token_embeddings` (B, K, D) in float32 and their `attention_mask` (B, K)."""
         side: Side = features["side"]

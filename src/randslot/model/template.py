@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 PAPER = "paper"  # the template of the paper: a prompt around pages, and queries as they are
-QUERY, INSTRUCTION = "{query}", "{instruction}"  # places in a prompt
+QUERY, PAGE, INSTRUCTION = "{query}", "{page}", "{instruction}"  # places in a prompt; an image has a token
 
 
 @dataclass(frozen=True)

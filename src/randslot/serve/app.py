@@ -204,6 +204,9 @@ class ExplainAnswer(BaseModel):
     similarities: list[list[float]] = Field(description="a row for each readout of the query")
     winners: list[int] = Field(description="the nearest readout of the page in each row, from 1")
     score: float
+    columns: list[int] = Field(
+        description="which readout of the page each column is, from 1; of many, only those that are nearest to one"
+    )
 
 
 class Status(BaseModel):
@@ -380,7 +383,9 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     def explain(body: ExplainBody) -> ExplainAnswer:
         """Why a page has its score: each readout of the query against each readout of the page."""
         found = service.explain(body.query, str(body.document), body.page)
-        return ExplainAnswer(similarities=found.similarities, winners=found.winners, score=found.score)
+        return ExplainAnswer(
+            similarities=found.similarities, winners=found.winners, score=found.score, columns=found.columns
+        )
 
 
 def _hit(found: FoundPage, service: Service) -> HitAnswer:

@@ -67,6 +67,7 @@ def serve(
     read_only: bool = False,
     model: str | None = None,
     add_from: Sequence[str] = (),
+    trust_remote_code: bool = False,
 ) -> None:
     """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come.
 
@@ -78,7 +79,8 @@ def serve(
         raise UsageError("--add-from lets agents add documents, and --read-only nobody: name one")
     listener = listen(visitors.host, visitors.port)
     refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
-    with listener, Library(folder, model, create=new) as library, LocalService(library, refusal=refusal):
+    opened = Library(folder, model, create=new, trust_remote_code=trust_remote_code)
+    with listener, opened as library, LocalService(library, refusal=refusal):
         service = Service(library, read_only=read_only, add_from=allowed)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         where = show_address(visitors.host, listener.getsockname()[1])

@@ -37,6 +37,7 @@ from .uploads import Uploads
 PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of page images
 RENDERERS = 2
 CACHED = 300  # page images
+MOST_COLUMNS = 64  # readouts of a page that are all compared with those of a query
 DIGITS = 4  # of scores that are compared
 LOG = logging.getLogger("randslot")
 
@@ -51,11 +52,15 @@ class FoundPage:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How near each readout of a query is to each of a page, the nearest of each row (from 1), and their sum."""
+    """How near each readout of a query is to each of a page, the nearest of each row (from 1), and their sum.
+
+    columns: the readouts of the page, from 1; of a page that has many, only those that are nearest to one of the query.
+    """
 
     similarities: list[list[float]]
     winners: list[int]
     score: float
+    columns: list[int]
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,11 @@ class Service:
         self.page(id, number)
         similarities: Vectors = self.library.compare(query, page_id(id, number))
         winners = [int(one) + 1 for one in similarities.argmax(1)]
-        return Explanation(similarities.tolist(), winners, float(similarities.max(1).sum()))
+        columns = list(range(1, similarities.shape[1] + 1))
+        if len(columns) > MOST_COLUMNS:
+            columns = sorted(set(winners))
+        shown = similarities[:, [column - 1 for column in columns]]
+        return Explanation(shown.tolist(), winners, float(similarities.max(1).sum()), columns)
 
     def find_words(self, query: str, id: str, number: int) -> Found:
         """Return where the words of a query stand on a page.

@@ -36,9 +36,17 @@ class RayReader:
     """Reads on a cluster; files and the model must have the same path on all its machines."""
 
     def __init__(
-        self, address: str, identity: Identity, library: str, load_model: Callable[[], PageReader], batch: int
+        self,
+        address: str,
+        identity: Identity,
+        library: str,
+        load_model: Callable[[], PageReader],
+        batch: int,
+        trust_remote_code: bool = False,
     ) -> None:
         """address: as ray.init takes it; "" for RAY_ADDRESS, or the cluster of this machine, or a new one here.
+
+        trust_remote_code: let the model run code of its own on all its machines.
 
         Errors: RandSlotError if the model is one that other processes cannot load.
         """
@@ -48,7 +56,7 @@ class RayReader:
             )
         name = os.path.abspath(identity.name) if os.path.isdir(identity.name) else identity.name
         self.address, self.identity, self.library = address, replace(identity, name=name), library
-        self.load_model, self.batch = load_model, batch
+        self.load_model, self.batch, self.trust_remote_code = load_model, batch, trust_remote_code
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         rows = _make_rows(wanted, self.load_model())
@@ -82,7 +90,7 @@ class RayReader:
         pages = ray.data.from_items(rows, override_num_blocks=blocks).flat_map(open_pages)
         return pages.map_batches(
             Encode,
-            fn_constructor_args=(self.identity, self.library),
+            fn_constructor_args=(self.identity, self.library, self.trust_remote_code),
             batch_size=self.batch,
             batch_format="numpy",
             **_places(ray.cluster_resources()),
@@ -142,8 +150,8 @@ def _places(resources: dict[str, float]) -> dict[str, Any]:
 class Encode:
     """An actor: loads the model of the library once, then encodes pages."""
 
-    def __init__(self, identity: Identity, library: str) -> None:
-        self.model = load_bound(identity, None, library)
+    def __init__(self, identity: Identity, library: str, trust_remote_code: bool) -> None:
+        self.model = load_bound(identity, None, library, trust_remote_code=trust_remote_code)
 
     def __call__(self, batch: Batch) -> Batch:
         pages = [_unpack(batch, i) for i in range(len(batch["file"]))]

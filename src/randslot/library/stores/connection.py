@@ -1,4 +1,4 @@
-"""A connection to a Qdrant server or cluster: requests, and retries while it does not answer.
+"""A connection to a Qdrant server or cluster: requests, retries while it does not answer, other nodes when one is lost.
 
 Every request may be sent again: ids are those of pages and files, so what arrives twice is stored once.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from threading import Event
+from threading import Event, local
 from typing import Any, TypeVar
 
 import grpc
 from qdrant_client import QdrantClient, models
+from qdrant_client import grpc as messages
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
@@ -25,47 +27,104 @@ T = TypeVar("T")
 NOTES = logging.getLogger("randslot")
 
 KEY = "QDRANT_API_KEY"
-OLDEST = (1, 16)  # of servers: the lease needs updates with a condition, and phrases an index of words
+OLDEST = (1, 16)  # of servers: records need updates with a condition, and phrases an index of words
 LISTED_POINTS = 1000  # in one answer or update, without vectors
-WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a request is sent again
+WAITS = (0.25, 0.5, *(1.0,) * 30)  # seconds before a request is sent again
 SHORT_WAITS = WAITS[:3]  # when it may be the address that is wrong
-NOTED_FROM = 2.0  # the first wait that the user is told about
-SECONDS = 60  # that one request may take
+NOTED_FROM = 2.0  # seconds of waiting after which the user is told about it
+RETRY_SECONDS = 30  # from the start of a request, after which it is not sent again
+ANSWER_SECONDS = 30  # that one answer may take; with the above, a request ends within a minute
+AGREE_SECONDS = 3  # that a cluster may take to agree: a node that was not heard, since its leader died, must ask again
+PING_SECONDS = 1.0  # that a server may take to say that it is back
+LONGEST = 400  # characters of a server's reason
 PASSING = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,  # what a cluster answers while too few copies of a shard are there
 }
 PASSING_STATUSES = (429, 500, 502, 503, 504)  # of HTTP
 TOO_LARGE = "message larger than max"  # of a request that no waiting makes smaller
+FROM_SERVER = "received from peer"  # in the description of an error that a server has answered with
+ERRORS = (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse)
+
+# gRPC waits up to two minutes before it connects again, and does not notice a machine that is gone without a word. Such
+# a machine is given up after ten seconds: on a slow line, an answer to a ping waits behind a large request.
+CHANNEL = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 1000,  # what connecting may take
+    "grpc.max_reconnect_backoff_ms": 500,
+    "grpc.keepalive_time_ms": 4000,
+    "grpc.keepalive_timeout_ms": 6000,
+    "grpc.http2.ping_timeout_ms": 6000,
+    "grpc.http2.min_time_between_pings_ms": 1000,
+    "grpc.http2.max_pings_without_data": 0,  # no limit
+}
+
+
+class NotFoundError(RandSlotError):
+    """What was asked for is not on the server."""
 
 
 class Connection:
-    """A server, with retries when it does not answer."""
+    """A server, or the nodes of a cluster, of which one is asked until it fails."""
 
-    def __init__(self, client: QdrantClient, address: Address) -> None:
-        self.client, self.address = client, address
+    def __init__(self, clients: Sequence[Any], address: Address) -> None:
+        """clients: one for each node of the address."""
+        self.clients, self.address = list(clients), address
+        self.current = 0  # the node that is asked
         self.check_write: Callable[[], None] = lambda: None  # raises if this process may not write
+        self.catch_up: Callable[[], None] = lambda: None  # has the node know all that happened before
+        self.fresh = [False] * len(self.clients)  # whether a node has caught up since it last failed
         self.waits: tuple[float, ...] = WAITS
         self.away = Event()  # waited for in vain: until it answers again, nobody waits for it once more
         self.noted = False  # that it does not answer
+        self.here = local()
+
+    @property
+    def client(self) -> Any:
+        """The client of the node that is asked."""
+        return self.clients[self.current]
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the client, and retry for some forty seconds if the server is out of reach.
+        """Call a method of the client; if it fails for now, ask the other nodes, wait, and ask again.
 
-        Errors: RandSlotError in one line; a BusyError if that was not enough.
+        Errors: RandSlotError in one line; a BusyError if that was not enough, within a minute.
         """
-        waits = iter(() if self.away.is_set() else self.waits)
+        return self._ask(method, arguments, lambda: None)
+
+    def write(self, method: str, **arguments: Any) -> Any:
+        """Call a method that changes something, and return when it is safe on the server."""
+        return self._ask(method, {"wait": True, **arguments}, self.check_write)
+
+    def _ask(self, method: str, arguments: Mapping[str, Any], check: Callable[[], None]) -> Any:
+        """check: called each time before the request is sent."""
+        start = time.monotonic()
+        waits = iter(self.waits)
+        if self.away.is_set() and not self._is_back():
+            waits = iter(())
+        left = len(self.clients)  # nodes to ask before the next wait
         while True:
+            number = self.current
             try:
-                answer = getattr(self.client, method)(**arguments)
-            except (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse) as error:
+                self._catch_up(number)
+                check()
+                answer = getattr(self.clients[number], method)(**arguments)
+            except ERRORS as error:
                 if not _is_passing(error):
-                    raise RandSlotError(f"{self.address}: {_reason(error)}") from error
+                    raise _make_error(self.address, error) from error
+                self._leave(number)
+                left -= 1
+                if left > 0:
+                    continue
+                left = len(self.clients)
+                passed = time.monotonic() - start
+                if passed >= NOTED_FROM:
+                    self._note(error)
                 wait = next(waits, None)
-                if wait is None or not self._wait(wait, getattr(error, "retry_after_s", 0)):
+                if wait is None or passed + wait > RETRY_SECONDS or not self._wait(wait, error):
                     self.away.set()
                     raise BusyError(f"{self.address}: {_reason(error)}") from error
             else:
@@ -73,24 +132,65 @@ class Connection:
                 self.noted = False
                 return answer
 
-    def _wait(self, seconds: float, least: float) -> bool:
-        """Wait, and say so once it gets long; return False if another thread has given up meanwhile."""
-        if seconds >= NOTED_FROM and not self.noted:
+    def agree(self, changes: Sequence[Any]) -> None:
+        """Change aliases: the nodes of a cluster agree on the order of all such changes.
+
+        Afterwards the node that was asked knows all that happened before. Errors: NotFoundError.
+        """
+        self.here.catching_up = True
+        try:
+            self.ask("update_collection_aliases", change_aliases_operations=list(changes), timeout=AGREE_SECONDS)
+            self.fresh[self.current] = True
+        finally:
+            self.here.catching_up = False
+
+    def _catch_up(self, number: int) -> None:
+        """Have a node that was away, or was not asked before, know all that happened; only a writer needs that."""
+        if self.fresh[number] or getattr(self.here, "catching_up", False):
+            return
+        self.fresh[number] = True
+        try:
+            self.catch_up()
+        except BaseException:
+            self.fresh[number] = False
+            raise
+
+    def _leave(self, number: int) -> None:
+        """Go on with the next node, unless another thread has done so."""
+        self.fresh[number] = False
+        if self.current == number:
+            self.current = (number + 1) % len(self.clients)
+
+    def _is_back(self) -> bool:
+        """Whether a server that was waited for in vain answers again; asked without waiting for it."""
+        for number, client in enumerate(self.clients):
+            try:
+                client.grpc_collections.List(messages.ListCollectionsRequest(), timeout=PING_SECONDS)
+            except (grpc.RpcError, AttributeError):
+                continue
+            self.current = number
+            self.away.clear()
+            return True
+        return False
+
+    def _note(self, error: Exception) -> None:
+        """Tell the user, once, that this takes longer, and why."""
+        if not self.noted:
             self.noted = True
-            NOTES.warning("note: no answer from %s, trying again for half a minute", self.address)
+            NOTES.warning("note: %s: %s; trying again for half a minute", self.address, _reason(error))
+
+    def _wait(self, seconds: float, error: Exception) -> bool:
+        """Wait; return False if another thread has given up meanwhile."""
+        least = getattr(error, "retry_after_s", 0)
         try:
             return not self.away.wait(max(seconds * random.uniform(1.0, 1.5), least))
         except KeyboardInterrupt:
             self.away.set()  # what is left to do on the way out is tried once
             raise
 
-    def write(self, method: str, **arguments: Any) -> Any:
-        """Call a method that changes something, and return when it is safe on the server."""
-        self.check_write()
-        return self.ask(method, wait=True, **arguments)
-
     def close(self) -> None:
-        self.client.close()
+        for client in self.clients:
+            client.close()
 
     # -- requests that pages and records have in common
 
@@ -141,22 +241,28 @@ def connect(address: Address) -> Connection:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
-        client = QdrantClient(
-            host=address.host,
-            grpc_port=address.port,
-            prefer_grpc=True,
-            https=address.tls,
-            api_key=os.environ.get(KEY) or None,
-            timeout=SECONDS,
-            check_compatibility=False,  # asks another port
-        )
-    connection = Connection(client, address)
+        clients = [_make_client(host, port, address.tls) for host, port in address.nodes]
+    connection = Connection(clients, address)
     try:
         _check_version(connection)
     except RandSlotError:
         connection.close()
         raise
     return connection
+
+
+def _make_client(host: str, port: int, tls: bool) -> QdrantClient:
+    return QdrantClient(
+        host=host,
+        grpc_port=port,
+        prefer_grpc=True,
+        https=tls,
+        api_key=os.environ.get(KEY) or None,
+        timeout=ANSWER_SECONDS,
+        check_compatibility=False,  # asks another port
+        grpc_options=dict(CHANNEL),  # the client adds to it
+        pool_size=1,  # one connection, and so one node if the address stands for several
+    )
 
 
 def _check_version(connection: Connection) -> None:
@@ -175,14 +281,31 @@ def _is_passing(error: Exception) -> bool:
     return not isinstance(error, UnexpectedResponse) or error.status_code in PASSING_STATUSES
 
 
+def _make_error(address: Address, error: Exception) -> RandSlotError:
+    missing = isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.NOT_FOUND
+    return (NotFoundError if missing else RandSlotError)(f"{address}: {_reason(error)}")
+
+
 def _reason(error: Exception) -> str:
+    """Return why a request failed, in one line."""
     if not isinstance(error, grpc.RpcError):
         return first_line(error)
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return f"the server refuses this key: put the right one into the environment as {KEY}"
-    if error.code() == grpc.StatusCode.UNAVAILABLE:
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"no answer within {ANSWER_SECONDS} seconds"
+    if error.code() == grpc.StatusCode.UNAVAILABLE and not _is_answer(error):
         return "no server answers there: is it running, is this its gRPC port, and does it speak TLS or not?"
-    return f"{error.details()} ({error.code().name.lower().replace('_', ' ')})".splitlines()[0]
+    details = " ".join(str(error.details()).split())  # a cluster has a line for each node
+    if len(details) > LONGEST:
+        details = details[:LONGEST] + " ..."
+    return f"{details} ({error.code().name.lower().replace('_', ' ')})"
+
+
+def _is_answer(error: Any) -> bool:
+    """Whether an error comes from the server, and not from the lack of one."""
+    describe = getattr(error, "debug_error_string", None)
+    return describe is not None and FROM_SERVER in str(describe())
 
 
 def any_of(key: str, values: Iterable[str]) -> models.FieldCondition:

@@ -23,10 +23,10 @@ from ...errors import RandSlotError, first_line
 from ...files import read_json
 from ...words.terms import Terms
 from .payload import PART, PLACE, make_changes, make_payload, read_page
-from .store import Contents, DamagedError, Origin, StoredPage, StoreHit, StoreQuery, Where
+from .store import Contents, DamagedError, Origin, StoredPage, StoreHit, StoreQuery, Where, group_pages, read_split
 from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
-CHUNK = 64  # points in one update: its vectors are Python lists on their way in
+CHUNK = 64  # points in one update
 CONFIG = "edge_config.json"  # of the engine, in its folder
 SCROLLED = 1000  # points in one answer, without vectors
 
@@ -83,13 +83,12 @@ class EdgeStore:
         self.dim, self.coded = dim, self.tuning.has_codes(dim)
 
     def add(self, pages: Sequence[StoredPage]) -> None:
-        for start in range(0, len(pages), CHUNK):
-            points = [_make_point(page) for page in pages[start : start + CHUNK]]
+        for some in group_pages(pages, CHUNK):
+            points = [_make_point(page) for page in some]
             self._update(edge.UpdateOperation.upsert_points(points))
 
     def update(self, pages: Sequence[StoredPage]) -> None:
-        for start in range(0, len(pages), CHUNK):
-            some = pages[start : start + CHUNK]
+        for some in group_pages(pages, CHUNK):
             vectors = [edge.PointVectors(page.id, _vectors(page)) for page in some if _vectors(page)]
             if vectors:
                 self._update(edge.UpdateOperation.update_vectors(vectors))
@@ -145,6 +144,9 @@ class EdgeStore:
     # -- what is stored
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+        return read_split(self._read, ids, SCROLLED)
+
+    def _read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
             records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
         return {str(record.id): _read_page(record) for record in records}

@@ -19,7 +19,7 @@ from ..address import SETTINGS
 from ..records import is_id
 from .connection import Connection, any_of, chunks, equal
 from .payload import PART, PLACE, make_changes, make_payload, read_page
-from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Where
+from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Where, read_split
 from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ READ_POINTS = 64  # in one answer, with vectors
 ID_BYTES = 40  # of an id in a filter
 FLOAT_BYTES = 4  # of a number in a request
 TERM_BYTES = 8  # of a term in a request
+LARGEST_REQUEST = 32 * 2**20  # bytes, the server's own limit
 POINT_BYTES = 256  # of a point or query in a request, beside its vectors and ids
 
 
@@ -225,14 +226,13 @@ class ServerStore:
         return models.SearchParams(exact=exact, quantization=codes)
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        found: dict[str, StoredPage] = {}
-        for some in chunks([id for id in ids if is_id(id)], READ_POINTS):
-            records = self.connection.ask(
-                "retrieve", collection_name=self.name, ids=some, with_payload=True, with_vectors=True
-            )
-            for record in records:
-                found[str(record.id)] = _page(record)
-        return found
+        return read_split(self._read, [id for id in ids if is_id(id)], READ_POINTS)
+
+    def _read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+        records = self.connection.ask(
+            "retrieve", collection_name=self.name, ids=ids, with_payload=True, with_vectors=True
+        )
+        return {str(record.id): _page(record) for record in records}
 
     def images(self, file: str) -> dict[int, str]:
         records = self.connection.scroll(self.name, equal(file=file), with_payload=["number", "image"])
@@ -311,7 +311,17 @@ class ServerStore:
 
 
 def split_pages(pages: Sequence[StoredPage], limit: int = DEFAULT_LIMITS.bytes) -> Iterator[list[StoredPage]]:
-    """Split pages into requests of at most `limit` bytes; a page that is larger is a request of its own."""
+    """Split pages into requests of at most `limit` bytes; a page that is larger is a request of its own.
+
+    Errors: RandSlotError for a page that no request can hold.
+    """
+    for page in pages:
+        if page.vectors is not None and _size_of_page(page) + POINT_BYTES > LARGEST_REQUEST:
+            num, dim = page.vectors.shape
+            raise RandSlotError(
+                f"a page of {num:,} vectors of {dim:,} takes {_size_of_page(page) / 1e6:.0f} MB in a request, and a "
+                "Qdrant server takes 33 MB at once: reduce pages, as by --reduction kmeans --page-vectors 32"
+            )
     return _split(pages, _size_of_page, limit)
 
 

@@ -1,14 +1,16 @@
 """A library on a Qdrant server or cluster.
 
 Two collections make a library. COLLECTION holds the pages. COLLECTION-files holds points without vectors: one for each
-file (the manifest), one about the library (format and model), and one that says who holds the write lease.
+file (the manifest), one about the library (format and model), and one that says who holds the write lease. The lease
+itself is an alias of that collection.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import Any
 
 from qdrant_client import models
@@ -19,12 +21,14 @@ from ..binding import read_binding
 from ..lease import WriteLease
 from ..location import Location, lost_pages
 from ..records import ServerManifest
-from .connection import LISTED_POINTS, Connection, chunks, connect, equal
+from .connection import LISTED_POINTS, Connection, NotFoundError, chunks, connect, equal
 from .server import ServerStore
-from .store import BYTES_PER_NUMBER, Store
+from .store import BYTES_PER_NUMBER, Store, mean_numbers
 
 ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
 LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))  # the name that servers have stored
+STAMP = "stamp"  # of a record: which write it comes from
+PUTS = 2**32  # more than a process makes
 
 
 class ServerRecords:
@@ -33,9 +37,8 @@ class ServerRecords:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.name = connection.address.collection + FILES
-        # Copies may lag behind: most of them must agree on what is read, and one node orders what is written.
-        self.reading = {"consistency": models.ReadConsistencyType.MAJORITY}
-        self.writing = {"ordering": models.WriteOrdering.STRONG}
+        self.lease_number: Callable[[], int] = lambda: 0
+        self.num_puts = count(1)
 
     def exist(self) -> bool:
         """Whether the collection is there."""
@@ -52,6 +55,7 @@ class ServerRecords:
             "state": keyword,
             "token": keyword,
             "num_pages": number,
+            STAMP: number,
         }
         self.connection.make(
             self.name,
@@ -62,35 +66,36 @@ class ServerRecords:
             write_consistency_factor=address.consistency,
         )
 
-    def put(self, records: Mapping[str, Mapping[str, Any]], *, only_if: Mapping[str, str] | None = None) -> None:
-        """Keep records by their ids. only_if: leave one alone that is there and has another value than this."""
-        points = [models.PointStruct(id=id, vector={}, payload=dict(record)) for id, record in records.items()]
+    def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep records by their ids.
+
+        A record is stamped with the number of the write lease and a count, and replaces none with a later stamp: what
+        arrives late, from a node that was frozen or a process that lost its lease, changes nothing.
+        """
+        stamp = self.lease_number() * PUTS + next(self.num_puts)
+        points = [models.PointStruct(id=id, vector={}, payload={**r, STAMP: stamp}) for id, r in records.items()]
         for some in chunks(points, LISTED_POINTS):
-            if only_if is None:
-                self.connection.write("upsert", collection_name=self.name, points=some, **self.writing)
-            else:
-                more = {"update_filter": equal(**only_if), "wait": True, **self.writing}
-                self.connection.ask("upsert", collection_name=self.name, points=some, **more)
+            self.connection.write(
+                "upsert", collection_name=self.name, points=some, update_filter=_stamped_before(stamp)
+            )
 
     def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return records by their ids; those that are not there are left out."""
         found: dict[str, dict[str, Any]] = {}
         for some in chunks(list(ids), LISTED_POINTS):
-            records = self.connection.ask(
-                "retrieve", collection_name=self.name, ids=some, with_payload=True, **self.reading
-            )
+            records = self.connection.ask("retrieve", collection_name=self.name, ids=some, with_payload=True)
             for record in records:
                 found[str(record.id)] = record.payload
         return found
 
     def find(self, **values: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
         """Return the records with these values, or one of several."""
-        records = self.connection.scroll(self.name, equal(**values), **self.reading)
+        records = self.connection.scroll(self.name, equal(**values))
         return {str(record.id): record.payload for record in records}
 
     def forget(self, id: str) -> None:
         """Remove a record."""
-        self.connection.write("delete", collection_name=self.name, points_selector=[id], **self.writing)
+        self.connection.write("delete", collection_name=self.name, points_selector=[id])
 
     def tally(self, key: str, **values: str) -> dict[int, int]:
         """Return how many of the records with these values have each number of a key."""
@@ -101,9 +106,46 @@ class ServerRecords:
             facet_filter=equal(**values),
             limit=self.connection.count(self.name) + 1,
             exact=True,
-            **self.reading,
         ).hits
         return {int(hit.value): int(hit.count) for hit in hits}
+
+
+def _stamped_before(stamp: int) -> models.Filter:
+    """Return the filter for records with an earlier stamp, or none, as earlier versions wrote them."""
+    earlier = models.FieldCondition(key=STAMP, range=models.Range(lt=stamp))
+    return models.Filter(should=[models.IsEmptyCondition(is_empty=models.PayloadField(key=STAMP)), earlier])
+
+
+class LeaseNames:
+    """Names of the collection of records, its aliases: a cluster keeps them by consensus."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.collection = connection.address.collection + FILES
+
+    def list(self) -> list[str]:
+        found = self.connection.ask("get_collection_aliases", collection_name=self.collection).aliases
+        return [alias.alias_name for alias in found]
+
+    def add(self, name: str) -> None:
+        made = models.CreateAlias(collection_name=self.collection, alias_name=name)
+        self.connection.agree([models.CreateAliasOperation(create_alias=made)])
+
+    def rename(self, old: str, new: str, drop: Sequence[str] = ()) -> bool:
+        changed = models.RenameAlias(old_alias_name=old, new_alias_name=new)
+        changes: list[Any] = [models.RenameAliasOperation(rename_alias=changed)]
+        try:
+            self.connection.agree([*changes, *map(_drop_alias, drop)])
+        except NotFoundError:
+            return False
+        return True
+
+    def drop(self, name: str) -> None:
+        self.connection.agree([_drop_alias(name)])
+
+
+def _drop_alias(name: str) -> models.DeleteAliasOperation:
+    return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name))
 
 
 class ServerLocation:
@@ -118,8 +160,11 @@ class ServerLocation:
         self.connection = connection or connect(address)
         self.records = ServerRecords(self.connection)
         self.manifest = ServerManifest(self.records)
-        self.lease = WriteLease(self.records, LEASE_ID, self.name)
+        self.names = LeaseNames(self.connection)
+        self.lease = WriteLease(self.names, self.records, LEASE_ID, self.name)
+        self.records.lease_number = lambda: self.lease.number
         self.connection.check_write = self.lease.check
+        self.connection.catch_up = self.lease.renew
         if self.read() is None:
             self._check_new(create)
 
@@ -158,8 +203,7 @@ class ServerLocation:
         """Nothing to do: a server lets everybody read."""
 
     def is_same(self, other: Location) -> bool:
-        now = self.records.get([LEASE_ID]).get(LEASE_ID, {})
-        return isinstance(other, ServerLocation) and now.get("token") == other.lease.token
+        return isinstance(other, ServerLocation) and str(other.lease.held) in self.names.list()
 
     def size(self) -> int:
         """Return the bytes of the vectors: a server does not say what it takes on disk."""
@@ -167,12 +211,9 @@ class ServerLocation:
         if about.get("model") is None:
             return 0
         model = read_binding(about.get("model"), self.name)
-        numbers = (
-            self.connection.count(self.connection.address.collection)
-            * (model.num_vectors("page") or 0)
-            * model.dimension
-        )
-        return BYTES_PER_NUMBER * numbers
+        num = model.num_vectors("page")
+        numbers = num * model.dimension if num else mean_numbers(self.store)
+        return BYTES_PER_NUMBER * numbers * self.connection.count(self.connection.address.collection)
 
     def close(self) -> None:
         self.connection.close()

@@ -9,8 +9,9 @@ Shapes: K vectors of one page or query, D dimension.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Protocol
 
 import numpy as np
@@ -21,6 +22,9 @@ from ...words.terms import Terms
 
 Vectors = NDArray[np.float32]
 BYTES_PER_NUMBER = 2  # of a vector: stores keep half precision
+# Of vectors on their way in or out at once: engines take and give Python lists, some thirty bytes a number.
+MOST_NUMBERS = 2**22
+SAMPLE = 16  # pages that show how many numbers the vectors of a page are
 
 
 class DamagedError(RandSlotError):
@@ -171,3 +175,45 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of files and locks."""
+
+
+def mean_numbers(store: Store) -> int:
+    """Return how many numbers the vectors of a page are, the mean over some pages; 0 if none has any."""
+    ids = [page.id for page in islice(store.find(None, vectors=True), SAMPLE)]
+    sizes = [page.vectors.size for page in store.read(ids).values() if page.vectors is not None]
+    return round(sum(sizes) / len(sizes)) if sizes else 0
+
+
+def pages_at_once(store: Store, most: int) -> int:
+    """Return how many pages can be read at once without filling the memory, at most `most`."""
+    return max(1, min(most, 2 * MOST_NUMBERS // max(mean_numbers(store), 1)))
+
+
+def group_pages(pages: Sequence[StoredPage], most: int) -> Iterator[Sequence[StoredPage]]:
+    """Split pages into groups of at most `most` and of a bounded number of numbers; a larger page is alone."""
+    some: list[StoredPage] = []
+    numbers = 0
+    for page in pages:
+        own = 0 if page.vectors is None else page.vectors.size
+        if some and (len(some) == most or numbers + own > MOST_NUMBERS):
+            yield some
+            some, numbers = [], 0
+        some.append(page)
+        numbers += own
+    if some:
+        yield some
+
+
+def read_split(
+    read: Callable[[Sequence[str]], dict[str, StoredPage]], ids: Sequence[str], most: int
+) -> dict[str, StoredPage]:
+    """Read pages some at a time: those before tell how many can be read at once, at most `most`."""
+    found: dict[str, StoredPage] = {}
+    start, step = 0, min(SAMPLE // 2, most)
+    while start < len(ids):
+        some = read(ids[start : start + step])
+        found |= some
+        start += step
+        sizes = [page.vectors.size for page in some.values() if page.vectors is not None]
+        step = max(1, min(most, MOST_NUMBERS // max(sizes, default=1)))
+    return found

@@ -301,6 +301,8 @@ class Family(ABC):
         """
         raise UsageError(f"a {self.name} model cannot be exported: no known server gives the states of all its tokens")
 
+    guide: ClassVar[str] = "serving.md"  # what goes with an export, a file beside the package's models
+
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
         """Write processors into an export as a server reads them."""
         processors.save(folder)

@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ...errors import RandSlotError
 from ...pages import NoTextError, read_page_text
 from ..hub import Source
+from ..template import PAGE
 from .family import Family, Features, Processors
-
-PAGE = "{page}"  # where the text of a page stands in a prompt
 
 
 class TextModel(Family):
@@ -58,6 +57,8 @@ class TextModel(Family):
         return processors.pad(processors.tokenize_inside(before, after, pages))
 
     # -- serving
+
+    guide = "serving_text.md"
 
     def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config)

@@ -63,19 +63,23 @@ async function compare() {
   }
   if (now !== asked) return;
   drawMatrix(found);
-  const terms = found.similarities.map((row, i) => row[found.winners[i] - 1].toFixed(3));
-  $("sum").textContent = `${terms.join(" + ")} = score ${found.score.toFixed(2)} by vectors`;
+  const terms = found.similarities.map((row, i) => row[found.columns.indexOf(found.winners[i])].toFixed(3));
+  const left = terms.length > MOST ? `the nearest of each of ${terms.length} readouts` : terms.join(" + ");
+  $("sum").textContent = `${left} = score ${found.score.toFixed(2)} by vectors`;
 }
 
-function drawMatrix({ similarities, winners }) {
-  let columns = similarities[0].map((_, i) => i + 1);
-  if (columns.length > MOST) columns = [...new Set(winners)].sort((a, b) => a - b);
+function drawMatrix({ similarities, winners, columns: all }) {
+  const columns = all.length > MOST ? [...new Set(winners)].sort((a, b) => a - b) : all;
+  const place = new Map(all.map((number, i) => [number, i]));
   const flat = similarities.flat();
   const [least, most] = [Math.min(...flat), Math.max(...flat)];
   const head = make("tr", {}, make("td"), ...columns.map((n) => make("th", { scope: "col", textContent: `P${n}` })));
   const rows = similarities.map((row, i) => make("tr", {},
     make("th", { scope: "row", textContent: `Q${i + 1}` }),
-    ...columns.map((n) => cell(row[n - 1], (row[n - 1] - least) / (most - least || 1), n === winners[i]))));
+    ...columns.map((n) => {
+      const value = row[place.get(n)];
+      return cell(value, (value - least) / (most - least || 1), n === winners[i]);
+    })));
   const caption = make("caption", { textContent: "Q: readouts of the query, P: readouts of this page, ★ the nearest" });
   $("matrix").replaceChildren(caption, make("thead", {}, head), make("tbody", {}, ...rows));
 }

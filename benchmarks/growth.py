@@ -1,0 +1,429 @@
+"""How searching grows with the pages: a scan of all pages, and the engine's graphs, at 10,000 pages and many more.
+
+Pages are drawn from a mixture of Gaussians that was fitted to the vectors of real pages, and queries are real ones, so
+that scores are as close to each other as those of a model. Each configuration is one process and one row; what is in
+results/growth.json already is not run again.
+
+python benchmarks/growth.py --folder FOLDER --like reports --fit LIBRARY --questions queries.jsonl    once
+python benchmarks/growth.py --folder FOLDER --like reports --pages 10000 100000 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import qdrant_edge as edge
+from numpy.typing import NDArray
+from record import RESULTS, keep, print_table
+
+Floats = NDArray[np.float32]
+CHUNK = 10_000  # pages that are drawn at once: any number of pages begins with the same ones
+FILE_PAGES = 100  # of a file
+COMPONENTS = 64  # of the mixture
+CENTRES = 2_000  # of the clusters of large vectors
+QUERIES, HITS = 100, 5
+FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
+UPDATE = 500  # points in one update
+READOUTS = ("readout-1", "readout-2", "readout-3", "readout-4")
+CLUSTERS = "clusters"  # vectors that are like those of no model
+
+
+@dataclass(frozen=True)
+class Way:
+    """A configuration of the engine, and how it is searched.
+
+    codes: int8, binary, or none. efs: none for a scan. readouts: a graph for each readout of a page; each vector of a
+    query asks each of them for so many pages as `efs` says, and all that are found are scored in full.
+    """
+
+    name: str
+    edges: int = 0
+    construct: int = 100
+    codes: str = ""
+    efs: tuple[int, ...] = ()
+    candidates: int = 200
+    readouts: bool = False
+
+
+WAYS = {
+    way.name: way
+    for way in (
+        Way("scan"),
+        Way("scan, int8", codes="int8"),
+        Way("scan, bits", codes="binary", candidates=1000),
+        Way("graph 16", 16, efs=(64, 256, 1024)),
+        Way("graph 32", 32, 256, efs=(64, 256, 1024)),
+        Way("graph 16, int8", 16, codes="int8", efs=(64, 256, 1024)),
+        Way("graph 32, int8", 32, 256, codes="int8", efs=(64, 256, 1024)),
+        Way("graphs of readouts", 16, efs=(50, 100, 200, 400), readouts=True),
+        Way("graph 16, bits", 16, codes="binary", efs=(64, 256, 1024), candidates=1000),
+    )
+}
+DEFAULT_WAYS = ("scan", "graph 16", "graphs of readouts")
+
+
+# -- pages and queries
+
+
+def fit(library: str, questions: Sequence[Path], target: Path) -> None:
+    """Fit a mixture to the vectors of a library's pages, and keep it with the vectors of questions."""
+    from sklearn.cluster import KMeans
+
+    from randslot.library.library import Library
+    from randslot.library.stores.store import page_id
+
+    pages: list[Floats] = []
+    with Library(library, create=False) as opened:
+        for file in opened.files():
+            ids = [page_id(file.id, number) for number in range(1, file.num_pages + 1)]
+            pages += [page.vectors for page in opened.store.read(ids).values() if page.vectors is not None]
+        texts = [json.loads(line)["query"] for path in questions for line in path.read_text().splitlines()]
+        queries = np.stack([np.asarray(vectors) for vectors in opened.model.embed_queries(texts)])
+    values = np.stack(pages).astype(np.float32)
+    num, vectors, dim = values.shape
+    flat = values.reshape(num, vectors * dim)
+    groups = KMeans(COMPONENTS, random_state=0, n_init=1).fit(flat)
+    inner = flat - groups.cluster_centers_[groups.labels_]
+    spread, axes = np.linalg.eigh(np.cov(inner, rowvar=False))
+    noise = axes * np.sqrt(np.maximum(spread, 0))
+    weights = np.bincount(groups.labels_, minlength=COMPONENTS) / num
+    target.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(
+        target,
+        centres=groups.cluster_centers_.astype(np.float32),
+        weights=weights,
+        noise=noise.astype(np.float32),
+        queries=queries.astype(np.float32),
+        shape=np.array([vectors, dim]),
+    )
+    print(f"{num} pages of {vectors} x {dim} and {len(queries)} queries")
+    print(describe(values, queries))
+
+
+def describe(pages: Floats, queries: Floats) -> str:
+    """Return what vectors look like: how alike the readouts of a page are, and how close the scores of pages."""
+    alike = float(np.einsum("nkd,njd->kj", pages, pages)[0, 1:].mean() / len(pages))
+    scores = np.sort(score(queries, pages), axis=1)[:, ::-1]
+    first, fifth, hundredth, median = scores[:, [0, 4, 99, len(pages) // 2]].mean(0)
+    centred = pages[:, 0] - pages[:, 0].mean(0)
+    spread = np.linalg.svd(centred, compute_uv=False) ** 2
+    dims = float(spread.sum() ** 2 / (spread**2).sum())
+    return (
+        f"cosine of readouts {alike:.2f}, effective dimensions {dims:.1f}, "
+        f"scores of ranks 1, 5, 100 and the median {first:.3f} {fifth:.3f} {hundredth:.3f} {median:.3f}"
+    )
+
+
+def score(queries: Floats, pages: Floats) -> Floats:
+    """Return MaxSim of all queries and pages."""
+    total = np.zeros((len(queries), len(pages)), np.float32)
+    for number in range(queries.shape[1]):
+        total += np.einsum("qd,nkd->qnk", queries[:, number], pages, optimize=True).max(-1)
+    return total
+
+
+def normalize(values: Floats) -> Floats:
+    return np.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True), np.float32)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where pages come from. dim: those of the model are turned into a space of more dimensions, as they are."""
+
+    like: Path
+    dim: int
+
+    def turn(self, dim: int) -> Floats:
+        square = np.random.default_rng(1).standard_normal((self.dim, self.dim))
+        return np.linalg.qr(square)[0][:dim].astype(np.float32)
+
+    def chunk(self, number: int) -> Floats:
+        """Return some pages, the same each time."""
+        random = np.random.default_rng([7, number])
+        like = np.load(self.like)
+        vectors, dim = like["shape"]
+        which = random.choice(COMPONENTS, CHUNK, p=like["weights"])
+        noise = random.standard_normal((CHUNK, vectors * dim)).astype(np.float32) @ like["noise"].T
+        values = (like["centres"][which] + noise).reshape(CHUNK, vectors, dim)
+        return normalize(values @ self.turn(dim))
+
+    def queries(self) -> Floats:
+        like = np.load(self.like)
+        chosen = like["queries"][:: max(len(like["queries"]) // QUERIES, 1)][:QUERIES]
+        return normalize(chosen @ self.turn(int(like["shape"][1])))
+
+
+@dataclass(frozen=True)
+class Clusters(Source):
+    """Pages of large vectors: each is near a cluster, and a query is near a page."""
+
+    def chunk(self, number: int) -> Floats:
+        random = np.random.default_rng([8, number])
+        centres = normalize(np.random.default_rng(8).standard_normal((CENTRES, self.dim)).astype(np.float32))
+        which = random.integers(0, CENTRES, (CHUNK, 4))
+        noise = random.standard_normal((CHUNK, 4, self.dim)).astype(np.float32) / self.dim**0.5
+        return normalize(centres[which] + 0.7 * noise)
+
+    def queries(self) -> Floats:
+        pages = self.chunk(0)[:QUERIES]
+        noise = np.random.default_rng(9).standard_normal(pages.shape).astype(np.float32) / self.dim**0.5
+        return normalize(pages + 0.7 * noise)
+
+
+def make_source(arguments: argparse.Namespace) -> Source:
+    kind = Clusters if arguments.like == CLUSTERS else Source
+    return kind(arguments.folder / f"{arguments.like}.npz", arguments.dim)
+
+
+# -- one configuration
+
+
+def file_of(number: int) -> str:
+    return f"file-{number // FILE_PAGES}"
+
+
+def kept_files(pages: int, every: int) -> list[str]:
+    """Return the files of a filter, spread over all."""
+    return [f"file-{number}" for number in range(0, pages // FILE_PAGES, every)]
+
+
+def parameters(dim: int, way: Way, several: bool = True) -> edge.EdgeVectorParams:
+    kinds: dict[str, Any] = {
+        "int8": edge.ScalarQuantizationConfig(edge.ScalarType.Int8, memory=edge.Memory.Cached),
+        "binary": edge.BinaryQuantizationConfig(memory=edge.Memory.Cached),
+    }
+    edges = 0 if way.readouts and several else way.edges
+    graph = edge.HnswIndexConfig(edges, way.construct, full_scan_threshold=10, max_indexing_threads=1)
+    return edge.EdgeVectorParams(
+        size=dim,
+        distance=edge.Distance.Dot,
+        multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim) if several else None,
+        datatype=edge.VectorStorageDatatype.Float16,
+        memory=edge.Memory.Cold,
+        quantization_config=kinds.get(way.codes),
+        hnsw_config=graph,
+    )
+
+
+def all_parameters(dim: int, way: Way) -> dict[str, edge.EdgeVectorParams]:
+    vectors = {"page": parameters(dim, way)}
+    if way.readouts:
+        vectors |= {name: parameters(dim, way, several=False) for name in READOUTS}
+    return vectors
+
+
+def load(folder: Path, source: Source, pages: int, way: Way) -> dict[str, float]:
+    """Store the pages without codes and without a graph, unless that is done; return what it took."""
+    if (folder / "loaded.json").exists():
+        return dict(json.loads((folder / "loaded.json").read_text()))
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "shard").mkdir(parents=True)
+    plain = edge.EdgeConfig(
+        vectors=all_parameters(source.dim, Way("plain", readouts=way.readouts)),
+        optimizers=edge.EdgeOptimizersConfig(indexing_threshold=10**9, max_segment_size=10**9),
+    )
+    shard = edge.EdgeShard.create(str(folder / "shard"), plain)
+    shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
+    start, cpu = time.perf_counter(), time.process_time()
+    for first in range(0, pages, CHUNK):
+        values = source.chunk(first // CHUNK)
+        for offset in range(0, min(CHUNK, pages - first), UPDATE):
+            points = []
+            for number in range(first + offset, min(first + offset + UPDATE, pages)):
+                vectors: dict[str, Any] = {"page": values[number - first].tolist()}
+                if way.readouts:
+                    vectors |= zip(READOUTS, vectors["page"], strict=True)
+                points.append(edge.Point(number, vectors, {"file": file_of(number)}))
+            shard.update(edge.UpdateOperation.upsert_points(points))
+        shard.flush()
+    took = {"load s": time.perf_counter() - start, "load CPU s": time.process_time() - cpu}
+    shard.close()
+    (folder / "loaded.json").write_text(json.dumps(took))
+    return took
+
+
+def run_one(folder: Path, source: Source, pages: int, way: Way) -> list[dict[str, Any]]:
+    """Build a configuration, and measure it; return a row for each way to search it."""
+    kind = "readouts" if way.readouts else "pages"
+    base = folder / f"{kind}-{source.like.stem}-{source.dim}-{pages}"
+    loaded = load(base, source, pages, way)
+    place = folder / f"built-{uuid.uuid4()}"
+    subprocess.run(["cp", "-a", "--reflink=auto", str(base / "shard"), str(place)], check=True)
+    try:
+        config = edge.EdgeConfig(
+            vectors=all_parameters(source.dim, way),
+            optimizers=edge.EdgeOptimizersConfig(
+                indexing_threshold=1000, max_segment_size=10**9, default_segment_number=1
+            ),
+            max_search_threads=1,
+        )
+        shard = edge.EdgeShard.load(str(place), config)
+        start, cpu = time.perf_counter(), time.process_time()
+        shard.optimize()
+        shard.flush()
+        built = {"build s": time.perf_counter() - start, "build CPU s": time.process_time() - cpu}
+        shard.close()
+        shard = edge.EdgeShard.load(str(place), config)
+        size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and "wal" not in file.parts)
+        rows = []
+        for ef in way.efs or (0,):
+            row = {
+                "vectors": source.like.stem,
+                "pages": pages,
+                "size": f"4 x {source.dim}",
+                "where": "folder",
+                "way": way.name,
+                "ef": ef,
+                **loaded,
+                **built,
+                "segments": shard.info().segments_count,
+                "MB on disk": size / 1e6,
+            }
+            row |= measure(shard, base, source, pages, way, ef)
+            row["own MB"] = own_memory() / 1e6
+            row["load of machine"] = os.getloadavg()[0]
+            rows.append(row)
+        shard.close()
+        return rows
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def own_memory() -> int:
+    """Return the most memory that this process had, without files that are mapped."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * int(found[1]) if found else 0
+
+
+def measure(shard: edge.EdgeShard, base: Path, source: Source, pages: int, way: Way, ef: int) -> dict[str, Any]:
+    """Search with each filter; return times of the processor, which others do not disturb much, and recall."""
+    row: dict[str, Any] = {}
+    for name, every in FILTERS.items():
+        chosen = None
+        if every > 1:
+            match = edge.MatchAny(kept_files(pages, every))
+            chosen = edge.Filter(must=[edge.FieldCondition("file", match=match)])
+        truth = find_truth(shard, base, source, every, chosen)
+        seconds, cpu, shared = [], [], []
+        for number, query in enumerate(source.queries()):
+            start, begun = time.perf_counter(), time.process_time()
+            found = search(shard, query, way, ef, chosen)
+            seconds.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - begun)
+            shared.append(len(set(found) & set(truth[number])) / HITS)
+        last = f", {name}" if name else ""
+        row[f"ms{last}"] = 1000 * statistics.median(seconds)
+        row[f"CPU ms{last}"] = 1000 * statistics.median(cpu)
+        row[f"recall@{HITS}{last}"] = statistics.mean(shared)
+    return row
+
+
+def search(shard: edge.EdgeShard, query: Floats, way: Way, ef: int, chosen: edge.Filter | None) -> list[int]:
+    if way.readouts:
+        return search_readouts(shard, query, ef, chosen)
+    codes = None
+    if way.codes:
+        codes = edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=way.candidates / HITS)
+    params = edge.SearchParams(hnsw_ef=ef or None, exact=not (way.codes or way.edges), quantization=codes)
+    return ask(shard, query, params, chosen)
+
+
+def search_readouts(shard: edge.EdgeShard, query: Floats, num: int, chosen: edge.Filter | None) -> list[int]:
+    """Have each vector of the query find pages by each of their readouts, and score them all in full."""
+    params = edge.SearchParams(hnsw_ef=num)
+    prefetches = []
+    for vector in query.tolist():
+        for name in READOUTS:
+            nearest = edge.Query.Nearest(vector, name)
+            prefetches.append(edge.Prefetch(num, nearest, params=params, filter=chosen))
+    wanted = edge.Query.Nearest(query.tolist(), "page")
+    request = edge.QueryRequest(HITS, query=wanted, prefetches=prefetches)
+    (found,) = shard.query_batch(edge.QueryBatchRequest([request]))
+    return [int(point.id) for point in found]
+
+
+def ask(shard: edge.EdgeShard, query: Floats, params: edge.SearchParams, chosen: edge.Filter | None) -> list[int]:
+    wanted = edge.Query.Nearest(query.tolist(), "page")
+    request = edge.QueryRequest(HITS, query=wanted, params=params, filter=chosen)
+    (found,) = shard.query_batch(edge.QueryBatchRequest([request]))
+    return [int(point.id) for point in found]
+
+
+def find_truth(
+    shard: edge.EdgeShard, base: Path, source: Source, every: int, chosen: edge.Filter | None
+) -> list[list[int]]:
+    """Return what an exact search finds, which is asked for once."""
+    file = base / f"truth-{every}.json"
+    if not file.exists():
+        ignore = edge.QuantizationSearchParams(ignore=True)
+        exact = edge.SearchParams(exact=True, quantization=ignore)
+        file.write_text(json.dumps([ask(shard, query, exact, chosen) for query in source.queries()]))
+    return [list(found) for found in json.loads(file.read_text())]
+
+
+# -- all of them
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["vectors"], row["pages"], row["size"], row["where"], row["way"]
+
+
+def read_rows() -> list[dict[str, Any]]:
+    file = RESULTS / "growth.json"
+    return list(json.loads(file.read_text())["rows"]) if file.exists() else []
+
+
+def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the arguments of processes that are still to run."""
+    for pages in arguments.pages:
+        for way in arguments.ways:
+            key = (arguments.like, pages, f"4 x {arguments.dim}", "folder", way)
+            if key not in {key_of(row) for row in read_rows()}:
+                words = ["--one", way, "--pages", str(pages), "--dim", str(arguments.dim)]
+                yield [*words, "--like", arguments.like]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--like", default="reports", help="the name of a fit, or clusters")
+    parser.add_argument("--fit", metavar="LIBRARY")
+    parser.add_argument("--questions", type=Path, nargs="*", default=[])
+    parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=DEFAULT_WAYS)
+    parser.add_argument("--one", choices=WAYS)
+    arguments = parser.parse_args()
+    if arguments.fit:
+        fit(arguments.fit, arguments.questions, arguments.folder / f"{arguments.like}.npz")
+        return
+    source = make_source(arguments)
+    if arguments.one:
+        rows = run_one(arguments.folder, source, arguments.pages[0], WAYS[arguments.one])
+        print(json.dumps(rows))
+        return
+    print(describe(source.chunk(0), source.queries()), flush=True)
+    for words in plan(arguments):
+        command = [sys.executable, __file__, "--folder", str(arguments.folder), *words]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        rows = json.loads(answer.stdout)
+        print_table(rows)
+        keep("growth", read_rows() + rows)
+
+
+if __name__ == "__main__":
+    main()
