@@ -67,7 +67,7 @@ def make_place(folder: Path) -> Path:
 @asynccontextmanager
 async def over_http(url: str, token: str = TOKEN) -> AsyncIterator[Any]:
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=120) as http,
         mcp.Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
     ):
         yield client
