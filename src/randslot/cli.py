@@ -11,11 +11,15 @@ import typer
 
 from . import __version__
 from .errors import RandSlotError, UsageError
-from .library.commands import IndexCommand, Place, SearchBy, index, library_app, search
+from .help import ADVANCED, PlainCommand, PlainGroup
+from .library.commands import IndexCommand, ModelPlace, Place, SearchBy, index, library_app, search
 from .options import Inference, PageVectors, QueryVectors, Reduction, Seed, TrustRemoteCode
 
 AddFrom = Annotated[
-    list[str] | None, typer.Option(help="Agents may add documents below this folder; may repeat. By default none.")
+    list[str] | None,
+    typer.Option(
+        metavar="FOLDER", rich_help_panel=ADVANCED, help="Agents may add documents below this folder; may repeat."
+    ),
 ]
 EXTRAS = {
     "datasets": "train",
@@ -34,6 +38,7 @@ EXTRAS = {
 }
 
 app = typer.Typer(
+    cls=PlainGroup,
     help="Search PDFs, slides and scans: by words, and by four vectors a page.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -41,7 +46,7 @@ app = typer.Typer(
 )
 SEARCH, MODELS, RESEARCH = "Search", "Models", "Research"
 app.command(cls=IndexCommand, rich_help_panel=SEARCH)(index)
-app.command(rich_help_panel=SEARCH)(search)
+app.command(cls=PlainCommand, rich_help_panel=SEARCH)(search)
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,22 +67,29 @@ def start(
         os.environ["RANDSLOT_DEBUG"] = "1"
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def serve(
     library: Place,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
-    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine need --token.")] = (
-        "127.0.0.1"
-    ),
-    token: Annotated[
-        str | None, typer.Option(envvar="RANDSLOT_TOKEN", help="What visitors must know; better in the environment.")
-    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", help="0 takes any free one.")] = 8000,
     new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added.")] = False,
-    origin: Annotated[
-        list[str] | None, typer.Option(help="Let pages of https://example.org use the API; may repeat.")
+    host: Annotated[
+        str,
+        typer.Option(rich_help_panel=ADVANCED, help="The address to listen on; others than this machine need --token."),
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=ADVANCED,
+            envvar="RANDSLOT_TOKEN",
+            help="What visitors must know; better in the environment.",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=ADVANCED, help="Let pages of https://example.org use the API; may repeat."),
+    ] = None,
+    model: ModelPlace = None,
     trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
@@ -103,7 +115,7 @@ def serve(
     )
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def mcp(
     library: Place,
     add_from: AddFrom = None,
@@ -123,7 +135,7 @@ def mcp(
 app.add_typer(library_app, name="library", rich_help_panel=SEARCH)
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def doctor(
     with_torch: Annotated[bool, typer.Option("--torch", help="Import torch, and ask what it computes on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -145,7 +157,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=SEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
         "randslot-demo"
@@ -171,7 +183,7 @@ def demo(
         print("no browser could be opened here: open that file yourself")
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -211,7 +223,7 @@ def train(
     train(chosen, resume=resume)
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -227,7 +239,7 @@ def pretrain(
     train(recipe, [*(changes or []), "objective=reading"], output, resume)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def samples(
     output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
     reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
@@ -249,7 +261,7 @@ def samples(
     print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def export(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
@@ -272,7 +284,7 @@ def export(
     print(f"see {output / GUIDE}")
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def evaluate(
     model: Annotated[
         str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
@@ -282,7 +294,8 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
     by: Annotated[
-        SearchBy, typer.Option(help="Compare vectors, or search a library of the set by words or by both.")
+        SearchBy,
+        typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
     ] = SearchBy.vectors,
     inference: Inference = None,
     query_vectors: QueryVectors = None,
@@ -337,7 +350,7 @@ def evaluate(
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def manuals(
     output: Annotated[Path, typer.Argument(help="A folder; what it has already is not fetched again.")],
 ) -> None:
@@ -359,7 +372,7 @@ def manuals(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def analyse(
     sources: Annotated[
         list[str] | None,
@@ -405,7 +418,7 @@ def analyse(
         print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def compare(
     results: Annotated[list[Path], typer.Argument(help="Folders of results.")],
     base: Annotated[
@@ -426,7 +439,7 @@ def compare(
     print(write_table(compare_runs(results, base=base, seed=seed), style))
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def study(
     file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
     choose: Annotated[
@@ -453,7 +466,7 @@ def study(
         print(f"see {written}")
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def profile(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
     page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",
@@ -489,7 +502,7 @@ def profile(
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 
-@app.command(rich_help_panel=RESEARCH)
+@app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def report(
     results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
@@ -503,7 +516,7 @@ def report(
     print(make_report(results, style))
 
 
-@app.command(rich_help_panel=MODELS)
+@app.command(cls=PlainCommand, rich_help_panel=MODELS)
 def pairs(
     folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],

@@ -6,14 +6,26 @@ from typing import Annotated
 
 import typer
 
-Inference = Annotated[str | None, typer.Option(help="What is appended when encoding: random, zero, ...")]
-QueryVectors = Annotated[int | None, typer.Option(help="Vectors of a query.")]
-PageVectors = Annotated[int | None, typer.Option(help="Vectors of a page.")]
+from .help import ADVANCED
+
+Inference = Annotated[
+    str | None, typer.Option(rich_help_panel=ADVANCED, help="What is appended when encoding: random, zero, ...")
+]
+QueryVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors of a query.")]
+PageVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors of a page.")]
 Reduction = Annotated[
     str | None,
-    typer.Option(help="Of pages with a vector for every token, to --page-vectors: kmeans, semcluster, pool1d, random."),
+    typer.Option(
+        rich_help_panel=ADVANCED,
+        help="Of pages with a vector for every token, to --page-vectors: kmeans, semcluster, pool1d, random.",
+    ),
 ]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let the model run Python files of its own, which you have read.")
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        rich_help_panel=ADVANCED,
+        help="Let the model run Python files of its own, which you have read.",
+    ),
 ]
-Seed = Annotated[int | None, typer.Option(help="For random slots.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="For random slots.")]

@@ -95,7 +95,7 @@ def test_search_prints_pages_or_json(run, indexed):
     code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "2", "--json", "--exact")
     hits = json.loads(out)
     assert len(hits) == 2
-    known = {"id", "source", "page", "score", "matches", "metadata", "file", "by", "snippet", "boxes"}
+    known = {"id", "source", "page", "score", "matches", "metadata", "file", "by", "snippet", "boxes", "copies"}
     assert hits[0].keys() == known
     assert hits[0]["score"] >= hits[1]["score"]
     assert [match["query"] for match in hits[0]["matches"]] == [1, 2, 3, 4]
@@ -142,6 +142,7 @@ def test_a_library_of_ones_own_needs_no_name(run, papers, tmp_path, monkeypatch)
 
 def test_the_first_hit_is_opened_at_its_page(run, indexed, papers, tmp_path, monkeypatch):
     opened: list[str] = []
+    monkeypatch.setenv("BROWSER", "none")  # the viewers of this machine stay closed
     monkeypatch.setattr("webbrowser.open", lambda link: opened.append(link) or True)
     write_pdf(papers / "x.pdf", 3, [])
     run("index", "papers", "-l", "lib")

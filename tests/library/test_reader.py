@@ -67,7 +67,9 @@ def test_a_page_without_text_says_so_and_gets_its_vectors_when_ocr_has_read_it(t
     with Library(tmp_path / "lib", reader) as library:
         library.add([tmp_path / "a.pdf", tmp_path / "scan.png"], workers=1)
         assert library.status().with_vectors == 8
-        assert library.notes()[-1] == "1 page has no text, and so no vectors: the model of this library reads text"
+        assert (
+            library.status().notes[-1] == "1 page has no text, and so no vectors: the model of this library reads text"
+        )
         assert "without" not in show_vectors(library.status())
         assert library.add(tmp_path / "a.pdf", workers=1).encoded == 0
         assert len(reader.batches) == 1
@@ -90,11 +92,11 @@ def test_texts_that_are_cut_are_counted(tmp_path):
     write_pages(tmp_path / "a.pdf", [["short"], [f"line {i} of a long page" for i in range(15)]])
     with Library(tmp_path / "lib", reader) as library:
         library.add(tmp_path / "a.pdf", workers=1)
-        (note,) = library.notes()
-        assert note == "1 page has more text than the model reads: what is behind has no vectors"
+        (note,) = library.status().notes
+        assert note == "1 page has more text than the model reads: the rest has no part in the vectors"
         write_pages(tmp_path / "a.pdf", [["short"], ["shorter now"]])
         library.add(tmp_path / "a.pdf", workers=1)
-        assert library.notes() == []
+        assert library.status().notes == ()
 
 
 def test_a_library_without_vectors_gives_its_texts_to_a_reader_of_text(tmp_path):

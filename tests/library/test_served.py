@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.library.local_service import LocalService
+from randslot.library.local_service import LocalService, clear_stale
 from randslot.library.served_library import ServedLibrary, open_library, share
 from support.models import noise
 from support.pdf import write_pages
@@ -154,3 +156,66 @@ def test_the_real_service_and_the_real_command(tmp_path, papers):
             assert "report.pdf  page 2" in answer.stdout
         finally:
             service.terminate()
+
+
+def test_verify_goes_through_the_service(served, tmp_path):
+    lib = tmp_path / "lib"
+    assert run("library", "verify", "-l", lib) == "3 pages, all as they should be\n"
+    (file,) = served.find_files("report.pdf")
+    served.store.delete(file.id)
+    assert CliRunner().invoke(app, ["library", "verify", "-l", str(lib)]).exit_code == 1
+    assert "repaired: index the files again" in run("library", "verify", "--repair", "-l", lib)
+    assert [one.state for one in served.files() if one.source == file.source] == ["pending"]
+
+
+def test_a_read_only_service_verifies_and_does_not_repair(tmp_path):
+    with Library(tmp_path / "lib") as library, LocalService(library, refusal="it is served read-only"):
+        assert run("library", "verify", "-l", tmp_path / "lib") == "0 pages, all as they should be\n"
+        answer = CliRunner().invoke(app, ["library", "verify", "--repair", "-l", str(tmp_path / "lib")])
+        with pytest.raises(RandSlotError, match="read-only"):
+            raise answer.exception
+
+
+def test_copies_are_made_by_the_service_that_has_one_of_the_two_open(served, tmp_path, papers, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "2 files with 3 pages copied" in run("library", "copy", "lib", "copied")
+    write_pages(papers / "second.pdf", [["Solar panels on the roof"]])
+    run("index", papers, "-l", "copied")
+    assert "1 file with 1 page copied, 2 files there already" in run("library", "copy", "copied", "lib")
+    assert [hit.page for hit in served.search("solar")] == [1]
+
+
+def test_two_services_cannot_copy_and_it_is_said_what_to_do(served, tmp_path):
+    with Library(tmp_path / "other") as other, LocalService(other):
+        answer = CliRunner().invoke(app, ["library", "copy", str(tmp_path / "lib"), str(tmp_path / "other")])
+        with pytest.raises(RandSlotError, match=r"other is in use by another process .* or stop it"):
+            raise answer.exception
+
+
+def test_sockets_of_crashed_processes_are_removed_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def leave(name: str, *, listen: bool = False, age: int = 3600) -> socket.socket:
+        folder = tmp_path / name
+        folder.mkdir()
+        left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        left.bind(str(folder / "library"))
+        if listen:
+            left.listen()
+        then = time.time() - age
+        os.utime(folder / "library", (then, then))
+        return left
+
+    opened = [leave("randslot-dead"), leave("randslot-alive", listen=True), leave("randslot-young", age=5)]
+    opened.append(leave("randslot-full"))
+    (tmp_path / "randslot-full" / "notes.txt").write_text("mine")
+    (tmp_path / "randslot-other").mkdir()
+    (tmp_path / "randslot-other" / "library").write_text("a file, and no socket")
+    opened[0].close()
+    opened[3].close()
+    clear_stale()
+    left = {folder.name for folder in tmp_path.iterdir()}
+    assert left == {"randslot-alive", "randslot-young", "randslot-full", "randslot-other"}
+    assert (tmp_path / "randslot-full" / "notes.txt").exists()
+    for one in opened:
+        one.close()

@@ -40,7 +40,7 @@ def test_a_search_finds_what_the_library_finds(client, service):
 def test_a_filter_leaves_the_pages_of_one_source(client, source):
     hits = client.post("/api/search", json={"query": "tax", "source": source, "exact": True}).json()["hits"]
     assert {(hit["document"]["name"], hit["page"]) for hit in hits} == {("beta.pdf", 1), ("beta.pdf", 2)}
-    assert client.post("/api/search", json={"query": "tax", "source": "gamma.pdf"}).json() == {"hits": []}
+    assert client.post("/api/search", json={"query": "tax", "source": "gamma.pdf"}).json()["hits"] == []
 
 
 def test_an_explanation_adds_up_to_the_score(client, service):
@@ -185,7 +185,7 @@ def test_read_only_takes_no_uploads_but_shows_them(model, tmp_path):
         assert client.get("/api/status").json()["read_only"]
         for answer in (client.post("/api/uploads?name=a.pdf", content=pdf(tmp_path, 1)), client.get("/api/uploads")):
             assert (answer.status_code, answer.json()) == (403, {"error": "this library is served read-only"})
-        assert client.post("/api/search", json={"query": "tax"}).json() == {"hits": []}
+        assert client.post("/api/search", json={"query": "tax"}).json()["hits"] == []
 
 
 @pytest.mark.slow

@@ -407,6 +407,80 @@ def test_copies_of_a_page_are_one_hit(reader):
     expect(reader.locator("#result-place")).to_have_text("Result 1")
 
 
+def test_a_match_stays_where_it_is_while_the_page_grows(reader):
+    search(reader, "deferred tax")
+    reader.locator("#hits li a").first.click()
+    reader.locator("#marks .box").first.wait_for()
+    reader.keyboard.press("n")
+    mark = reader.locator("#marks .box.now")
+    mark.wait_for()
+    for _ in range(5):
+        reader.keyboard.press("+")
+    assert reader.locator("#zoom-fit").text_content() == "300%"
+    x, y = middle(mark)
+    stage = reader.locator("#stage").bounding_box()
+    assert stage["x"] <= x <= stage["x"] + stage["width"]
+    assert stage["y"] <= y <= stage["y"] + stage["height"]
+
+
+def test_what_the_pointer_is_on_stays_under_it(reader):
+    from playwright.sync_api import expect
+
+    search(reader, "deferred tax")
+    reader.locator("#hits li a").first.click()
+    mark = reader.locator("#marks .box").first
+    mark.wait_for()
+    box = reader.locator("#sheet").bounding_box()
+    at = (box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"])
+    reader.mouse.move(*at)
+    reader.keyboard.down("Control")
+    for zoom in ("125%", "150%", "200%", "250%"):
+        reader.mouse.wheel(0, -100)
+        expect(reader.locator("#zoom-fit")).to_have_text(zoom)
+    before = reader.locator("#sheet").bounding_box()  # wider than the stage now, so that it can be moved both ways
+    reader.mouse.wheel(0, -100)
+    expect(reader.locator("#zoom-fit")).to_have_text("300%")
+    after = reader.locator("#sheet").bounding_box()
+    for side, length, place in (("x", "width", at[0]), ("y", "height", at[1])):
+        part = (place - before[side]) / before[length]
+        assert abs(after[side] + part * after[length] - place) < 4
+
+
+def middle(mark) -> tuple[float, float]:
+    box = mark.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_a_word_that_no_page_has_is_pointed_out(reader):
+    from playwright.sync_api import expect
+
+    search(reader, "tide xyzzy")
+    expect(reader.locator("#unknown")).to_have_text('No page has "xyzzy".')
+    search(reader, "tide")
+    expect(reader.locator("#unknown")).to_be_hidden()
+    search(reader, "xyzzy")
+    expect(reader.locator("#empty")).to_contain_text('No page has "xyzzy": is it spelled right?')
+
+
+def test_documents_of_one_name_are_told_apart_on_a_phone(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    for folder in ("2023/final", "2024/final"):
+        (tmp_path / "docs" / folder).mkdir(parents=True)
+        write_lines(tmp_path / "docs" / folder / "report.pdf", [f"The report of {folder}"])
+    narrow = {"width": 390, "height": 844}
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "docs", workers=1)
+        with listening(service) as address, visiting(browser, address, viewport=narrow) as page:
+            expect(page.locator("#hits li .where")).to_contain_text(["in 2024/…", "in 2023/…"])
+            search(page, "report")
+            expect(page.locator("#hits li .where")).to_contain_text(["in 2023/…", "in 2024/…"])
+            page.locator("#hits li a").first.click()
+            expect(page.locator("#viewer-title")).to_contain_text("in 2023/…")
+            page.goto(f"{address}/?view=documents")
+            expect(page.locator("#documents tbody .place")).to_have_text([" in 2023/…", " in 2024/…"])
+
+
 def test_a_part_of_a_name_completes_itself(reader):
     from playwright.sync_api import expect
 
@@ -422,7 +496,7 @@ def test_a_part_of_a_name_completes_itself(reader):
     expect(reader.locator("#hits li")).to_have_count(1)
     expect(options).to_have_count(0)
     reader.get_by_role("button", name="Clear filters").click()
-    expect(reader.locator("#hits li")).to_have_count(19)  # of 20 pages, two are copies
+    expect(reader.locator("#hits li")).to_have_count(20)  # copies are one of them
     field.fill("10K")
     reader.keyboard.press("Enter")  # nothing was chosen: the part is enough
     expect(reader.locator("#hits li")).to_have_count(1)
@@ -452,9 +526,11 @@ def test_nothing_found_says_what_to_do(reader):
 
     search(reader, '"xyzzy plugh" -boat')
     expect(reader.get_by_role("status").first).to_have_text('No page found for ""xyzzy plugh" -boat".')
-    expect(reader.locator("#empty li")).to_have_count(3)
+    expect(reader.locator("#empty li")).to_have_count(4)
     search(reader, "xyzzy")
-    expect(reader.locator("#empty li")).to_have_text(["Try fewer or other words."])
+    expect(reader.locator("#empty li")).to_have_text(
+        ['No page has "xyzzy": is it spelled right?', "Try fewer or other words."]
+    )
 
 
 def test_a_slide_keeps_its_shape_and_a_long_name_its_end(browser, wordy):

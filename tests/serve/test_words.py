@@ -12,8 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from randslot.library.library import Library
+from randslot.library.manifest import File
 from randslot.serve import service as serving_module
 from randslot.serve.app import BUSY
+from randslot.serve.choices import tell_apart
 from randslot.serve.service import Service
 from support import qdrant_server
 from support.libraries import ToyReader
@@ -132,6 +134,49 @@ def test_copies_of_a_page_are_known_as_such(visitor):
     assert hits[0]["twin"] == hits[1]["twin"] is not None
     others = find(visitor, "tide", k=28)
     assert len({hit["twin"] for hit in others}) == 28
+
+
+def test_copies_are_one_hit_if_that_is_asked_for(visitor):
+    (hit,) = find(visitor, "deferred tax", collapse=True)
+    (copy,) = hit["copies"]
+    assert (hit["document"]["name"], copy["document"]["name"], copy["page"]) == ("3M_2018_10K.pdf", "copy.pdf", 1)
+    assert find(visitor, "deferred tax", collapse=True, offset=1) == []
+
+
+def test_words_that_no_page_has_are_told_with_the_first_hits(visitor):
+    def ask(**options) -> list[str]:
+        return visitor.post("/api/search", json={"query": "tide xyzzy brook", **options}).json()["unknown"]
+
+    assert ask() == ["xyzzy"]
+    assert ask(folder="rivers") == ["tide", "xyzzy"]
+    assert ask(offset=3) == []
+
+
+def test_documents_of_one_name_are_told_apart(tmp_path):
+    for folder in ("2023/final", "2024/final", "drafts"):
+        (tmp_path / "docs" / folder).mkdir(parents=True)
+        write_lines(tmp_path / "docs" / folder / "report.pdf", [f"Report of {folder}"])
+    write_lines(tmp_path / "docs" / "drafts" / "other.pdf", ["Another report"])
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "docs", workers=1)
+        listed = client_of(service).get("/api/documents").json()["documents"]
+        assert [one["place"] for one in listed] == ["", "2023/…", "2024/…", "drafts"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "places"),
+    [
+        (["/a/x", "/b/x"], ["a/…", "b/…"]),
+        (["/a/x", "/a/y"], ["x", "y"]),
+        (["/a/x", "/a/y", "/b/x", "/b/y"], ["a/x", "a/y", "b/x", "b/y"]),
+        (["/x", "/a/x"], ["x", "a/…"]),
+        (["/", "/a"], ["", "a"]),
+    ],
+)
+def test_as_little_of_the_folders_as_tells_them_apart(folders, places):
+    files = [File(f"{folder}/r.pdf", "", 1, 1, 1) for folder in folders]
+    told = tell_apart(files)
+    assert [told[file.id] for file in files] == places
 
 
 def test_copies_are_known_by_words_and_vectors_too(filed, tmp_path):

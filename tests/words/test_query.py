@@ -104,3 +104,24 @@ def test_a_box_in_a_line_without_spaces_is_a_part_of_it():
 def test_a_page_of_one_word_has_not_too_many_boxes():
     found = find_words(make_page("tax " * 10_000), read_query("tax", ENGLISH), ENGLISH)
     assert len(found.boxes) == MOST_BOXES
+
+
+def test_a_word_that_is_broken_at_the_end_of_a_line_has_two_boxes():
+    """Its own box is around both of its parts, which would mark the two lines whole."""
+    words = (
+        Word("of", 0.1, 0.10, 0.2, 0.12),
+        Word("models", 0.1, 0.10, 0.9, 0.15),
+        Word("in", 0.2, 0.13, 0.3, 0.15),
+        Word("Models", 0.1, 0.2, 0.5, 0.25),  # a headline is high too, and so is what stands beside it
+        Word("again", 0.55, 0.2, 0.9, 0.25),
+    )
+    page = PageText("of models\nin\nModels again", words)
+    boxes = find_words(page, read_query("models", ENGLISH), ENGLISH).boxes
+    assert boxes == ((0.204, 0.10, 0.9, 0.12), (0.1, 0.13, 0.196, 0.15), (0.1, 0.2, 0.5, 0.25))
+
+
+def test_dots_of_a_table_of_contents_are_not_shown():
+    text = "2.7 Keys . . . . . . . . . 49\n2.8 Views of aptitude......50 Keys, etc... and so on"
+    snippet = find_words(PageText(text, ()), read_query("views keys", ENGLISH), ENGLISH).snippet
+    assert snippet.text == "2.7 Keys \u2026 49 2.8 Views of aptitude \u2026 50 Keys, etc... and so on"
+    assert [snippet.text[start:end] for start, end in snippet.marks] == ["Keys", "Views", "Keys"]

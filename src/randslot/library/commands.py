@@ -7,15 +7,16 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import UsageError
+from ..help import ADVANCED, PlainCommand, PlainGroup
 from ..options import Inference, PageVectors, QueryVectors, Reduction, TrustRemoteCode
 from .address import default_library
 
@@ -33,14 +34,23 @@ Place = Annotated[
         envvar="RANDSLOT_LIBRARY",
         default_factory=lambda: str(default_library()),
         show_default="one of your own",
-        help="The library's folder, or its address: qdrant://host:6334/collection.",
+        metavar="PLACE",
+        help="The library: a folder, or an address such as qdrant://host:6334/papers.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
-Language = Annotated[str | None, typer.Option(help="Of the words, as in german or de; by default that of most pages.")]
+Language = Annotated[str | None, typer.Option(help="Of the words, as in german or de; else that of most pages.")]
+Workers = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that open files; 0: by the cores.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+ModelPlace = Annotated[
+    str | None, typer.Option(rich_help_panel=ADVANCED, help="Where the library's model is, if it has moved.")
+]
 
 
 class OcrChoice(StrEnum):
@@ -62,15 +72,19 @@ class SearchBy(StrEnum):
 Ocr = Annotated[
     OcrChoice,
     typer.Option(
-        "--ocr", help="Pages to read by OCR: missing (those without text), all; auto: missing, if there is an engine."
+        "--ocr",
+        metavar="auto|missing|all",
+        help="Pages to read by OCR: those without text, or all; auto: those without, if there is an engine.",
     ),
 ]
 NoOcr = Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")]
 
-library_app = typer.Typer(help="Look into a library, remove files from it, copy it.", no_args_is_help=True)
+library_app = typer.Typer(
+    cls=PlainGroup, help="Look into a library, remove files from it, copy it.", no_args_is_help=True
+)
 
 
-class IndexCommand(TyperCommand):
+class IndexCommand(PlainCommand):
     """`--ray` alone is the cluster of this machine; what follows is its address only if it looks like one.
 
     Typer has no options whose value may be left out.
@@ -98,16 +112,24 @@ def index(
     page_vectors: PageVectors = None,
     reduction: Reduction = None,
     inference: Inference = None,
+    meta: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="What searches can filter by; may repeat.")
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
-    meta: Annotated[list[str] | None, typer.Option(help="key=value, to filter by; may repeat.")] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the folders.")] = False,
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only show what would go.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
+    batch: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages that are encoded at once.")
+    ] = 8,
+    workers: Workers = 0,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="[ADDRESS]", help="Read on a Ray cluster: of this machine, or as in host:6379."),
+        typer.Option(
+            metavar="[ADDRESS]",
+            rich_help_panel=ADVANCED,
+            help="Read on a Ray cluster: of this machine, or as in host:6379.",
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what failed.")] = False,
     as_json: AsJson = False,
@@ -202,18 +224,29 @@ def _read_scans(opened: Library | ServedLibrary, ocr: OcrChoice, summary: Summar
 def search(
     query: Annotated[list[str], typer.Argument(help="What to look for; - reads queries from stdin, one a line.")],
     library: Place,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many pages.")] = 5,
+    k: Annotated[int, typer.Option("-k", metavar="N", help="How many pages.")] = 5,
     filters: Annotated[
-        list[str] | None, typer.Option("--filter", help="source=report.pdf, page=3-9, key=value; may repeat.")
+        list[str] | None,
+        typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; may repeat."),
     ] = None,
-    by: Annotated[SearchBy | None, typer.Option(help="By default what the library has and its model can read.")] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Score every page in full.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show scores, and which readouts matched.")] = False,
-    query_vectors: QueryVectors = None,
-    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
-    trust_remote_code: TrustRemoteCode = False,
+    by: Annotated[
+        SearchBy | None,
+        typer.Option(metavar="words|vectors|both", help="Else what the library has and its model can read."),
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the first page that is found.")] = False,
     as_json: AsJson = False,
+    copies: Annotated[
+        bool, typer.Option("--copies", rich_help_panel=ADVANCED, help="List identical pages one by one.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", rich_help_panel=ADVANCED, help="Show scores, and which readouts matched.")
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", rich_help_panel=ADVANCED, help="By vectors: score every page in full.")
+    ] = False,
+    query_vectors: QueryVectors = None,
+    model: ModelPlace = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Find pages in a library, by words, by vectors, or by both.
 
@@ -221,14 +254,15 @@ def search(
 
     randslot search "deferred tax 2023" -l mylib -k 5 --open
 
-    randslot search '"deferred tax" -2022 INV-20931' -l mylib --by words
+    randslot search '"deferred tax" INV-20931 -draft' -l mylib --by words
 
     randslot search "deferred tax" -l mylib --filter source=report.pdf --filter page=10-20 --explain
 
     randslot search - -l mylib --json < questions.txt
     """
+    from .opening import open_hit
     from .served_library import open_library
-    from .show import open_hit, print_hits, show_waiting
+    from .show import list_missing, print_hits, show_waiting
 
     from_stdin = query == ["-"]
     queries = [" ".join(query)]
@@ -238,13 +272,23 @@ def search(
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
     how: Any = by.value if by else None
+    ignored = [name for name, given in (("--exact", exact), ("--query-vectors", query_vectors)) if given]
+    if by is SearchBy.words and ignored:
+        raise UsageError(f"{' and '.join(ignored)} can change searches by vectors only, and --by words has none")
     with (
         show_waiting("searching"),
         open_library(library, model, create=False, trust_remote_code=trust_remote_code) as opened,
     ):
-        results = opened.search_all(queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors)
+        results = opened.search_all(
+            queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
+        )
         notes = opened.notes()
-    for note in notes:
+        for one, hits in zip(queries, results, strict=True):
+            if not (how == "vectors" or (hits and hits[0].by == "vectors")):
+                notes += list_missing(opened.find_unknown(one, filters=chosen))
+    if ignored and all(hit.by == "words" for hits in results for hit in hits):
+        notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
+    for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     if as_json:
         answers = []
@@ -260,7 +304,7 @@ def search(
             raise typer.Exit(1)
 
 
-@library_app.command()
+@library_app.command(cls=PlainCommand)
 def status(library: Place, as_json: AsJson = False) -> None:
     """Show what a library holds and which model it belongs to.
 
@@ -278,13 +322,13 @@ def status(library: Place, as_json: AsJson = False) -> None:
         print_status(found)
 
 
-@library_app.command()
+@library_app.command(cls=PlainCommand)
 def words(
     library: Place,
     language: Language = None,
     ocr: Ocr = OcrChoice.auto,
     no_ocr: NoOcr = False,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that open files; 0: by the cores.")] = 0,
+    workers: Workers = 0,
 ) -> None:
     """Read the words of pages that have none yet; nothing is encoded.
 
@@ -310,7 +354,7 @@ def words(
     print_end(summary, found, False)
 
 
-@library_app.command("list")
+@library_app.command("list", cls=PlainCommand)
 def list_files(library: Place, as_json: AsJson = False) -> None:
     """List the files of a library with their numbers of pages.
 
@@ -334,7 +378,7 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
         print(f"{shorten(file.source)}  ({', '.join(notes)})")
 
 
-@library_app.command()
+@library_app.command(cls=PlainCommand)
 def remove(
     patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or wildcards in quotes.")],
     library: Place,
@@ -378,7 +422,7 @@ def _agree(what: str, sources: list[str]) -> bool:
     return typer.confirm("Forget them? The files themselves stay.")
 
 
-@library_app.command()
+@library_app.command(cls=PlainCommand)
 def copy(
     source: Annotated[str, typer.Argument(help="A library: a folder or an address.")],
     target: Annotated[str, typer.Argument(help="Another place, with a library of the same model or none.")],
@@ -393,19 +437,14 @@ def copy(
     from dataclasses import asdict
 
     from .address import is_address
-    from .copy import SAME, copy_library
-    from .library import Library
+    from .copy import SAME
+    from .served_library import copy_between
     from .show import plural, readable, show_progress
 
     if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
         raise UsageError(SAME)
-    with (
-        Library(source, create=False) as old,
-        Library(target, old.binding) as new,
-        show_progress(as_json) as progress,
-        _say_stopped(progress),
-    ):
-        copied = copy_library(old, new, progress)
+    with show_progress(as_json) as progress, _say_stopped(progress):
+        copied = copy_between(source, target, progress)
     if as_json:
         print(json.dumps(asdict(copied), indent=2))
     else:
@@ -418,7 +457,7 @@ def copy(
         raise typer.Exit(1)
 
 
-@library_app.command()
+@library_app.command(cls=PlainCommand)
 def verify(
     library: Place,
     repair: Annotated[bool, typer.Option("--repair", help="Hide damaged files until they are indexed again.")] = False,
@@ -427,12 +466,13 @@ def verify(
 
     randslot library verify -l mylib
     """
-    from .library import Library
+    from .served_library import open_library
     from .show import plural, readable, show_progress
 
-    with Library(library, create=False, repair=repair) as opened, show_progress(False) as progress:
+    with open_library(library, create=False, repair=repair) as opened, show_progress(False) as progress:
         problems = opened.verify(repair=repair, progress=progress)
-        total, pending = len(opened), len(opened.manifest.find(state="pending"))
+        states = Counter(file.state for file in opened.files())
+        total, pending = len(opened), states["pending"]
     for line in problems:
         print(readable(line), file=sys.stderr)
     if not problems:

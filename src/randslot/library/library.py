@@ -368,16 +368,18 @@ class Library:
         filters: Mapping[str, Any] | None = None,
         exact: bool = False,
         query_vectors: int | None = None,
+        collapse: bool = False,
     ) -> list[Hit]:
-        """Return the k best pages for a query, best first.
+        """Return the k best pages for a query, best first; equal ones by source and page, whatever k is.
 
         by: "words", "vectors" or "both"; by default what the library has and its model can read. Words may be in
         quotes, as a phrase, or have a minus before them, so that pages with them are left out. filters: "source" (a
         path, name, folder or wildcards), "page" (a number, or first and last), and metadata by their keys; all must
         hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
-        budget of the query than the model's own.
+        budget of the query than the model's own. collapse: identical pages are one hit, which names its copies.
         """
-        return self.search_all([query], k, by=by, filters=filters, exact=exact, query_vectors=query_vectors)[0]
+        options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
+        return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(
         self,
@@ -388,11 +390,22 @@ class Library:
         filters: Mapping[str, Any] | None = None,
         exact: bool = False,
         query_vectors: int | None = None,
+        collapse: bool = False,
     ) -> list[list[Hit]]:
         """Search for several queries at once; options as `search`."""
         return self._searcher().search_all(
-            queries, k, by=by, filters=filters or {}, exact=exact, query_vectors=query_vectors
+            queries,
+            k,
+            by=by,
+            filters=filters or {},
+            exact=exact,
+            query_vectors=query_vectors,
+            collapse=collapse,
         )
+
+    def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
+        return self._searcher().find_unknown(query, filters or {})
 
     def choose_by(self, by: By | None = None) -> By:
         """Return what a search compares: what is asked for, or what the library has and its model can read.
@@ -462,7 +475,7 @@ class Library:
             language=self.words.language,
             with_vectors=contents.with_vectors,
             origins=contents.origins,
-            notes=tuple(self.notes()),
+            notes=(*self.notes(), *self._note_texts()),
         )
 
     def _measure_vectors(self) -> int:
@@ -479,20 +492,19 @@ class Library:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")
         if self.trust is not None and not self.trust.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
-        if self.binding is not None and self.binding.reads == "text":
-            notes += self._note_texts()
         return notes
 
     def _note_texts(self) -> list[str]:
         """Return which pages a model that reads text has not read, or not to their end."""
-        assert self.binding is not None
-        notes = []
+        notes: list[str] = []
+        if self.binding is None or self.binding.reads != "text":
+            return notes
         hidden = self.manifest.hidden()
         if cut := self.store.count_cut(hidden):
             most = self.binding.settings.get("text_tokens")
-            limit = f" of {most} tokens" if most else ""
+            limit = f" ({most} tokens)" if most else ""
             pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
-            notes.append(f"{pages} more text than the model reads{limit}: what is behind has no vectors")
+            notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
         contents = self.store.contents(hidden)
         if without := contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0):
             pages = "1 page has" if without == 1 else f"{without:,} pages have"

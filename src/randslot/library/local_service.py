@@ -6,18 +6,23 @@ after any number of {"progress": ...}. Only this user can connect: the socket is
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import RandSlotError, UsageError
+from .copy import copy_library
 from .library import Library
 from .results import Progress
 from .wire import (
@@ -31,6 +36,8 @@ from .wire import (
 )
 
 LONGEST = 2**24  # bytes of a request
+PREFIX, SOCKET = "randslot-", "library"  # of the folder in the temporary one, and of the socket in it
+STALE_SECONDS = 60  # a socket that is younger may be about to be listened on
 Tell = Callable[[Progress], None]
 
 
@@ -40,8 +47,9 @@ class LocalService:
     def __init__(self, library: Library, *, refusal: str = "") -> None:
         """refusal: why nothing may be added or forgotten, if that is so."""
         self.library, self.refusal = library, refusal
-        self.folder = tempfile.mkdtemp(prefix="randslot-")  # for this user alone
-        self.path = os.path.join(self.folder, "library")
+        clear_stale()
+        self.folder = tempfile.mkdtemp(prefix=PREFIX)  # for this user alone
+        self.path = os.path.join(self.folder, SOCKET)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def __enter__(self) -> Self:
@@ -84,11 +92,13 @@ class LocalService:
 
     def _answer(self, request: dict[str, Any], tell: Tell) -> Any:
         library, call = self.library, request.pop("call")
-        if call in CHANGING and self.refusal:
+        if self.refusal and (call in CHANGING or request.get("repair")):
             raise RandSlotError(self.refusal)
         if call == "search":
             found = library.search_all(**request)
             return [[write_hit(hit) for hit in hits] for hits in found]
+        if call == "find_unknown":
+            return library.find_unknown(request["query"], filters=request["filters"])
         if call == "read_text":
             return library.read_text(request["page"]).text
         if call == "status":
@@ -104,9 +114,42 @@ class LocalService:
         if call == "add":
             request["inputs"] = read_paths(request["inputs"])
             return write_summary(library.add(progress=tell, **request))
+        if call == "verify":
+            return library.verify(repair=request["repair"], progress=tell)
+        if call == "copy_to":
+            with Library(read_paths([request["target"]])[0], library.binding) as target:
+                return asdict(copy_library(library, target, tell))
+        if call == "copy_from":
+            with Library(read_paths([request["source"]])[0], create=False) as source:
+                return asdict(copy_library(source, library, tell))
         if call == "read_words":
             return library.read_words(progress=tell, **request)
         raise UsageError(f"a service does not know {call!r}: stop it, and run the command again")
 
 
-CHANGING = ("forget", "add", "read_words")
+CHANGING = ("forget", "add", "read_words", "copy_from")
+
+
+def clear_stale() -> None:
+    """Remove sockets of processes that crashed: those of this user, where nobody has listened for a while."""
+    for folder in glob.glob(os.path.join(tempfile.gettempdir(), f"{PREFIX}*")):
+        path = os.path.join(folder, SOCKET)
+        with suppress(OSError):
+            about = os.lstat(path)
+            is_ours = stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid()
+            if is_ours and time.time() - about.st_mtime > STALE_SECONDS and not _is_answered(path):
+                os.unlink(path)
+                os.rmdir(folder)  # which fails, as it should, if there is something else in it
+
+
+def _is_answered(path: str) -> bool:
+    """Whether a process listens on a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # busy, for example
+            return True
+    return True

@@ -66,12 +66,22 @@ class Match:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Where a page is that is identical to one that was found; `file` as in `Hit`."""
+
+    source: str
+    page: int
+    file: str = ""
+
+
+@dataclass(frozen=True)
 class Hit:
     """A page that was found: its id, its file, its number from 1, and its score.
 
     score: BM25 by words, MaxSim by vectors, and by both a sum over ranks; it compares pages of one search and no more.
     matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
     snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
+    copies: identical pages, if they were asked for as one.
     """
 
     id: str
@@ -84,6 +94,7 @@ class Hit:
     by: By = "vectors"
     snippet: Snippet | None = None
     boxes: tuple[Box, ...] = ()
+    copies: tuple[Copy, ...] = ()
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.

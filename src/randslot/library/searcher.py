@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,20 @@ import numpy as np
 from ..errors import RandSlotError, UsageError
 from ..model.reader import Identity
 from ..pages import NO_TEXT, PageText, short
-from ..words.query import WordQuery, check_length, read_query
+from ..words.query import WordQuery, check_length, list_named, read_query, show_longest
 from ..words.snippets import Found, find_words
 from .binding import EMBEDDED
 from .filters import make_where
-from .hits import make_hits
-from .manifest import Manifest
+from .hits import find_forms, join_copies, make_hits
+from .manifest import File, Manifest
 from .results import BY, By, Hit
-from .stores.store import Store, StoredPage, StoreQuery, Vectors
+from .stores.store import Store, StoredPage, StoreHit, StoreQuery, Vectors, Where
 from .texts import read_stored_text
 from .trust import LIGHT, Trust
 from .words import LibraryWords
+
+MOST_EQUAL = 1000  # pages beyond the last hit that are looked at because they may be its equals, or copies of others
+MOST_WORDS = 50  # of a query that are looked up one by one
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Searcher:
         filters: Mapping[str, Any],
         exact: bool,
         query_vectors: int | None,
+        collapse: bool,
     ) -> list[list[Hit]]:
         """Return the k best pages for each query; options as `Library.search`."""
         if k < 1:
@@ -59,23 +63,58 @@ class Searcher:
         where = make_where(filters, self.manifest, self.name)
         words = [read_query(query, self.words.analyzer) for query in queries]
         asked = self._make_queries(list(queries), words, by, query_vectors)
-        hits: list[list[Hit]] = [[] for _ in queries]
-        able = [i for i, query in enumerate(asked) if query.terms is not None or query.vectors is not None]
-        if where is None or not able:
-            return hits
+        able: dict[int, StoreQuery] = {}
+        for i, one in enumerate(asked):
+            if where is not None and (one.terms is not None or one.vectors is not None):
+                able[i] = one
         # Codes are signs alone: they say nothing of vectors whose lengths count.
         exact = exact or bool(self.binding and not self.binding.settings.get("unit", True))
-        found = self.store.search([asked[i] for i in able], k, where, exact)
+        found = {} if where is None else self._find(able, words, k, where, exact, collapse)
+        return [found.get(i, []) for i in range(len(queries))]
+
+    def _find(
+        self, waiting: dict[int, StoreQuery], words: list[WordQuery], k: int, where: Where, exact: bool, collapse: bool
+    ) -> dict[int, list[Hit]]:
+        """Ask the store for more until it is decided which pages are the first k; return hits by numbers of queries."""
+        hits: dict[int, list[Hit]] = {}
+        num = k + 1  # one more shows whether the last one has equals
+        while waiting:
+            found = self.store.search(list(waiting.values()), num, where, exact)
+            pages, files = self._read_found(found)
+            again: dict[int, StoreQuery] = {}
+            for (i, asked), some in zip(waiting.items(), found, strict=True):
+                forms = find_forms(some, asked, words[i], pages, self.words.analyzer) if asked.terms else []
+                if forms:
+                    again[i] = replace(asked, excluded=(*asked.excluded, *forms))
+                    continue
+                own = make_hits(some, asked, words[i], pages, files, self.words.analyzer)
+                own = join_copies(own) if collapse else own
+                hits[i] = own[:k]
+                if not _is_decided(some, own, k, num):
+                    again[i] = asked
+            waiting, num = again, min(2 * num, k + MOST_EQUAL)
+        return hits
+
+    def _read_found(self, found: list[list[StoreHit]]) -> tuple[dict[str, StoredPage], dict[str, File]]:
         ids: set[str] = set()
         file_ids: set[str] = set()
         for some in found:
             ids.update(hit.id for hit in some)
             file_ids.update(hit.file for hit in some)
-        pages = self.store.read(list(ids))
-        files = self.manifest.get(file_ids)
-        for i, some in zip(able, found, strict=True):
-            hits[i] = make_hits(some, asked[i], words[i], pages, files, self.words.analyzer)
-        return hits
+        return self.store.read(list(ids)), self.manifest.get(file_ids)
+
+    def find_unknown(self, query: str, filters: Mapping[str, Any]) -> list[str]:
+        """Return the words of a query that no page has in any form; see `Library.find_unknown`."""
+        where = make_where(filters, self.manifest, self.name)
+        if where is None or self.words.language is None:
+            return []
+        analyzer = self.words.analyzer
+        named = list_named(read_query(query, analyzer), analyzer)[:MOST_WORDS]
+        if not named:
+            return []
+        asked = [StoreQuery(terms=analyzer.weigh_query([word.term])) for word in named]
+        found = self.store.search(asked, 1, where, False)
+        return show_longest([word for word, hits in zip(named, found, strict=True) if not hits])
 
     def choose_by(self, by: By | None) -> By:
         """Return what a search compares: what is asked for, or what the library has and its model can read.
@@ -143,3 +182,10 @@ class Searcher:
         if stored is None:
             raise RandSlotError(f"no page {short(page)} in library {self.name}")
         return stored
+
+
+def _is_decided(found: list[StoreHit], hits: list[Hit], k: int, num: int) -> bool:
+    """Whether nothing that the store has beyond `found` could be among the first k hits, or equal to one of them."""
+    if len(found) < num or num >= k + MOST_EQUAL:
+        return True
+    return len(hits) >= k and found[-1].score < hits[k - 1].score

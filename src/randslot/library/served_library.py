@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import RandSlotError, UsageError
 from ..pages.text import PageText
+from .address import is_address
+from .copy import Copied, copy_library
 from .library import Library, Name
 from .local_service import LocalService
 from .location import InUseError
@@ -51,6 +53,10 @@ class ServedLibrary:
         found = self._ask("search", queries=list(queries), k=k, **options)
         return [[read_hit(hit) for hit in hits] for hits in found]
 
+    def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the words of a query that no page has."""
+        return list(self._ask("find_unknown", query=query, filters=filters))
+
     def read_text(self, page: str) -> PageText:
         """Return the text of a page, which is given by its id; where its words stand is not told."""
         return PageText(str(self._ask("read_text", page=page)))
@@ -83,6 +89,21 @@ class ServedLibrary:
         """Read words; options as `Library.read_words`."""
         return int(self._ask("read_words", progress, **options))
 
+    def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
+        """Return what is wrong with the library; see `Library.verify`."""
+        return list(self._ask("verify", progress, repair=repair))
+
+    def copy_to(self, target: str, progress: Callable[[Progress], None]) -> Copied:
+        """Have the service copy its library to another place."""
+        return Copied(**self._ask("copy_to", progress, target=_place_from_here(target)))
+
+    def copy_from(self, source: str, progress: Callable[[Progress], None]) -> Copied:
+        """Have the service copy a library from another place into its own."""
+        return Copied(**self._ask("copy_from", progress, source=_place_from_here(source)))
+
+    def __len__(self) -> int:
+        return self.status().pages
+
     def count_without_text(self) -> int:
         origins = self.status().origins
         return origins.get("none", 0) + origins.get("", 0)
@@ -104,15 +125,41 @@ class ServedLibrary:
         raise RandSlotError(f"the service of library {self.name} has stopped: run the command again")
 
 
+def copy_between(source: str, target: str, progress: Callable[[Progress], None]) -> Copied:
+    """Copy a library to another place; a service that has one of the two open does it.
+
+    Errors: as `copy_library`; RandSlotError if both are open in services.
+    """
+    with open_library(source, create=False) as old:
+        if isinstance(old, ServedLibrary):
+            return old.copy_to(target, progress)
+        try:
+            new = Library(target, old.binding)
+        except InUseError as error:
+            if error.socket is None:
+                raise
+            socket = error.socket
+        else:
+            with new:
+                return copy_library(old, new, progress)
+    with ServedLibrary(target, socket) as served:
+        return served.copy_from(source, progress)
+
+
 def open_library(
-    place: Name, model: Any = None, *, create: bool = True, trust_remote_code: bool = False
+    place: Name,
+    model: Any = None,
+    *,
+    create: bool = True,
+    repair: bool = False,
+    trust_remote_code: bool = False,
 ) -> Library | ServedLibrary:
     """Open a library, or ask the service that has it open.
 
     Errors: as `Library`; UsageError for a model, which a service does not change.
     """
     try:
-        return Library(place, model, create=create, trust_remote_code=trust_remote_code)
+        return Library(place, model, create=create, repair=repair, trust_remote_code=trust_remote_code)
     except InUseError as error:
         if error.socket is None:
             raise
@@ -132,3 +179,8 @@ def _from_here(paths: Iterable[str]) -> list[str]:
     """Return paths as they are seen from any folder: the service runs in another one."""
     full = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     return write_paths(full)
+
+
+def _place_from_here(place: str) -> str:
+    """Return where a library is as it is seen from any folder."""
+    return place if is_address(place) else _from_here([place])[0]

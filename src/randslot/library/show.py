@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ..pages.ocr import find_engine
 from ..words.snippets import Snippet
 from .address import is_address
 from .folder import folder_size
-from .results import Hit, Progress, Status, Summary
+from .results import Copy, Hit, Progress, Status, Summary
 from .stores.store import BYTES_PER_NUMBER
 
 NAMES = 10  # of other files that are listed one by one
@@ -39,6 +38,7 @@ STAGES = {
     "vectors": "encoding pages",
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
+COPIES = 3  # of a page that are named
 MARK = "bold yellow"
 
 
@@ -159,10 +159,28 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
                 console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
             else:
                 print(f"    {readable(hit.snippet.text)}")
+        if hit.copies:
+            console.print(Text(f"    {show_copies(hit.copies)}", style="dim"))
         if explain:
             console.print(Text(f"    {_explain(hit)}", style="dim"))
     if explain and any(hit.matches for hit in hits):
         console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
+
+
+def show_copies(copies: Sequence[Copy]) -> str:
+    """Return where copies of a page are, the first ones by name."""
+    names = ", ".join(f"{shorten(copy.source)} page {copy.page}" for copy in copies[:COPIES])
+    more = f" and {plural(len(copies) - COPIES, 'other place')}" if len(copies) > COPIES else ""
+    return f"the same page: {names}{more}"
+
+
+def list_missing(words: Sequence[str]) -> list[str]:
+    """Return what to say about words of a query that no page has."""
+    return [f"no page has {' or '.join(repr_word(word) for word in words)}"] if words else []
+
+
+def repr_word(word: str) -> str:
+    return f'"{readable(word)}"'
 
 
 def mark_words(snippet: Snippet) -> Text:
@@ -291,17 +309,6 @@ def link_to(hit: Hit) -> str:
     """Return the address of a hit's file, at its page, for a browser or a terminal that opens links."""
     fragment = f"#page={hit.page}" if hit.source.lower().endswith(".pdf") else ""
     return Path(hit.source).as_uri() + fragment
-
-
-def open_hit(hit: Hit) -> bool:
-    """Open the file of a hit at its page, in whatever this system opens links with; return whether that was done."""
-    if not os.path.isfile(hit.source):
-        print(f"{shorten(hit.source)} is not where it was: index its folder again", file=sys.stderr)
-        return False
-    if not webbrowser.open(link_to(hit)):
-        print(f"nothing here can open it: {link_to(hit)}", file=sys.stderr)
-        return False
-    return True
 
 
 def plural(num: int, word: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..words.snippets import Snippet
 from .manifest import File
-from .results import Hit, Match, Progress, Status, Summary
+from .results import Copy, Hit, Match, Progress, Status, Summary
 
 
 def write_file(file: File) -> dict[str, Any]:
@@ -24,7 +24,8 @@ def read_file(values: Mapping[str, Any]) -> File:
 
 def write_hit(hit: Hit) -> dict[str, Any]:
     """Return a hit as JSON has it."""
-    return hit.as_dict() | {"source": _write_path(hit.source)}
+    copies = [asdict(copy) | {"source": _write_path(copy.source)} for copy in hit.copies]
+    return hit.as_dict() | {"source": _write_path(hit.source), "copies": copies}
 
 
 def read_hit(values: Mapping[str, Any]) -> Hit:
@@ -34,8 +35,9 @@ def read_hit(values: Mapping[str, Any]) -> Hit:
         snippet = Snippet(snippet["text"], tuple((start, end) for start, end in snippet["marks"]))
     matches = tuple(Match(**match) for match in values["matches"])
     boxes = tuple((left, top, right, bottom) for left, top, right, bottom in values["boxes"])
-    source = _read_path(values["source"])
-    return Hit(**{**values, "source": source, "snippet": snippet, "matches": matches, "boxes": boxes})
+    copies = tuple(Copy(**{**copy, "source": _read_path(copy["source"])}) for copy in values["copies"])
+    read = {"snippet": snippet, "matches": matches, "boxes": boxes, "copies": copies}
+    return Hit(**{**values, "source": _read_path(values["source"]), **read})
 
 
 def write_summary(summary: Summary) -> dict[str, Any]:

@@ -23,16 +23,17 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import BusyError, RandSlotError
+from ..library.hits import sign
 from ..library.manifest import File
 from ..library.results import By
 from ..words.snippets import Snippet
-from .choices import Choice, Sort, show_folder, show_modified, show_name
+from .choices import Choice, Choices, Sort, show_folder, show_modified, show_name
 from .embedding_routes import add_embedding_routes
 from .guard import COOKIE, SCRIPTS, Access, Guard, describe_error
 from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
 from .mcp_route import add_mcp_route
 from .searches import Options
-from .service import FoundPage, Service, sign
+from .service import Explanation, FoundPage, Ranks, Service, WordCount
 from .uploads import UploadJob, Uploads
 
 PAGES = {
@@ -108,8 +109,9 @@ class SearchBody(ChoiceBody):
     query: QueryText
     k: int = Field(10, ge=1, le=HITS, description="how many pages")
     offset: int = Field(0, ge=0, le=DEEPEST, description="how many to pass over")
-    exact: bool = Field(False, description="score every page in full")
+    exact: bool = Field(False, description="score every page in full; of searches by vectors")
     by: By | None = Field(None, description="by default what the library has and its model can read")
+    collapse: bool = Field(False, description="identical pages are one hit, which names its copies")
 
 
 class ExplainBody(Body):
@@ -134,6 +136,7 @@ class Document(BaseModel):
     id: str
     name: str
     folder: str
+    place: str = Field(description="as much of its folders as tells it from others of the same name; empty if none are")
     pages: int
     bytes: int
     modified: datetime = Field(description="when the file was last changed; of an upload, when it was added")
@@ -161,18 +164,13 @@ class WordsAnswer(BaseModel):
     boxes: list[Fractions] = Field(description="left, top, right, bottom of each marked word, in fractions of the page")
 
 
-class WordCountAnswer(BaseModel):
-    word: str = Field(description="as in the query")
-    count: int = Field(description="how often the page has it, in any of its forms")
-
-
 class PageWordsAnswer(WordsAnswer):
-    words: list[WordCountAnswer]
+    words: list[WordCount]
 
 
-class RanksAnswer(BaseModel):
-    words: int | None = Field(description=f"from 1; null if pages are not compared so, or not among the first {HITS}")
-    vectors: int | None
+class CopyAnswer(BaseModel):
+    document: Document
+    page: int
 
 
 class HitAnswer(WordsAnswer):
@@ -183,30 +181,17 @@ class HitAnswer(WordsAnswer):
     matches: list[MatchAnswer] = Field(description="of readouts; none where no vectors were compared")
     image: str = Field(description="address of the page's image")
     twin: str | None = Field(description="equal for hits of one search that are copies of one page")
+    copies: list[CopyAnswer] = Field(description="identical pages, if `collapse` was asked for")
 
 
 class SearchAnswer(BaseModel):
     hits: list[HitAnswer]
+    unknown: list[str] = Field(description="words of the query that no page has; told with the first hits only")
 
 
 class Documents(BaseModel):
     total: int
     documents: list[Document]
-
-
-class ChoicesAnswer(BaseModel):
-    folders: dict[str, int] = Field(description="how many documents are in each")
-    years: dict[int, int] = Field(description="how many documents were last changed in each")
-    metadata: dict[str, dict[str, int]] = Field(description="by key, how many documents have each value")
-
-
-class ExplainAnswer(BaseModel):
-    similarities: list[list[float]] = Field(description="a row for each readout of the query")
-    winners: list[int] = Field(description="the nearest readout of the page in each row, from 1")
-    score: float
-    columns: list[int] = Field(
-        description="which readout of the page each column is, from 1; of many, only those that are nearest to one"
-    )
 
 
 class Status(BaseModel):
@@ -361,31 +346,27 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        options = Options(body.k, None, body.exact, body.by)
+        options = Options(body.k, None, body.exact, body.by, body.collapse)
         found = await service.search(body.query, options, body.choice(), body.offset)
-        return SearchAnswer(hits=[_hit(one, service) for one in found])
+        unknown = [] if body.offset else await service.find_unknown(body.query, body.by, body.choice())
+        return SearchAnswer(hits=[_hit(one, service) for one in found], unknown=unknown)
 
     @app.post("/api/words", tags=["search"])
     def words(body: ExplainBody) -> PageWordsAnswer:
         """Where the words of a query stand on a page, and how often."""
         found = service.find_words(body.query, str(body.document), body.page)
         counts = service.count_words(body.query, str(body.document), body.page)
-        words = [WordCountAnswer(word=one.word, count=one.count) for one in counts]
-        return PageWordsAnswer(snippet=_snippet(found.snippet), boxes=list(found.boxes), words=words)
+        return PageWordsAnswer(snippet=_snippet(found.snippet), boxes=list(found.boxes), words=counts)
 
     @app.post("/api/ranks", tags=["search"])
-    async def ranks(body: RankBody) -> RanksAnswer:
+    async def ranks(body: RankBody) -> Ranks:
         """Which place a page has by words and by vectors, each alone."""
-        found = await service.rank(body.query, str(body.document), body.page, body.choice())
-        return RanksAnswer(words=found.words, vectors=found.vectors)
+        return await service.rank(body.query, str(body.document), body.page, body.choice())
 
     @app.post("/api/explain", tags=["search"])
-    def explain(body: ExplainBody) -> ExplainAnswer:
+    def explain(body: ExplainBody) -> Explanation:
         """Why a page has its score: each readout of the query against each readout of the page."""
-        found = service.explain(body.query, str(body.document), body.page)
-        return ExplainAnswer(
-            similarities=found.similarities, winners=found.winners, score=found.score, columns=found.columns
-        )
+        return service.explain(body.query, str(body.document), body.page)
 
 
 def _hit(found: FoundPage, service: Service) -> HitAnswer:
@@ -400,6 +381,7 @@ def _hit(found: FoundPage, service: Service) -> HitAnswer:
         matches=[MatchAnswer(query=one.query, page=one.page, similarity=one.similarity) for one in hit.matches],
         image=f"/api/documents/{found.document.id}/pages/{hit.page}/image",
         twin=sign(hit),
+        copies=[CopyAnswer(document=_document(file, service), page=page) for file, page in found.copies],
     )
 
 
@@ -414,6 +396,7 @@ def _document(file: File, service: Service) -> Document:
         id=file.id,
         name=show_name(file),
         folder=show_folder(file),
+        place=service.place(file),
         pages=file.num_pages,
         bytes=file.size,
         modified=show_modified(file),
@@ -441,10 +424,9 @@ def _add_documents(app: FastAPI, service: Service) -> None:
         return Documents(total=total, documents=[_document(file, service) for file in files])
 
     @app.get("/api/choices", tags=["documents"])
-    def choices() -> ChoicesAnswer:
+    def choices() -> Choices:
         """What documents can be filtered by."""
-        found = service.choices()
-        return ChoicesAnswer(folders=found.folders, years=found.years, metadata=found.metadata)
+        return service.choices()
 
     @app.get("/api/documents/{id}", tags=["documents"])
     def document(id: UUID) -> Document:

@@ -23,13 +23,14 @@ class Options:
     source: str | frozenset[str] | None = None
     exact: bool = False
     by: By | None = None
+    collapse: bool = False
 
 
 class Searchable(Protocol):
     """What answers several queries at once: a library."""
 
     def search_all(
-        self, queries: Sequence[str], k: int, *, by: By | None, filters: Mapping[str, Any], exact: bool
+        self, queries: Sequence[str], k: int, *, by: By | None, filters: Mapping[str, Any], exact: bool, collapse: bool
     ) -> list[list[Hit]]: ...
 
 
@@ -53,4 +54,6 @@ class Searches:
 
     def _search(self, options: Options, queries: list[str]) -> list[list[Hit]]:
         filters = {} if options.source is None else {"source": options.source}
-        return self.library.search_all(queries, options.k, by=options.by, filters=filters, exact=options.exact)
+        return self.library.search_all(
+            queries, options.k, by=options.by, filters=filters, exact=options.exact, collapse=options.collapse
+        )

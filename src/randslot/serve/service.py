@@ -9,10 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from glob import escape
-from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from ..pages import KINDS
 from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
-from .choices import Choice, Choices, Sort, list_choices, sort_files
+from .choices import Choice, Choices, Sort, list_choices, sort_files, tell_apart
 from .embeddings import Embeddings
 from .limits import HEALTH_SECONDS, HITS, RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches
@@ -37,45 +36,52 @@ from .uploads import Uploads
 PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of page images
 RENDERERS = 2
 CACHED = 300  # page images
+PLACES_SECONDS = 2.0  # for which it is known which documents have the same name
 MOST_COLUMNS = 64  # readouts of a page that are all compared with those of a query
-DIGITS = 4  # of scores that are compared
 LOG = logging.getLogger("randslot")
+
+
+def _about(text: str) -> dict[str, str]:
+    """Return what the description of the API says about a field of an answer."""
+    return {"description": text}
 
 
 @dataclass(frozen=True)
 class FoundPage:
-    """A page that was found, and the document that it is in."""
+    """A page that was found, the document that it is in, and where its copies are."""
 
     hit: Hit
     document: File
+    copies: list[tuple[File, int]]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How near each readout of a query is to each of a page, the nearest of each row (from 1), and their sum.
+    """How near each readout of a query is to each of a page, and the sum of the nearest."""
 
-    columns: the readouts of the page, from 1; of a page that has many, only those that are nearest to one of the query.
-    """
-
-    similarities: list[list[float]]
-    winners: list[int]
+    similarities: list[list[float]] = field(metadata=_about("a row for each readout of the query"))
+    winners: list[int] = field(metadata=_about("the nearest readout of the page in each row, from 1"))
     score: float
-    columns: list[int]
+    columns: list[int] = field(
+        metadata=_about("which readout of the page each column is, from 1; of many, only those that are nearest to one")
+    )
 
 
 @dataclass(frozen=True)
 class WordCount:
-    """A word of a query, and how often it is on a page, in any of its forms."""
+    """A word of a query, and how often it is on a page."""
 
-    word: str
-    count: int
+    word: str = field(metadata=_about("as in the query"))
+    count: int = field(metadata=_about("how often the page has it, in any of its forms"))
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which place a page has by words and by vectors, from 1; None if it is not compared so, or not among the first."""
+    """Which place a page has by words and by vectors."""
 
-    words: int | None = None
+    words: int | None = field(
+        default=None, metadata=_about(f"from 1; null if pages are not compared so, or not among the first {HITS}")
+    )
     vectors: int | None = None
 
 
@@ -100,6 +106,7 @@ class Service:
         self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
+        self._places: tuple[float, dict[str, str]] | None = None
         self._looking = ThreadPoolExecutor(1, "health")
         self._looked: tuple[float, Future[Any]] | None = None
 
@@ -128,6 +135,13 @@ class Service:
 
     def _choose(self, choice: Choice) -> list[File]:
         return [file for file in self.library.manifest.find(state="done") if choice.allows(file)]
+
+    def place(self, file: File) -> str:
+        """Return where a document is, if others have its name, too; looked up anew every few seconds at most."""
+        now = time.monotonic()
+        if self._places is None or now - self._places[0] > PLACES_SECONDS:
+            self._places = now, tell_apart(self.library.manifest.find(state="done"))
+        return self._places[1].get(file.id, "")
 
     def is_uploaded(self, file: File) -> bool:
         """Whether the library keeps the file itself, so that forgetting the document deletes it."""
@@ -204,10 +218,7 @@ class Service:
         return await asyncio.to_thread(self._find_documents, hits[offset:])
 
     async def _ask(self, query: str, options: Options, choice: Choice) -> list[Hit]:
-        source: str | frozenset[str] | None = choice.source
-        if not choice.is_pattern:
-            files = await asyncio.to_thread(self._choose, choice)
-            source = frozenset(file.source for file in files)
+        source = await asyncio.to_thread(self._choose_source, choice)
         return await asyncio.wrap_future(self.searches.ask(query, replace(options, source=source)))
 
     async def rank(self, query: str, id: str, number: int, choice: Choice) -> Ranks:
@@ -226,13 +237,33 @@ class Service:
         return Ranks(**ranks)
 
     def _find_documents(self, hits: list[Hit]) -> list[FoundPage]:
-        files = self.library.manifest.get({hit.file for hit in hits})
+        ids = {hit.file for hit in hits}
+        for hit in hits:
+            ids.update(copy.file for copy in hit.copies)
+        files = {id: file for id, file in self.library.manifest.get(ids).items() if file.state == "done"}
         found = []
         for hit in hits:
-            file = files.get(hit.file)
-            if file is not None and file.state == "done":
-                found.append(FoundPage(hit, file))
+            if hit.file in files:
+                self.place(files[hit.file])  # looked up here, where waiting holds nobody up
+                copies = [(files[copy.file], copy.page) for copy in hit.copies if copy.file in files]
+                found.append(FoundPage(hit, files[hit.file], copies))
         return found
+
+    async def find_unknown(self, query: str, by: By | None, choice: Choice) -> list[str]:
+        """Return the words of a query that no page of the documents that are meant has; none if words do not count."""
+        return await asyncio.to_thread(self._find_unknown, query, by, choice)
+
+    def _find_unknown(self, query: str, by: By | None, choice: Choice) -> list[str]:
+        if self.library.choose_by(by) == "vectors":
+            return []
+        source = self._choose_source(choice)
+        return self.library.find_unknown(query, filters={} if source is None else {"source": source})
+
+    def _choose_source(self, choice: Choice) -> str | frozenset[str] | None:
+        """Return the documents that are meant as the library's own filter by source takes them."""
+        if choice.is_pattern:
+            return choice.source
+        return frozenset(file.source for file in self._choose(choice))
 
     def explain(self, query: str, id: str, number: int) -> Explanation:
         """Return why a page has its score for a query.
@@ -318,17 +349,3 @@ class Service:
             "query_vectors": binding.num_vectors("query"),
             "dimension": binding.dimension,
         }
-
-
-def sign(hit: Hit) -> str | None:
-    """Return what is equal for pages that are the same to a search, and None for a page that shows nothing to compare.
-
-    Copies of a page have the same text, at the same places, and the same score. By both words and vectors the score
-    is a sum over ranks, which copies do not share: then their similarities are compared.
-    """
-    if hit.snippet is None or not hit.snippet.text:
-        return None
-    similarities = [round(match.similarity, DIGITS) for match in hit.matches]
-    score = None if hit.by == "both" else round(hit.score, DIGITS)
-    seen = (hit.snippet.text, hit.boxes, similarities, score)
-    return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

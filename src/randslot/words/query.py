@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import UsageError
 from .analyzer import Analyzer, list_words
@@ -25,7 +26,8 @@ class WordQuery:
     """A query by words.
 
     plain: the query without quotes and excluded words, for a model. terms: what pages are compared by. phrases and
-    excluded: words with a space between them. marked: the terms that are worth marking on a page.
+    excluded: words with a space between them. excluded_terms: of those that stand alone and not in quotes, which pages
+    must not have in any form. marked: the terms that are worth marking on a page.
     """
 
     plain: str
@@ -33,6 +35,16 @@ class WordQuery:
     phrases: tuple[str, ...]
     excluded: tuple[str, ...]
     marked: frozenset[str]
+    excluded_terms: frozenset[str] = frozenset()
+
+
+class NamedWord(NamedTuple):
+    """A word of a query as it was typed, its term, and where it stands."""
+
+    text: str
+    term: str
+    start: int
+    end: int
 
 
 def read_query(text: str, analyzer: Analyzer) -> WordQuery:
@@ -42,6 +54,7 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     """
     check_length(text)
     phrases, excluded = [], []
+    excluded_terms: set[str] = set()
     rest = []
     end = 0
     for piece in PIECE.finditer(text):
@@ -50,6 +63,9 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
         words = " ".join(list_words(piece["excluded"] or piece["phrase"] or ""))
         if piece["excluded"] or piece["minus"]:
             excluded.append(words)
+            tokens = list(tokenize(piece["excluded"] or ""))
+            if len(tokens) == 1:
+                excluded_terms.add(analyzer.find_term(tokens[0]))
             continue
         phrases.append(words)
         rest.append(piece["phrase"])
@@ -62,7 +78,28 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
         tuple(phrase for phrase in phrases if phrase),
         tuple(phrase for phrase in excluded if phrase),
         _choose_marked(plain, analyzer) or frozenset(terms),
+        frozenset(excluded_terms),
     )
+
+
+def list_named(query: WordQuery, analyzer: Analyzer) -> list[NamedWord]:
+    """Return the words of a query that mean something by themselves, each once; no pairs of characters."""
+    named: dict[str, NamedWord] = {}
+    for token in tokenize(query.plain):
+        term = analyzer.find_term(token)
+        if term in query.marked and not _is_pair(token):
+            named.setdefault(term, NamedWord(query.plain[token.start : token.end], term, token.start, token.end))
+    return list(named.values())
+
+
+def show_longest(words: list[NamedWord]) -> list[str]:
+    """Return words as they were typed, without those that are parts of others: INV-20931, and not 20931 too."""
+    shown = []
+    for word in words:
+        around = [other for other in words if other.start <= word.start and word.end <= other.end]
+        if around == [word]:
+            shown.append(word.text)
+    return shown
 
 
 def check_length(text: str) -> None:

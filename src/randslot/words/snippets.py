@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..pages.text import PageText
+from ..pages.text import PageText, Word
 from .analyzer import Analyzer
 from .query import WordQuery
 from .tokens import tokenize
@@ -13,6 +15,10 @@ from .tokens import tokenize
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
 MOST_BOXES = 400  # of a page: more marks show nothing
+LINE_SHARE = 0.7  # of the height of a word that is broken across two lines: a line is lower than that
+SPACE = 0.004  # between two words, in fractions of a page
+LEADERS = re.compile(r"(?: ?\.){4,} ?")
+LEADER = " \u2026 "
 Span = tuple[int, int]
 Box = tuple[float, float, float, float]
 
@@ -54,8 +60,8 @@ def _cut(text: str, marks: list[tuple[int, int, str]]) -> Snippet:
     inside = [(a - start, b - start) for a, b, _ in marks if a >= start and b <= end]
     before, after = "\u2026 " if start else "", " \u2026" if end < len(text) else ""
     shift = len(before)
-    shown = tuple((a + shift, b + shift) for a, b in _merge(inside))
-    return Snippet(before + text[start:end].replace("\n", " ") + after, shown)
+    shown = [(a + shift, b + shift) for a, b in _merge(inside)]
+    return _shorten_leaders(before + text[start:end].replace("\n", " ") + after, shown)
 
 
 def _choose_start(marks: list[tuple[int, int, str]]) -> int:
@@ -108,9 +114,47 @@ def _find_boxes(page: PageText, spans: list[Span]) -> tuple[Box, ...]:
         i = bisect_right(starts, start) - 1
         if not 0 <= i < len(page.words):
             continue
+        if broken := _split_broken(page.words, i):
+            boxes += broken
+            continue
         word = page.words[i]
         length, width = max(len(word.text), 1), word.right - word.left
         left = word.left + width * (start - starts[i]) / length
         right = min(word.left + width * (end - starts[i]) / length, word.right)
         boxes.append((round(left, 5), word.top, round(right, 5), word.bottom))
     return tuple(boxes)
+
+
+def _split_broken(words: Sequence[Word], i: int) -> list[Box]:
+    """Return the boxes of both parts of a word that is broken at the end of a line; nothing for other words.
+
+    The box of such a word is around both, across two lines: its neighbours tell where they are.
+    """
+    if not 0 < i < len(words) - 1:
+        return []
+    before, word, after = words[i - 1 : i + 2]
+    middle, lower = (word.top + word.bottom) / 2, LINE_SHARE * (word.bottom - word.top)
+    if before.bottom - before.top > lower or after.bottom - after.top > lower:
+        return []
+    on_first_line = before.top < middle and before.bottom < middle + lower / 4 and before.right < word.right
+    on_second_line = after.bottom > middle and after.top > middle - lower / 4 and after.left > word.left
+    if not (on_first_line and on_second_line):
+        return []
+    begin = round(min(before.right + SPACE, word.right), 5)
+    stop = round(max(after.left - SPACE, word.left), 5)
+    return [(begin, before.top, word.right, before.bottom), (word.left, after.top, stop, after.bottom)]
+
+
+def _shorten_leaders(text: str, marks: list[Span]) -> Snippet:
+    """Return a snippet without the dots that lead the eye in a table of contents, and with marks that have moved so."""
+    parts: list[str] = []
+    moved = list(marks)
+    end = 0
+    for found in LEADERS.finditer(text):
+        parts += [text[end : found.start()], LEADER]
+        end = found.end()
+        less = len(found[0]) - len(LEADER)
+        for i, (start, _) in enumerate(marks):
+            if start >= end:
+                moved[i] = moved[i][0] - less, moved[i][1] - less
+    return Snippet("".join([*parts, text[end:]]), tuple(moved))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from randslot.lab.evaluation.tasks import find_tasks, own_task
 from randslot.samples.sets import write_set
 from support.copies import write_native_v3, write_v1, write_v2, write_v3
 from support.models import make
+from support.pdf import write_pages
 
 pytestmark = [pytest.mark.xdist_group("evaluate"), pytest.mark.slow]
 
@@ -101,6 +103,23 @@ def test_a_larger_budget_serves_a_smaller_one_that_has_a_cache_too(tmp_path, mon
     model.use(page_vectors=4)
     evaluate(model, [own_task(tmp_path / "set1"), own_task(tmp_path / "set2")], tmp_path / "out")
     assert sum(counted) == 12
+
+
+def test_a_model_that_reads_text_cannot_find_pages_without(tmp_path, capsys):
+    """They are left out of its ranking, and count as pages that it should have found."""
+    (tmp_path / "set" / "pages").mkdir(parents=True)
+    write_pages(tmp_path / "set" / "pages" / "a.pdf", [["deferred tax"], [], ["the fleet"]])
+    queries = [{"id": "q1", "query": "tax"}, {"id": "q2", "query": "blank"}]
+    grades = [{"query": "q1", "page": "a.pdf#page=1", "grade": 1}, {"query": "q2", "page": "a.pdf#page=2", "grade": 1}]
+    for name, rows in (("queries", queries), ("qrels", grades)):
+        (tmp_path / "set" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = make("llama")
+    (result,) = evaluate(model, [own_task(tmp_path / "set")], tmp_path / "out")
+    assert "1 pages have no text, and cannot be found" in capsys.readouterr().err
+    (subset,) = result.subsets.values()
+    assert subset.pages == 3
+    found = model.similarity(model.encode_query(["tax"]), model.encode_document(["deferred tax", "the fleet"]))[0]
+    assert subset.each == [1.0 if found[0] > found[1] else round(1 / math.log2(3), 6), 0.0]
 
 
 def test_a_broken_page_is_named_and_what_was_encoded_is_kept(tmp_path):

@@ -71,6 +71,8 @@ class Way:
 
 def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None = None) -> Table:
     """Time a model's backbone and return the median query latency and the pages a second of every way."""
+    if model.reads != "image":
+        raise UsageError(f"profile times page images, and a {model.family} model reads text: use one that reads images")
     ways = _list_ways(protocol)
     seconds: dict[Side, dict[Way, list[float]]] = {}
     with _encoding(model, protocol), torch.inference_mode():

@@ -9,9 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from ... import __version__
 from ...errors import RandSlotError, UsageError
 from ...model.embedding_model import EmbeddingModel
 from ...model.model import RandSlotModel
@@ -28,7 +25,7 @@ from ...model.remote_model import open_model
 from ...pages import NoTextError, open_page, read_page_text
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
-from .result import CUTS, Result, SubsetResult, name_file
+from .result import CUTS, Result, SubsetResult, average_queries, name_file
 from .tasks import Pages, Subset, Task
 from .vectors import VectorCache, batches, content_key, open_cache
 
@@ -66,26 +63,17 @@ class Evaluation:
         subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
         settings = self.model.settings
         file = self._name_file(task, weights)
-        result = Result(
-            file=file,
+        return task.keep_result(
+            file,
+            subsets,
             model=self.name,
             weights=weights,
             settings=asdict(settings),
             label=settings.label,
             counts={side: settings.num_vectors(side) for side in SIDES},
-            benchmark=task.benchmark,
-            task=task.name,
-            dataset=task.dataset,
-            revision=task.revision,
-            ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
-            subsets=subsets,
             vectors={side: caches[side].folder.relative_to(self.cache).as_posix() for side in SIDES},
-            version=__version__,
-            date=datetime.now(UTC).date().isoformat(),
             cache=Path(os.path.relpath(self.cache, file.parent)).as_posix(),
         )
-        result.write()
-        return result
 
     def _name_file(self, task: Task, weights: str) -> Path:
         settings = self.model.settings
@@ -105,13 +93,7 @@ class Evaluation:
         grades = [subset.grades[id] for id in subset.queries]
         each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
         judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return SubsetResult(
-            ndcg={cut: mean(values) for cut, values in each.items()},
-            queries=len(subset.queries),
-            pages=len(subset.pages.ids),
-            judged=judged.write(self.cache / JUDGED),
-            each=[round(value, 6) for value in each[5]],
-        )
+        return average_queries(each, len(subset.pages.ids), judged.write(self.cache / JUDGED))
 
     def _score(self, query_keys: list[str], page_keys: list[str], caches: Caches) -> Tensor:
         settings = self.model.settings

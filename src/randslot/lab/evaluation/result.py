@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from ...errors import RandSlotError, UsageError
@@ -68,6 +69,12 @@ class SubsetResult:
         """Return it as the file of a result has it."""
         own = {"queries": self.queries, "pages": self.pages, "judged": self.judged, "each": self.each}
         return _ndcg_keys(self.ndcg) | own
+
+
+def average_queries(each: Mapping[int, list[float]], num_pages: int, judged: str = "") -> SubsetResult:
+    """Return the scores of a subset from nDCG of each query, by cut."""
+    ndcg = {cut: mean(values) for cut, values in each.items()}
+    return SubsetResult(ndcg, len(each[5]), num_pages, judged, [round(value, 6) for value in each[5]])
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from statistics import mean
 
-from ... import __version__
 from ...errors import UsageError
 from ...library.library import Library
 from ...library.results import By, Hit
 from ...pages.ocr import find_engine
 from .metrics import ndcg
-from .result import CUTS, LIBRARIES, Result, SubsetResult, name_file
+from .result import CUTS, LIBRARIES, Result, SubsetResult, average_queries, name_file
 from .tasks import FolderSource, Subset, Task
 
 WORDS = "words"  # what a search without a model is called in tables
@@ -56,26 +53,15 @@ def evaluate_search(
         logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
     label = f"by {by}"
     file = name_file(output, name or model or WORDS, label, f"{task.benchmark}-{task.name}")
-    result = Result(
-        file=file,
+    return task.keep_result(
+        file,
+        subsets,
         model=name or model or WORDS,
         weights=binding.weights if binding else WORDS,
         settings={"seed": 0, "by": by, "language": status.language, "origins": dict(status.origins)},
         label=label,
         counts={side: binding.num_vectors(side) if binding else 0 for side in ("query", "page")},
-        benchmark=task.benchmark,
-        task=task.name,
-        dataset=task.dataset,
-        revision=task.revision,
-        ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
-        subsets=subsets,
-        vectors={},
-        version=__version__,
-        date=datetime.now(UTC).date().isoformat(),
-        cache="",
     )
-    result.write()
-    return result
 
 
 def _ask(library: Library, subset: Subset, by: By, folder: Path) -> SubsetResult:
@@ -85,13 +71,7 @@ def _ask(library: Library, subset: Subset, by: By, folder: Path) -> SubsetResult
         ranked = [_page_id(hit, folder) for hit in hits]
         for cut in CUTS:
             each[cut].append(ndcg(ranked, subset.grades[id], cut))
-    return SubsetResult(
-        ndcg={cut: mean(values) for cut, values in each.items()},
-        queries=len(subset.queries),
-        pages=len(subset.pages.ids),
-        judged="",
-        each=[round(value, 6) for value in each[5]],
-    )
+    return average_queries(each, len(subset.pages.ids))
 
 
 def _page_id(hit: Hit, folder: Path) -> str:

@@ -11,13 +11,18 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any, Protocol
 
+from ... import __version__
 from ...errors import RandSlotError, UsageError, first_line
 from ...model.hub import ask_hub
+from ...model.reader import Side
 from ...pages import PageInput, list_pages, page_file
 from .published import TASKS
+from .result import CUTS, Result, SubsetResult
 from .vectors import content_key
 
 # The paper's name of each task, and mteb's.
@@ -98,6 +103,41 @@ class Task:
             yield subset
         if not found:
             raise RandSlotError(f"{self.name}: {self.dataset} has no subset to evaluate")
+
+    def keep_result(
+        self,
+        file: Path,
+        subsets: dict[str, SubsetResult],
+        *,
+        model: str,
+        weights: str,
+        settings: dict[str, Any],
+        label: str,
+        counts: dict[Side, int | None],
+        vectors: dict[Side, str] | None = None,
+        cache: str = "",
+    ) -> Result:
+        """Write what a model reached on this task into a file, and return it; arguments as `Result` has them."""
+        result = Result(
+            file=file,
+            model=model,
+            weights=weights,
+            settings=settings,
+            label=label,
+            counts=counts,
+            benchmark=self.benchmark,
+            task=self.name,
+            dataset=self.dataset,
+            revision=self.revision,
+            ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
+            subsets=subsets,
+            vectors=vectors or {},
+            version=__version__,
+            date=datetime.now(UTC).date().isoformat(),
+            cache=cache,
+        )
+        result.write()
+        return result
 
 
 def choose_tasks(

@@ -1,7 +1,7 @@
 // All documents: find, sort, open, and remove them, which can be undone for some seconds.
 
 import { call } from "./api.js";
-import { $, day, make, name, plural, size, whenNear } from "./dom.js";
+import { $, day, label, make, name, place, plural, size, whenNear } from "./dom.js";
 import { at, go, href, lead } from "./route.js";
 
 const STEP = 100; // documents in one answer
@@ -77,7 +77,7 @@ function tell(part) {
 
 function row(document) {
   const open = { open: `${document.id}:1` };
-  const link = lead(make("a", { href: href(open), ariaLabel: document.name }, name(document.name)), open);
+  const link = lead(make("a", { href: href(open), ariaLabel: label(document) }, name(document.name), ...place(document)), open);
   const cell = (key, text) => make("td", { className: key, textContent: text });
   const made = make("tr", {}, make("th", { scope: "row" }, link), cell("folder", document.folder), cell("pages", document.pages.toLocaleString("en")),
     cell("size", size(document.bytes)), cell("modified", day(document.modified)), make("td", { className: "act" }));
@@ -90,7 +90,7 @@ function row(document) {
 // -- removing. The request is sent when the time for undoing is over: if the browser closes before, nothing is removed.
 
 function removeButton(document, made) {
-  const button = make("button", { type: "button", ariaLabel: `Remove ${document.name}`, title: "Remove from the library", textContent: "×" });
+  const button = make("button", { type: "button", ariaLabel: `Remove ${label(document)}`, title: "Remove from the library", textContent: "×" });
   button.addEventListener("click", (event) => {
     if (event.detail > 1) return; // the second click of a double click falls on the row that has moved up
     made.hidden = true;
@@ -102,7 +102,7 @@ function removeButton(document, made) {
 function offerUndo(document, made) {
   const undo = make("button", { type: "button", textContent: "Undo" });
   const text = document.uploaded ? " is being removed; it was uploaded, so its file will be deleted." : " is being removed from the library; its file stays where it is.";
-  const toast = make("li", {}, make("span", {}, name(document.name), text), undo);
+  const toast = make("li", {}, make("span", {}, name(document.name), ...place(document), text), undo);
   undo.addEventListener("click", () => {
     clearTimeout(leaving.get(document.id));
     leaving.delete(document.id);

@@ -38,6 +38,12 @@ export function name(text) {
     make("span", { textContent: characters.slice(end).join("") }));
 }
 
+// The folder of a document whose name others have too, as little of it as tells them apart; nothing for other names.
+export const place = (document) => document.place ? [make("span", { className: "place", textContent: ` in ${document.place}` })] : [];
+
+// A document in words, for links and labels.
+export const label = (document) => document.name + (document.place ? ` in ${document.place}` : "");
+
 // A text with some parts of it marked; begins and ends count characters as Python does.
 export function marked(text, marks) {
   const characters = [...text];

@@ -85,8 +85,8 @@ async function suggest() {
   const number = ++asked;
   const { total, documents } = await call(`/api/documents?limit=${NAMES}&name=${encodeURIComponent($("source").value.trim())}`);
   if (number !== asked || document.activeElement !== $("source")) return;
-  const options = documents.map(({ name, folder, pages }, i) => {
-    const about = make("small", { textContent: `${folder} · ${plural(pages, "page")}` });
+  const options = documents.map(({ name, place, folder, pages }, i) => {
+    const about = make("small", { textContent: `${place || folder} · ${plural(pages, "page")}` });
     const option = make("li", { id: `name-${i}`, role: "option", ariaSelected: "false" }, make("span", { textContent: name }), about);
     option.dataset.name = name;
     return option;

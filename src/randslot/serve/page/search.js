@@ -1,7 +1,7 @@
 // Pages that were found, best first: their text with the words marked, more of them as one scrolls, copies as one.
 
 import { call } from "./api.js";
-import { $, box, image, join, make, marked, name, plural, whenNear } from "./dom.js";
+import { $, box, image, join, label, make, marked, name, plural, whenNear } from "./dom.js";
 import { chosen, clear, names, stopSuggesting } from "./filters.js";
 import { at, go, href, lead } from "./route.js";
 
@@ -9,7 +9,7 @@ const STEP = 20; // hits in one answer
 const DEEPEST = 420; // hits that are shown at most; the API passes over no more than 400
 const FIRST = 24; // documents that are shown before a search
 const BOXES = 80; // on a thumbnail
-const TWINS = 3; // copies that are named
+const COPIES = 3; // that are named
 
 export const found = []; // the hits that are shown, as {document, page, ...}
 let learn;
@@ -17,8 +17,8 @@ let known = new Promise((done) => { learn = done; }); // the status of the libra
 let asked = 0; // answers to older searches are dropped
 let loading = false;
 let complete = true; // nothing more can come
-let passed = 0; // hits that have come, copies too
-let cards = new Map(); // what copies have in common -> the card of the first
+let passed = 0; // hits that have come
+let unknown = []; // words of the query that no page has
 let places = new Map(); // pages -> the hits that they are, and their places
 
 export function say(text, bad = false) {
@@ -31,10 +31,10 @@ export function know(status) {
   known = Promise.resolve(status);
 }
 
-const place = (document, page) => `${document.id}:${page}`;
+const spot = (document, page) => `${document.id}:${page}`;
 
 // The hit that a page is, and its place among those that are shown; a copy has the place of the first.
-export const find = (document, page) => places.get(place(document, page)) ?? { hit: null, rank: -1 };
+export const find = (document, page) => places.get(spot(document, page)) ?? { hit: null, rank: -1 };
 
 // -- a search, or what there is before one
 
@@ -44,10 +44,10 @@ export async function search() {
   document.title = query ? `${query} - RandSlot` : "RandSlot";
   stopSuggesting();
   found.length = passed = 0;
-  [cards, places] = [new Map(), new Map()];
+  places = new Map();
   complete = true;
   loading = false;
-  $("more").hidden = $("empty").hidden = true;
+  $("more").hidden = $("empty").hidden = $("unknown").hidden = true;
   $("title").textContent = query ? "Pages, best first" : "In this library";
   $("title").classList.toggle("unseen", Boolean(query));
   if (!query) return list(number);
@@ -70,8 +70,8 @@ async function list(number) {
 
 function cover(document) {
   const thumb = thumbnail(document, 1, []);
-  const where = make("span", { className: "where", textContent: plural(document.pages, "page") });
-  const open = { open: place(document, 1) };
+  const where = make("span", { className: "where", textContent: plural(document.pages, "page") + (document.place ? ` · in ${document.place}` : "") });
+  const open = { open: spot(document, 1) };
   return make("li", {}, lead(make("a", { href: href(open), ariaLabel: `${document.name}, ${where.textContent}` }, thumb, name(document.name), where), open));
 }
 
@@ -80,9 +80,9 @@ async function load(number = asked) {
   loading = true;
   const now = at();
   const by = now.get("by") ? { by: now.get("by") } : {};
-  let hits;
+  let answer;
   try {
-    ({ hits } = await call("/api/search", { query: now.get("q"), k: STEP, offset: passed, ...chosen(), ...by }));
+    answer = await call("/api/search", { query: now.get("q"), k: STEP, offset: passed, collapse: true, ...chosen(), ...by });
   } catch (error) {
     if (number !== asked) return;
     loading = false;
@@ -91,7 +91,11 @@ async function load(number = asked) {
     throw error;
   }
   if (number !== asked) return;
-  if (!passed) empty();
+  const { hits } = answer;
+  if (!passed) {
+    empty();
+    unknown = answer.unknown;
+  }
   passed += hits.length;
   complete = hits.length < STEP || passed >= DEEPEST;
   for (const hit of hits) add(hit);
@@ -106,6 +110,8 @@ function empty() {
 
 async function tell(cut) {
   const query = at().get("q");
+  $("unknown").textContent = `${showUnknown()}.`;
+  $("unknown").hidden = !unknown.length || !passed;
   if (!passed) await explainNothing();
   else if (cut) say(`The best ${plural(passed, "page")} for "${query}". Say more in the search, or filter, to see others.`);
   else say(complete ? `${plural(passed, "page")} for "${query}"` : `The best ${plural(passed, "page")} for "${query}"`);
@@ -123,24 +129,19 @@ export async function loadMore() {
 
 function add(hit) {
   if (find(hit.document, hit.page).hit) return; // ranks may move as one looks further down
-  const first = hit.twin && cards.get(hit.twin);
-  places.set(place(hit.document, hit.page), { hit, rank: first ? first.rank : found.length });
-  if (first) {
-    first.twins.push(hit);
-    showTwins(first);
-    return;
-  }
-  const card = { twins: [], element: make("li"), rank: found.length };
-  if (hit.twin) cards.set(hit.twin, card);
-  const open = { open: place(hit.document, hit.page) };
+  places.set(spot(hit.document, hit.page), { hit, rank: found.length });
+  for (const copy of hit.copies) places.set(spot(copy.document, copy.page), { hit: { ...hit, ...copy }, rank: found.length });
+  const element = make("li");
+  const open = { open: spot(hit.document, hit.page) };
   const where = make("span", { className: "where" }, `page ${hit.page} of ${hit.document.pages.toLocaleString("en")}`,
-    make("span", { className: "folder", textContent: ` · ${hit.document.folder}/` }));
+    hit.document.place ? ` · in ${hit.document.place}` : make("span", { className: "folder", textContent: ` · ${hit.document.folder}/` }));
   const link = make("a", { className: "open", href: href(open), ariaLabel: `${hit.document.name}, ${where.textContent}` }, name(hit.document.name), where);
   const text = make("div", { className: "text" }, lead(link, open));
   if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
-  card.element.append(thumbnail(hit.document, hit.page, hit.boxes), text);
+  if (hit.copies.length) text.append(showCopies(hit.copies));
+  element.append(thumbnail(hit.document, hit.page, hit.boxes), text);
   found.push(hit);
-  $("hits").append(card.element);
+  $("hits").append(element);
 }
 
 function thumbnail(document, page, boxes) {
@@ -149,16 +150,17 @@ function thumbnail(document, page, boxes) {
   return make("span", { className: "thumb" }, sheet);
 }
 
-function showTwins({ element, twins }) {
-  element.querySelector(".twins")?.remove();
-  const links = twins.slice(0, TWINS).flatMap(({ document, page }, i) => {
-    const open = { open: place(document, page) };
-    const link = lead(make("a", { href: href(open), textContent: `${document.name}, page ${page}` }), open);
+function showCopies(copies) {
+  const links = copies.slice(0, COPIES).flatMap(({ document, page }, i) => {
+    const open = { open: spot(document, page) };
+    const link = lead(make("a", { href: href(open), textContent: `${label(document)}, page ${page}` }), open);
     return i ? [", ", link] : [link];
   });
-  const rest = twins.length > TWINS ? [` and ${plural(twins.length - TWINS, "other place")}`] : [];
-  element.querySelector(".text").append(make("p", { className: "twins" }, `and ${plural(twins.length, "identical page")} in `, ...links, ...rest));
+  const rest = copies.length > COPIES ? [` and ${plural(copies.length - COPIES, "other place")}`] : [];
+  return make("p", { className: "twins" }, `and ${plural(copies.length, "identical page")} in `, ...links, ...rest);
 }
+
+const showUnknown = () => `No page has ${unknown.map((word) => `"${word}"`).join(" or ")}`;
 
 // -- when there is nothing to show
 
@@ -196,7 +198,7 @@ async function explainNothing() {
       paragraph("OCR reads them: ", code('pip install "randslot[ocr]"'), ", then ", code("randslot library words"), "."));
   }
   const query = at().get("q");
-  const tips = ["Try fewer or other words."];
+  const tips = [...(unknown.length ? [`${showUnknown()}: is it spelled right?`] : []), "Try fewer or other words."];
   if (/["“”„«»]/.test(query)) tips.push("Leave out the quotes: they ask for exactly these words in this order.");
   if (/(^|\s)-\p{L}/u.test(query)) tips.push("Leave out words with a minus before them: pages with those are not shown.");
   const wordless = status.pages - status.pages_with_text;

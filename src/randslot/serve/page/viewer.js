@@ -1,7 +1,7 @@
 // One page, large: zoom, the matches marked on it, its neighbours, and the other pages that were found.
 
 import { call } from "./api.js";
-import { $, box, image, join, name } from "./dom.js";
+import { $, box, image, join, name, place } from "./dom.js";
 import { at, go } from "./route.js";
 import { find, found, loadMore } from "./search.js";
 import { explain, hideWhy } from "./why.js";
@@ -40,9 +40,10 @@ export async function open() {
 
 function showPage() {
   const { document, page } = opened;
-  $("viewer-title").replaceChildren(name(document.name), `, page ${page} of ${document.pages}`);
+  $("viewer-title").replaceChildren(name(document.name), ...place(document), `, page ${page} of ${document.pages}`);
   $("viewer-title").ariaLabel = $("viewer-title").textContent;
   showGone(false);
+  $("sheet").classList.add("loading"); // marks have no place until the page has its size
   $("large").src = image(document, page, "large");
   $("large").alt = `${document.name}, page ${page}`;
   $("marks").replaceChildren();
@@ -88,20 +89,37 @@ function sharpen() {
   }).catch(() => {});
 }
 
-function setZoom(value) {
-  const stage = $("stage");
-  const middle = [(stage.scrollLeft + stage.clientWidth / 2) / stage.scrollWidth, (stage.scrollTop + stage.clientHeight / 2) / stage.scrollHeight];
+// What stays in its place while the page grows: what the pointer is on, else the match that one is at or the one nearest
+// to the middle, else the middle. A match that is out of sight comes into the middle.
+function anchor(pointer) {
+  const view = $("stage").getBoundingClientRect();
+  const middle = [view.left + view.width / 2, view.top + view.height / 2];
+  if (pointer) return { from: [pointer.clientX, pointer.clientY], to: [pointer.clientX, pointer.clientY] };
+  const marks = opened.marks.map((made) => made.getBoundingClientRect()).map((one) => [one.left + one.width / 2, one.top + one.height / 2]);
+  const seen = ([x, y]) => x >= view.left && x <= view.right && y >= view.top && y <= view.bottom;
+  const far = ([x, y]) => Math.hypot(x - middle[0], y - middle[1]);
+  const from = marks[match] ?? marks.filter(seen).sort((one, other) => far(one) - far(other))[0] ?? middle;
+  return { from, to: seen(from) ? from : middle };
+}
+
+function setZoom(value, pointer = null) {
+  const { from, to } = anchor(pointer);
+  const before = $("sheet").getBoundingClientRect();
   zoom = value;
   $("zoom-fit").textContent = zoom === 1 ? "Fit" : `${Math.round(zoom * 100)}%`;
   $("zoom-out").disabled = zoom <= ZOOMS[0];
   $("zoom-in").disabled = zoom >= ZOOMS.at(-1);
   fit();
-  stage.scrollTo(middle[0] * stage.scrollWidth - stage.clientWidth / 2, middle[1] * stage.scrollHeight - stage.clientHeight / 2);
+  if (!before.width || !before.height) return;
+  const after = $("sheet").getBoundingClientRect();
+  const x = after.left + ((from[0] - before.left) / before.width) * after.width;
+  const y = after.top + ((from[1] - before.top) / before.height) * after.height;
+  $("stage").scrollBy(x - to[0], y - to[1]);
 }
 
-function zoomBy(step) {
+function zoomBy(step, pointer = null) {
   const next = step > 0 ? ZOOMS.find((one) => one > zoom) : ZOOMS.findLast((one) => one < zoom);
-  if (next) setZoom(next);
+  if (next) setZoom(next, pointer);
 }
 
 // -- matches
@@ -191,14 +209,19 @@ for (const [id, act] of Object.entries({
 })) $(id).addEventListener("click", act);
 $("viewer").addEventListener("close", () => { if (at().get("open")) go({ open: "" }, true); });
 $("viewer").addEventListener("click", (event) => { if (event.target === $("viewer")) $("viewer").close(); });
-$("large").addEventListener("load", fit);
+$("large").addEventListener("load", () => {
+  const first = $("sheet").classList.contains("loading");
+  $("sheet").classList.remove("loading");
+  fit();
+  if (first && match >= 0) goToMatch(match);
+});
 $("large").addEventListener("error", () => { if (opened) showGone(true); });
 new ResizeObserver(fit).observe($("stage"));
-$("stage").addEventListener("dblclick", () => setZoom(zoom > 1 ? 1 : 2));
+$("stage").addEventListener("dblclick", (event) => setZoom(zoom > 1 ? 1 : 2, event));
 $("stage").addEventListener("wheel", (event) => {
   if (!event.ctrlKey) return;
   event.preventDefault();
-  zoomBy(-Math.sign(event.deltaY));
+  zoomBy(-Math.sign(event.deltaY), event);
 }, { passive: false });
 $("stage").addEventListener("pointermove", (event) => { // a mouse drags the page, a finger scrolls by itself
   if (event.pointerType !== "mouse" || event.buttons !== 1) return;

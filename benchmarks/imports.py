@@ -1,0 +1,78 @@
+"""What a search by vectors from the shell waits for before it begins: imports, of what, and on whose behalf.
+
+    python benchmarks/imports.py                               # about a minute
+
+"CPU s" is the best of three processes that import so much and no more; each line has what the lines above it have, too.
+The second table says what imports a package when sentence-transformers is imported alone, without any code of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from typing import Any
+
+from record import keep, print_table
+
+REPEATS = 3
+STEPS = {
+    "nothing": "pass",
+    "torch": "import torch",
+    "transformers, with a backbone and a tokenizer": "from transformers import AutoTokenizer, Qwen2_5_VLModel",
+    "sentence_transformers": "from transformers import AutoTokenizer, Qwen2_5_VLModel; import sentence_transformers",
+    "randslot.model.loading, which is all that a query needs": "import randslot.model.loading",
+}
+PACKAGES = ("torch", "transformers", "sklearn", "scipy", "pandas", "datasets", "accelerate", "peft")
+
+
+def measure(code: str) -> float:
+    """Return the CPU seconds of the quickest of some processes that run a piece of Python."""
+    took = []
+    for _ in range(REPEATS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(took)
+
+
+def find_importers(code: str) -> dict[str, list[str]]:
+    """Return for each module that is imported what imports it: the nearest first."""
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    rows = []
+    for indent, module in re.findall(r"^import time:\s+\d+ \|\s+\d+ \|( +)(\S+)$", answer.stderr, re.MULTILINE):
+        rows.append((len(indent) // 2, module))
+    above: dict[int, str] = {}
+    importers: dict[str, list[str]] = {}
+    for depth, module in reversed(rows):  # a module is told after those that it imports
+        above[depth] = module
+        importers.setdefault(module, [above[one] for one in range(depth - 1, -1, -1) if one in above])
+    return importers
+
+
+def shorten(chain: list[str]) -> str:
+    """Return the nearest importers of a chain, and the first."""
+    return " < ".join([*chain[:3], *(["..."] if len(chain) > 4 else []), *chain[3:][-1:]])
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows: list[dict[str, Any]] = []
+    for what, code in STEPS.items():
+        rows.append({"imports": what, "CPU s": measure(code), "load": os.getloadavg()[0]})
+        print(rows[-1], flush=True)
+    importers = find_importers("import sentence_transformers")
+    for package in PACKAGES:
+        rows.append({"package": package, "imported by": shorten(importers.get(package, []))})
+    for kind in dict.fromkeys(tuple(row) for row in rows):
+        print_table([row for row in rows if tuple(row) == kind])
+        print()
+    keep("imports", rows)
+
+
+if __name__ == "__main__":
+    main()
