@@ -90,10 +90,18 @@ def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, build, state
     assert ("extra gpu" in found) == (state == "ok")
 
 
-def test_libraries_that_are_open_and_sockets_left_behind(tmp_path):
+def test_libraries_that_are_open_and_sockets_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "SECONDS", 60.0)
     with Library(tmp_path / "mylib") as library, LocalService(library):
         found = examine()["open library"]
         assert (found["state"], found["found"]) == ("ok", f"{tmp_path / 'mylib'}: 0 files, 0 pages")
+    busy = Path(tempfile.mkdtemp(prefix="randslot-")) / "library"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(busy))
+        listener.listen()
+        monkeypatch.setattr(doctor, "SECONDS", 0.1)
+        assert examine()["open library"]["advice"] == "its process is busy, or ends: wait for it"
+    busy.unlink()
     left = Path(tempfile.mkdtemp(prefix="randslot-")) / "library"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(left))

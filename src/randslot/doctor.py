@@ -308,7 +308,9 @@ def _ask_service(path: str) -> Finding:
         with ServedLibrary(path, path) as library:
             library.socket.settimeout(SECONDS)
             status = library.status()
-    except (RandSlotError, OSError):
-        advice = f"a process has ended without removing it: rm -r {os.path.dirname(path)}"
-        return Finding("open library", "missing", f"nobody answers at {path}", advice)
+    except (RandSlotError, OSError) as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            advice = f"a process has ended without removing it: rm -r {os.path.dirname(path)}"
+            return Finding("open library", "missing", f"nobody listens at {path}", advice)
+        return Finding("open library", "missing", f"no answer at {path}", "its process is busy, or ends: wait for it")
     return Finding("open library", "ok", f"{status.folder}: {status.files} files, {status.pages} pages")
