@@ -39,7 +39,6 @@ QUERIES, HITS = 100, 5
 FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
 UPDATE = 500  # points in one update
 READOUTS = ("readout-1", "readout-2", "readout-3", "readout-4")
-CLUSTERS = "clusters"  # vectors that are like those of no model
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,23 @@ class Clusters(Source):
         return normalize(pages + 0.7 * noise)
 
 
+@dataclass(frozen=True)
+class Uniform(Source):
+    """Pages and queries that have nothing in common: the worst case of codes."""
+
+    def chunk(self, number: int) -> Floats:
+        values = np.random.default_rng([6, number]).standard_normal((CHUNK, 4, self.dim), dtype=np.float32)
+        return normalize(values)
+
+    def queries(self) -> Floats:
+        return normalize(np.random.default_rng(5).standard_normal((QUERIES, 4, self.dim), dtype=np.float32))
+
+
+GENERATED = {"clusters": Clusters, "uniform": Uniform}  # vectors that are like those of no model
+
+
 def make_source(arguments: argparse.Namespace) -> Source:
-    kind = Clusters if arguments.like == CLUSTERS else Source
+    kind = GENERATED.get(arguments.like, Source)
     return kind(arguments.folder / f"{arguments.like}.npz", arguments.dim)
 
 
@@ -378,6 +392,41 @@ def find_truth(
 # -- all of them
 
 
+def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the docs show of the rows."""
+    shown = []
+    for row in sorted(rows, key=lambda row: (row["vectors"], row["size"], row["way"], row["ef"], row["pages"])):
+        shown.append(
+            {
+                "vectors": f"{row['vectors']}, {row['size']}",
+                "way": row["way"],
+                "ef": row["ef"] or "",
+                "pages": f"{row['pages']:,}",
+                "CPU ms a search": row["CPU ms"],
+                "recall@5": row["recall@5"],
+                "CPU ms, a tenth of the files": row["CPU ms, a tenth"],
+                "recall@5, a tenth of the files": row["recall@5, a tenth"],
+                "CPU s to build": row["build CPU s"],
+                "MB on disk": row["MB on disk"],
+            }
+        )
+    return shown
+
+
+def fit_exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return by which power of the pages the time of a search grows, where there are several numbers of pages."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["vectors"], row["size"], row["way"], row["ef"]), []).append(row)
+    fitted = []
+    for (vectors, size, way, ef), group in sorted(groups.items()):
+        if len(group) > 1:
+            pages, times = ([np.log(row[name]) for row in group] for name in ("pages", "CPU ms"))
+            exponent = float(np.polyfit(pages, times, 1)[0])
+            fitted.append({"vectors": f"{vectors}, {size}", "way": way, "ef": ef or "", "time grows by": exponent})
+    return fitted
+
+
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["vectors"], row["pages"], row["size"], row["where"], row["way"]
 
@@ -400,7 +449,7 @@ def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--like", default="reports", help="the name of a fit, or clusters")
+    parser.add_argument("--like", default="reports", help="the name of a fit, clusters, or uniform")
     parser.add_argument("--fit", metavar="LIBRARY")
     parser.add_argument("--questions", type=Path, nargs="*", default=[])
     parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000])

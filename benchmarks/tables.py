@@ -9,14 +9,21 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from growth import fit_exponents, summarize
 from scale import make_plan
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("log", "training", "embedded", "library", "web", "export", "scale")
 PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
+# What is shown of rows that are not shown as they are.
+CHOICES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "plan": make_plan,
+    "growth": lambda rows: summarize(rows) + fit_exponents(rows),
+}
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -27,7 +34,7 @@ def make_table(name: str) -> str:
         sys.exit(f"no {file}: run python benchmarks/{name.split('-')[0]}.py")
     record = json.loads(file.read_text(encoding="utf-8"))
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in make_plan(record["rows"]) if name == "plan" else record["rows"]:
+    for row in CHOICES.get(name, list)(record["rows"]):
         kinds.setdefault(tuple(row), []).append(row)
     tables = [
         "".join(f"| {' | '.join(line)} |\n" for line in _lines(list(heads), rows)) for heads, rows in kinds.items()

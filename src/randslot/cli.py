@@ -335,7 +335,9 @@ def evaluate(
 
         if model is None:
             raise UsageError("name a model to evaluate, or --by words")
-        results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+        results = evaluate_model(
+            model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
+        )
     else:
         from .lab.evaluation.search import evaluate_search
 
@@ -420,23 +422,49 @@ def analyse(
 
 @app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Folders of results.")],
+    searches: Annotated[
+        list[str], typer.Argument(help="Folders of results; with --data, models by folder or hub id, and words.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="A set of your own, whose pages models are compared on.")] = None,
+    both: Annotated[bool, typer.Option("--both", help="With --data: also words and vectors of each together.")] = False,
     base: Annotated[
         str | None, typer.Option(help="The run to compare with, by its name or a part of it; else the first found.")
     ] = None,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 42,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="With --data: folder for libraries and figure.")] = (
+        Path("comparison")
+    ),
 ) -> None:
-    """Compare runs task by task, with intervals that tell a gain from noise.
+    """Compare runs task by task, or models on your pages: quality with intervals, bytes a page, and time.
 
     randslot compare results/zero results/random
 
     randslot compare results --base "my-model, zero"
-    """
-    from .lab.analysis.compare import compare_runs
-    from .tables import write_table
 
-    print(write_table(compare_runs(results, base=base, seed=seed), style))
+    randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
+    """
+    from .tables import check_style, write_table
+
+    check_style(style)
+    if data is None:
+        from .lab.analysis.compare import compare_runs
+
+        print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
+        return
+    from .figures import draw_frontier
+    from .lab.analysis.contest import compare_models, find_frontier, make_table
+    from .lab.evaluation.tasks import own_task
+
+    if base is not None:
+        raise UsageError("--base is for folders of results: with --data others are compared with the first one named")
+    task = own_task(data)
+    standings = compare_models(searches, task, output, both=both, trust_remote_code=trust_remote_code, tell=_tell)
+    print(write_table(make_table(standings), style))
+    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in standings}
+    draw_frontier(points, [one.search for one in find_frontier(standings)], output / "compare.svg")
+    print(f"see {output / 'compare.svg'}", file=sys.stderr)
 
 
 @app.command(cls=PlainCommand, rich_help_panel=RESEARCH)
@@ -481,7 +509,7 @@ def profile(
     from rich.console import Console
     from rich.progress import Progress
 
-    from .lab.analysis.profile import Protocol, profile
+    from .lab.analysis.profile import Protocol, measure_waiting, profile
     from .machine import describe_machine
     from .model import load
     from .tables import write_table
@@ -499,6 +527,7 @@ def profile(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         table = profile(loaded, protocol, progress)
     print(write_table(table, style))
+    print(write_table(measure_waiting(loaded, protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)
 
 

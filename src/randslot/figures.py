@@ -68,6 +68,32 @@ def draw_budgets(
     _save(figure, file)
 
 
+def draw_frontier(points: dict[str, tuple[float, float]], frontier: list[str], file: Path) -> None:
+    """Draw searches by what they keep of a page (bytes, on a log scale) and how well they find it (nDCG@5 in percent).
+
+    frontier: names of those that no other beats at the same size or less, joined by steps.
+    """
+    figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    sizes = [points[name][0] for name in frontier] + [2 * max(size for size, _ in points.values())]
+    scores = [points[name][1] for name in frontier]
+    axes.step(
+        sizes, [*scores, scores[-1]], where="post", color=INK, alpha=0.5, label="the best for its bytes", **DOTTED
+    )
+    for number, (name, (size, score)) in enumerate(points.items()):
+        look = _look(number)
+        axes.plot([size], [score], color=look["color"], marker=look["marker"], markersize=8, linestyle="none")
+        axes.annotate(name, (size, score), xytext=(7, 5), textcoords="offset points", fontsize=9)
+    axes.set_xscale("log")
+    least, most = min(size for size, _ in points.values()), max(size for size, _ in points.values())
+    axes.set_xlim(least / 2, 6 * most)  # names stand to the right of their points
+    axes.set_ylim(0, 1.15 * max(score for _, score in points.values()) + 1)
+    axes.set_xlabel("bytes of a page")
+    axes.set_ylabel("nDCG@5 (%)")
+    axes.legend(frameon=False, loc="lower right")
+    _tidy(axes)
+    _save(figure, file)
+
+
 def draw_winners(panels: dict[str, list[list[float]]], file: Path) -> None:
     """Draw the shares (page readouts down, query readouts across) of each run on one scale from 0 to 100 %."""
     figure, row = plt.subplots(

@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
+from qdrant_client.conversions.conversion import RestToGrpc
 from typer.testing import CliRunner
 
 from randslot.cli import app
@@ -24,13 +26,16 @@ from randslot.library.address import Address, read_address
 from randslot.library.library import Library
 from randslot.library.stores import connection as connecting
 from randslot.library.stores.connection import ANSWER_SECONDS, RETRY_SECONDS, WAITS, Connection, connect
-from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, ServerStore, split_pages
+from randslot.library.stores.payload import make_payload
+from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, ServerStore, make_point, split_pages
 from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
 from randslot.library.stores.store import StoredPage, StoreQuery, Where
-from randslot.library.stores.tuning import Tuning
+from randslot.library.texts import make_stored_text
+from randslot.pages.text import PageText
 from randslot.serve.choices import Choice
 from randslot.serve.limits import UploadLimits
 from randslot.serve.service import Service
+from randslot.words.analyzer import get_analyzer
 from support.libraries import visible, write_tiff
 from support.models import noise
 from support.qdrant_server import LIMIT, serving
@@ -143,6 +148,17 @@ def test_requests_stay_below_the_limit(standin):
     connection.close()
 
 
+def test_a_point_is_what_the_client_makes_of_it():
+    text = make_stored_text(PageText("some words", ()), "layer", get_analyzer("english"))
+    (page,) = (replace(page, text=text) for page in random_pages(1))
+    vectors = {
+        "page": page.vectors.astype(np.float16).astype(np.float32).tolist(),
+        "words": models.SparseVector(indices=list(text.terms.numbers), values=list(text.terms.weights)),
+    }
+    wanted = models.PointStruct(id=page.id, vector=vectors, payload=make_payload(page))
+    assert make_point(page) == RestToGrpc.convert_point_struct(wanted)
+
+
 def test_a_page_that_is_a_request_of_its_own():
     large = random_pages(3, 2000, 2048)
     assert [len(some) for some in split_pages(large)] == [1, 1, 1]
@@ -181,19 +197,6 @@ def test_many_queries_with_many_files_are_several_requests(standin, field):
     assert 1500 < standin.largest < 3000
     assert {hit.file in files[:20] for hits in wanted for hit in hits} == {field == "files"}
     assert store.search(queries[:1], 3, Where(frozenset(files), frozenset(files)), exact=True) == [[]]
-    connection.close()
-
-
-def test_a_graph_is_asked_for_once_shards_are_large(standin):
-    assert Tuning().num_edges(999_999) == 0
-    assert Tuning().num_edges(1_000_000) > 0
-    connection = connect(read_address(f"{standin.url}?shards=2"))
-    store = ServerStore(connection, 8, Tuning(graph_from=10))
-    for num, edges, changes in ((19, 0, 0), (20, 16, 1), (21, 16, 1)):
-        store.add(random_pages(num, dim=8))
-        store.optimize()
-        assert standin.settings["papers"].vectors_config.params_map.map["page"].hnsw_config.m == edges
-        assert standin.asked.count("Update") == changes
     connection.close()
 
 

@@ -1,7 +1,7 @@
 """Every store answers as three loops do: the same suite on the reference, on the engine, and on servers.
 
-reference: exact scores in memory, of the benchmarks. local: the server's store on the client's local mode. wire: the
-same over gRPC, to a stand-in. server: a real one, that of RANDSLOT_QDRANT_URL or one that is started here.
+reference: exact scores in memory, of the benchmarks. wire: over gRPC, to a stand-in on the client's local mode. server:
+a real one, that of RANDSLOT_QDRANT_URL or one that is started here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact_store import ExactStore
-from qdrant_client import QdrantClient
 
-from randslot.library.address import Address, read_address
-from randslot.library.stores.connection import Connection, connect
+from randslot.library.address import read_address
+from randslot.library.stores.connection import connect
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.server import ServerStore
 from randslot.library.stores.store import Contents, Store, StoredPage, StoredText, StoreQuery, Where, page_id
@@ -37,7 +36,7 @@ DIM = 32
 FILES = [str(uuid.UUID(int=i)) for i in range(1, 6)]
 
 
-@pytest.fixture(params=["reference", "edge", "local", "wire", "server"])
+@pytest.fixture(params=["reference", "edge", "wire", "server"])
 def store(request, tmp_path):
     server = request.getfixturevalue("node") if request.param == "server" else ""
     with make_store(request.param, tmp_path, server=server) as made:
@@ -51,8 +50,6 @@ def make_store(kind: str, folder: Path, dim: int | None = DIM, server: str = "")
         yield ExactStore(DIM)
     elif kind == "edge":
         yield EdgeStore(folder / "pages", dim)
-    elif kind == "local":
-        yield ServerStore(Connection([QdrantClient(":memory:")], Address("localhost", "pages")), dim)
     elif kind == "wire":
         with serving() as (_, port):
             yield from on_server(f"qdrant://127.0.0.1:{port}", dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
@@ -300,3 +301,24 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(family):
             assert torch.equal(x, y)
             random_at_start = (x.ndim > 1 or name.endswith("A_log")) and "lora_B" not in name
             assert torch.equal(x, z) != random_at_start
+
+
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|endoftext|>"])
+def test_special_tokens_in_queries_of_strangers_are_plain_text(qwen_family, token):
+    """In what a library and a service ask; plain `encode_query` takes them for what they name, as the paper's code."""
+    model = make(qwen_family)
+    query = f"sales {token} of wool"
+    special = model.encoder.tokenizer.convert_tokens_to_ids(token)
+    named = model.encoder.preprocess([query], task="query")["input_ids"]
+    assert (named == special).sum() == 1
+    model.encoder.plain_queries = True
+    plain = model.encoder.preprocess([query, "tax"], task="query")
+    assert not ((plain["input_ids"] == special) & plain["attention_mask"].bool()).any()
+    model.encoder.plain_queries = False
+    (asked,) = model.embed_queries([query])
+    (direct,) = model.encode_query([query])
+    assert not np.allclose(asked, direct.numpy(), atol=1e-3)
+    assert np.allclose(model.embed_queries(["tax"])[0], model.encode_query(["tax"])[0].numpy(), atol=1e-6)
+    assert not model.encoder.plain_queries
+    model.plain_queries = False
+    assert np.allclose(model.embed_queries([query])[0], direct.numpy(), atol=1e-6)

@@ -86,19 +86,17 @@ def test_inputs_of_every_kind(url, tmp_path):
 def test_a_page_is_sent_in_the_size_that_the_model_reads(vision_family, size):
     """The server's image processor finds nothing to resize, so its library does not matter."""
     encoder = make(vision_family).encoder
-    limits = encoder.vision_family.image_limits(encoder.processors, encoder.settings.visual_tokens)
+    limits = encoder.family.image_limits(encoder.processors, encoder.settings.visual_tokens)
     page = noise(*size)
-    fitted, num = encoder.vision_family.fit_page(page, **limits)
+    fitted, num = encoder.family.fit_page(page, **limits)
     once, twice = (
-        encoder.vision_family.preprocess_pages(encoder.processors, [image], encoder.settings.visual_tokens)
+        encoder.family.preprocess_pages(encoder.processors, [image], encoder.settings.visual_tokens)
         for image in (page, fitted)
     )
     assert torch.equal(once["pixel_values"], twice["pixel_values"])
-    prompt = len(
-        encoder.tokenizer(encoder.vision_family.page_prompt.replace(encoder.vision_family.image_token, ""))["input_ids"]
-    )
+    prompt = len(encoder.tokenizer(encoder.family.page_prompt.replace(encoder.family.image_token, ""))["input_ids"])
     assert num == once["input_ids"].shape[1] - prompt
-    assert encoder.vision_family.fit_page(fitted, **limits) == (fitted, num)
+    assert encoder.family.fit_page(fitted, **limits) == (fitted, num)
 
 
 def test_the_client_in_serving_md_works(url, embedded, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from randslot.training.reading_loss import ReadingEvaluator, ReadingLoss, write_
 from randslot.training.recipe import make_recipe
 from randslot.training.train import Run
 from randslot.training.watch import read_losses
-from support.models import FAMILIES, make, own_inputs
+from support.models import VISION_FAMILIES, make, own_inputs
 from support.pairs import WORDS, draw_page, small
 
 TEXTS = ["tax 12", "Größe\nder Flotte", "a"]
@@ -32,7 +32,7 @@ def slow_loss(model, text, page) -> tuple[torch.Tensor, int]:
     return F.cross_entropy(logits, torch.tensor(ids), reduction="sum"), len(ids)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_the_loss_is_the_next_token_loss_of_the_plain_backbone(family, pages):
     model = make(family)
     features = [model.encoder.preprocess(TEXTS, task="query"), model.encoder.preprocess(pages, task="document")]

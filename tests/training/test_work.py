@@ -171,3 +171,27 @@ def test_a_run_switches_checkpointing_on_without_the_hooks(data, tmp_path):
     assert not trainer.args.gradient_checkpointing
     embeddings = [backbone.get_input_embeddings(), backbone.visual.patch_embed]
     assert not any(module._forward_hooks for module in embeddings)
+
+
+def test_the_papers_loop_gives_the_vectors_of_one_pass_without_dropout(family, strategy):
+    """With dropout it draws anew for every readout, which one pass cannot: that is what it is for."""
+    model = make(family, slots=strategy, lora=LORA).train()
+    model.encoder.slots.eval()
+    features = model.preprocess(QUERIES, task="query")
+    expected = model(features)["token_embeddings"]
+    counts = count(model)
+    model.encoder.loops = True
+    found = model(features)["token_embeddings"]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    if strategy != "feedback":
+        assert [columns for _, columns in counts.positions] == [13, 14, 15, 16]
+    model.eval()
+    counts.positions.clear()
+    model(features)
+    assert len(counts.positions) == (4 if strategy == "feedback" else 1)
+
+
+def test_a_recipe_can_ask_for_the_papers_loop(data, tmp_path):
+    run = Run(make_recipe(small(data, tmp_path / "run", execution="loop")), resume=False)
+    assert run.make_model().encoder.loops
+    assert not Run(make_recipe(small(data, tmp_path / "run")), resume=False).make_model().encoder.loops

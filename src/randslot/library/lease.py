@@ -166,8 +166,6 @@ class WriteLease:
             if mine is None or (mine != new and not self.names.rename(str(mine), str(new))):
                 return False
         self.held, self.safe_until = new, start + SAFE * self.seconds
-        with suppress(RandSlotError):  # only for messages, and for versions that know no names
-            self._say_who(new.token, new.until)
         return True
 
     def _take(self) -> None:
@@ -186,6 +184,7 @@ class WriteLease:
             mine, self.held = self.held, None
             self.names.drop(str(mine))
             raise BusyError(self._busy(rivals))
+        self._say_who()
 
     def _list(self) -> list[Held]:
         read = [read_name(name) for name in self.names.list()]
@@ -222,9 +221,14 @@ class WriteLease:
             return False
         return False
 
-    def _say_who(self, token: str, until: float) -> None:
-        record = {"kind": "turn", **self.owner, "token": token, "until": until}  # the name that servers have stored
-        self.records.put({self.id: record})
+    def _say_who(self) -> None:
+        """Write down who holds the lease: only for messages, and for versions that know no names."""
+        held = self.held
+        if held is None:
+            return
+        record = {"kind": "turn", **self.owner, "token": held.token, "until": held.until}  # a name that servers have
+        with suppress(RandSlotError):
+            self.records.put({self.id: record})
 
     def _give_back(self) -> None:
         with self._lock:
@@ -233,8 +237,10 @@ class WriteLease:
             self.ended.add(self.held.token)
             try:
                 with suppress(RandSlotError):  # it will expire by itself
-                    self.names.rename(str(self.held), str(Held(self.held.number, 0.0, self.held.token)))
-                    self._say_who(self.held.token, 0.0)
+                    free = Held(self.held.number, 0.0, self.held.token)
+                    if self.names.rename(str(self.held), str(free)):
+                        self.held = free
+                        self._say_who()
             finally:
                 self.held = None
 
@@ -242,6 +248,7 @@ class WriteLease:
         while not over.wait(self.seconds / 6):
             with suppress(RandSlotError):  # a server that is away for a moment: tried again until the lease expires
                 self.renew()
+                self._say_who()
 
 
 def _lost(library: str) -> str:

@@ -53,6 +53,7 @@ class SlotEncoder(InputModule):
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
         self.settings = settings
         self.slots = self._make_strategy(settings.slots)
+        self.plain_queries = False  # special tokens in queries are plain text
         self.loops = False  # in training run every prefix anew, as the paper does, each with dropout of its own
         self.recall: Callable[[Tensor], Seen] | None = None  # what was seen of known pages, by their numbers
         self.use(inference=settings.inference)
@@ -95,7 +96,7 @@ class SlotEncoder(InputModule):
     @property
     def processors(self) -> Processors:
         """Tokenizer and image processor as they are now: sentence-transformers lets people replace the tokenizer."""
-        return Processors(self.tokenizer, self.image_processor, self.template)
+        return Processors(self.tokenizer, self.image_processor, self.template, self.plain_queries)
 
     @property
     def preprocessor(self) -> Preprocessor:

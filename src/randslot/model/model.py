@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.util import batch_to_device
+from torch import Tensor
 
 from ..errors import UsageError
+from .ahead import cut_by_positions
 from .encoder import SlotEncoder
 from .families.family import Backbone, Family
-from .preprocessing import Preprocessor
+from .preprocessing import PreparedPage, Preprocessor
 from .reader import Identity, Reads, Side, Vectors
 from .settings import Settings
 
@@ -25,6 +29,10 @@ class RandSlotModel(MultiVectorEncoder):
 
     It is a `PageReader`: a library can be made with it. A remote model is one too, on a module of its own.
     """
+
+    # Whether special tokens in the queries of `embed_queries`, which a library or a service asks for strangers, are
+    # plain text. `encode_query` takes them for what they name, as the paper's code does.
+    plain_queries = True
 
     @property
     def encoder(self) -> SlotEncoder:
@@ -108,13 +116,40 @@ class RandSlotModel(MultiVectorEncoder):
             if self.num_vectors("query") is None:
                 raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
             self.use(query_vectors=num_vectors)
+        self.encoder.plain_queries = self.plain_queries
         try:
             return _to_numpy(self.encode_query(list(queries)))
         finally:
             self.use(query_vectors=own)
+            self.encoder.plain_queries = False
 
-    def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
-        return _to_numpy(self.encode_document(list(pages), batch_size=len(pages))) if pages else []
+    def embed_pages(self, pages: Sequence[Image.Image | str | PreparedPage]) -> list[Vectors]:
+        if not pages:
+            return []
+        prepared = [page for page in pages if isinstance(page, PreparedPage)]
+        if len(prepared) == len(pages):
+            return _to_numpy(self.encode_prepared(prepared, len(pages)))
+        return _to_numpy(self.encode_document(list(pages), batch_size=len(pages)))
+
+    def prepare_page(self, page: Image.Image | str) -> Image.Image | str | PreparedPage:
+        """Return a page with all done that needs no model, where there is a model here. It may be called in threads."""
+        return self.preprocessor.prepare_page(page) if isinstance(self.encoder, SlotEncoder) else page
+
+    def encode_prepared(self, pages: Sequence[PreparedPage], batch: int) -> list[Tensor]:
+        """Return the vectors (K, D) of each page, in their order, computing as much at once as `batch` largest ones."""
+        self.eval()
+        preprocessor = self.preprocessor
+        lengths = [page.features["input_ids"].shape[1] for page in pages]
+        most = max(batch * preprocessor.num_tokens, max(lengths))
+        found: dict[int, Tensor] = {}
+        for numbers in cut_by_positions(lengths, most):
+            features = preprocessor.join_pages([pages[number] for number in numbers])
+            with torch.inference_mode():
+                output = self(batch_to_device(features, self.device), task="document")
+            for row, number in enumerate(numbers):
+                mask = output["attention_mask"][row].bool()
+                found[number] = output["token_embeddings"][row][mask]
+        return [found[number] for number in range(len(pages))]
 
     # -- mteb, which takes a model in memory for a text model unless it says otherwise
 

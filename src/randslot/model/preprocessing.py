@@ -20,6 +20,17 @@ from .reader import Side
 
 
 @dataclass(frozen=True)
+class PreparedPage:
+    """A page with all done that needs no model.
+
+    share: its positions, as a share of the most that a page may take; with its prompt it may be a little above one.
+    """
+
+    features: dict[str, Any]
+    share: float
+
+
+@dataclass(frozen=True)
 class Preprocessor:
     """Turns queries and pages into left-padded features.
 
@@ -49,6 +60,17 @@ class Preprocessor:
                 features[name] = value.to(self.dtype)
         return {**features, "keys": _hash_contents(contents), "side": side}
 
+    def prepare_page(self, page: Any) -> PreparedPage:
+        """Do all that is done to a page before the model."""
+        features = self([page], task="document")
+        return PreparedPage(features, features["input_ids"].shape[1] / self.num_tokens)
+
+    def join_pages(self, pages: Sequence[PreparedPage]) -> dict[str, Any]:
+        """Return the features of several pages, as if they had been preprocessed together."""
+        parts = [page.features for page in pages]
+        joined = self.family.join_pages(self.processors, [_only_tensors(part) for part in parts])
+        return {**joined, "side": parts[0]["side"]}
+
     def _preprocess_queries(self, queries: list[str], prompt: str) -> Features:
         """A prompt is the instruction of the template, or stands before each query if the template has none."""
         if not self.processors.template.instruction:
@@ -59,6 +81,10 @@ class Preprocessor:
     def open_page(self, page: Any) -> Any:
         """Open a page as the family takes it."""
         return self.family.open_page(self.processors, page, self.num_tokens)
+
+
+def _only_tensors(features: dict[str, Any]) -> Features:
+    return {name: value for name, value in features.items() if isinstance(value, Tensor)}
 
 
 def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:

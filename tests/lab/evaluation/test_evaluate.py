@@ -152,10 +152,17 @@ def test_the_command_on_native_v3_and_on_a_set_of_ones_own(tmp_path):
     result = json.loads(file.read_text())
     assert len(result["subsets"]) == 6
     assert result["subsets"]["english"]["ndcg@5"] > 0.6
+    # Trained with random slots: the paper's tables have it with zeros in their place, and with them.
+    assert list((tmp_path / "results" / "embedded").glob("random-q4-p4-seed42-*/ViDoRe(v3)-HR.json"))
+    assert [line for line in answer.output.splitlines() if line.startswith("with ")] == [
+        "with zero slots:",
+        "with random slots:",
+    ]
     write_set(tmp_path / "own", 5, split="test", seed=3)
     answer = CliRunner().invoke(app, ["evaluate", "embedded", "--data", str(tmp_path / "own"), *common])
     assert answer.exit_code == 0, answer.output
     assert "own: nDCG@5" in answer.output
+    assert "with random slots" not in answer.output
     answer = CliRunner().invoke(app, ["report", str(tmp_path / "results")])
     assert answer.exit_code == 0, answer.output
     assert "| embedded, zero | 4/4 | yours |" in answer.output

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from rich.progress import Progress
 from torch import Tensor
 
 from ...errors import UsageError
+from ...model.ahead import Ahead, in_groups
 from ...model.model import RandSlotModel
 from ...model.reader import Side
 from ...model.readout import read_once, read_stepwise
 from ...model.slots import STRATEGIES, Sequential, Strategy
+from ...pages import open_page
 from ...tables import Cell, Table
 
 WORDS = ("net sales by region", "deferred tax", "how did output change?", "staff costs in the third quarter")
@@ -99,6 +102,46 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
         f"visual tokens, one at a time, {protocol.samples} samples"
     )
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
+
+
+def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) -> Table:
+    """Encode page images as `evaluate` and `index` do, others being made ready meanwhile; say how long the model waits.
+
+    The first pages, for which everything waits, do not count. The time of making ready is that of one thread alone.
+    """
+    with _encoding(model, protocol):
+        files = _make_files(model, protocol.warmup * batch + protocol.samples)
+
+        def prepare(file: bytes) -> Any:
+            return model.prepare_page(open_page(file, model.page_pixels))
+
+        started = time.perf_counter()
+        for file in files[: protocol.warmup]:
+            prepare(file)
+        alone = (time.perf_counter() - started) / max(protocol.warmup, 1)
+        ahead = Ahead(prepare, files, depth=4 * batch)
+        for number, group in enumerate(in_groups(ahead, batch), 1):
+            model.embed_pages([page for _, page in group])
+            _wait()
+            if number == protocol.warmup:
+                started, ahead.waited = time.perf_counter(), 0.0
+        seconds = time.perf_counter() - started
+    row: list[Cell] = [protocol.samples / seconds, 1000 * alone, f"{ahead.waited / seconds:.1%}"]
+    size = f"{protocol.rows} x {protocol.columns}"
+    title = f"Page images of {size} merged visual tokens, made ready in {ahead.threads} threads"
+    return Table(title, ["pages/s", "ms to make one ready", "the model waits"], [row], digits=2)
+
+
+def _make_files(model: RandSlotModel, num: int) -> list[bytes]:
+    """Make page images as scanners do: larger than what the model looks at, and compressed."""
+    width = round((2 * model.page_pixels * 2 / 3) ** 0.5)
+    files = []
+    for number in range(num):
+        image = Image.effect_noise((width, width * 3 // 2), 40 + number).convert("RGB")
+        file = BytesIO()
+        image.save(file, "JPEG", quality=85)
+        files.append(file.getvalue())
+    return files
 
 
 def _advance(progress: Progress | None, bar: object) -> None:

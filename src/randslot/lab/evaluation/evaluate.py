@@ -6,8 +6,7 @@ Shapes: Q queries, P pages.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from ...errors import RandSlotError, UsageError
+from ...model.ahead import Ahead, in_groups
 from ...model.embedding_model import EmbeddingModel
 from ...model.model import RandSlotModel
+from ...model.preprocessing import PreparedPage
 from ...model.reader import SIDES, Side
-from ...model.remote_model import open_model
+from ...model.remote_model import is_url, open_model
 from ...pages import NoTextError, open_page, read_page_text
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
+from .published import TASKS
 from .result import CUTS, Result, SubsetResult, average_queries, name_file
 from .tasks import Pages, Subset, Task
 from .vectors import VectorCache, batches, content_key, open_cache
 
 Caches = dict[Side, VectorCache]
+GROUP = 2  # batches that are gathered, so that pages of one length come together
 
 
 @dataclass(frozen=True)
@@ -119,14 +122,14 @@ class Evaluation:
         """
         keys = [pages.key(i) for i in range(len(pages.ids))]
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
-        with self._progress() as progress, ThreadPoolExecutor(2) as pool:
+        with self._progress() as progress:
             bar = progress.add_task(what, total=len(missing), speed="")
-            opened = _ahead(pool, batches(missing, self.batch), lambda batch: self._open(pages, batch))
+            opened = Ahead(lambda i: self._open(pages, i), missing, depth=2 * GROUP * self.batch)
             try:
-                for batch, found in opened:
-                    vectors = self.model.encode_document(list(found.values()), batch_size=len(batch)) if found else []
-                    cache.add([keys[i] for i in found], vectors)
-                    self._advance(progress, bar, len(batch))
+                for group in in_groups(opened, GROUP * self.batch):
+                    found = {i: page for i, page in group if page is not None}
+                    cache.add([keys[i] for i in found], self._encode(list(found.values())))
+                    self._advance(progress, bar, len(group))
             finally:
                 cache.flush()  # also when it is stopped, or a page is broken
         readable = [i for i, key in enumerate(keys) if key in cache]
@@ -134,19 +137,26 @@ class Evaluation:
             raise RandSlotError(f"{what}: no page has text, and {self.name} reads text")
         return [pages.ids[i] for i in readable], [keys[i] for i in readable]
 
-    def _open(self, pages: Pages, batch: list[int]) -> dict[int, Any]:
-        """Open some pages as the model reads them, but for those without text that it needs; by their numbers."""
-        reads, pixels = self.model.reads, self.model.page_pixels
-        found: dict[int, Any] = {}
-        for i in batch:
-            page = pages.open(i)
-            try:
-                found[i] = read_page_text(page) if reads == "text" else open_page(page, pixels)
-            except NoTextError:
-                continue
-            except RandSlotError as error:
-                raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
-        return found
+    def _open(self, pages: Pages, i: int) -> Any:
+        """Open a page as the model reads it, with all done that needs no model; None if it lacks the text for it."""
+        page = pages.open(i)
+        try:
+            if self.model.reads == "text":
+                return read_page_text(page)
+            image = open_page(page, self.model.page_pixels)
+        except NoTextError:
+            return None
+        except RandSlotError as error:
+            raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
+        return self.model.prepare_page(image) if isinstance(self.model, RandSlotModel) else image
+
+    def _encode(self, pages: list[Any]) -> list[Tensor]:
+        """Return the vectors of opened pages, in their order."""
+        if not pages:
+            return []
+        if isinstance(self.model, RandSlotModel) and isinstance(pages[0], PreparedPage):
+            return self.model.encode_prepared(pages, self.batch)
+        return list(self.model.encode_document(pages, batch_size=self.batch))
 
     def _progress(self) -> Progress:
         speed = TextColumn("{task.fields[speed]}")
@@ -160,19 +170,6 @@ class Evaluation:
         progress.update(bar, speed=f"{speed:.1f} pages/s" if speed else "")
 
 
-def _ahead(
-    pool: ThreadPoolExecutor, work: Iterator[list[int]], do: Any, depth: int = 2
-) -> Iterator[tuple[list[int], Any]]:
-    """Yield each piece of work with its result, while the next ones are done in other threads."""
-    waiting = [(piece, pool.submit(do, piece)) for _, piece in zip(range(depth), work, strict=False)]
-    while waiting:
-        piece, result = waiting.pop(0)
-        for following in work:
-            waiting.append((following, pool.submit(do, following)))
-            break
-        yield piece, result.result()
-
-
 def evaluate_model(
     model: str,
     tasks: Sequence[Task],
@@ -182,11 +179,13 @@ def evaluate_model(
     name: str | None = None,
     cache: Path | None = None,
     batch: int = 8,
+    as_published: bool = False,
 ) -> list[Result]:
     """Open a model by its folder, id or address, and evaluate it.
 
     settings: other ones than the model's own, where they are not None. name: what it is called in tables. cache: where
-    vectors go; by default beside the results.
+    vectors go; by default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that
+    was trained with random slots twice, as they have it: with zeros in their place (RS-Z), and with them (RS-R).
 
     Errors: UsageError if nothing can be written into the folder for results.
     """
@@ -195,4 +194,12 @@ def evaluate_model(
     except OSError as error:
         raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
     opened = open_model(model, **settings)
-    return Evaluation(opened, name or model, output, cache or output / "vectors", batch).run(tasks)
+    evaluation = Evaluation(opened, name or model, output, cache or output / "vectors", batch)
+    results = evaluation.run(tasks)
+    published = [task for task in tasks if task.benchmark in TASKS]
+    if not as_published or not published or settings.get("inference") is not None:
+        return results
+    if isinstance(opened, RandSlotModel) and not is_url(model) and opened.settings.inference != opened.settings.slots:
+        opened.use(inference=opened.settings.slots)
+        results += evaluation.run(published)
+    return results

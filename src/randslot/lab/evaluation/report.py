@@ -47,6 +47,16 @@ def make_report(folder: Path, style: str = "md") -> str:
 
 def list_means(results: Sequence[Result]) -> list[str]:
     """Return lines with the scores of each task, and of its subsets, and the mean of each benchmark."""
+    labels = list(dict.fromkeys(result.label for result in results))
+    lines = []
+    for label in labels:
+        if len(labels) > 1:
+            lines.append(f"with {label} slots:")
+        lines += _list_means([result for result in results if result.label == label])
+    return lines
+
+
+def _list_means(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         if len(result.subsets) > 1:

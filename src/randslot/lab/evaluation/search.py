@@ -41,16 +41,10 @@ def evaluate_search(
     pages = task.source.folder.resolve() / "pages"
     key = blake2b(f"{pages} {model}".encode(), digest_size=8).hexdigest()
     with Library(output / LIBRARIES / f"{task.name}-{key}", model) as library:
-        tell(f"indexing {pages}")
-        summary = library.add(pages)
-        if summary.without_text and find_engine():
-            tell(f"reading {summary.without_text} pages by OCR")
-            library.read_words(ocr="missing")
+        fill_library(library, pages, tell)
         status = library.status()
-        subsets = {subset.name: _ask(library, subset, by, pages) for subset in task.subsets()}
+        subsets = {subset.name: ask_library(library, subset, by, pages) for subset in task.subsets()}
         binding = library.binding
-    for source, reason in summary.failed.items():
-        logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
     label = f"by {by}"
     file = name_file(output, name or model or WORDS, label, f"{task.benchmark}-{task.name}")
     return task.keep_result(
@@ -64,7 +58,19 @@ def evaluate_search(
     )
 
 
-def _ask(library: Library, subset: Subset, by: By, folder: Path) -> SubsetResult:
+def fill_library(library: Library, pages: Path, tell: Callable[[str], None]) -> None:
+    """Bring a library up to date with the pages of a set, scans included if there is an OCR engine."""
+    tell(f"indexing {pages}")
+    summary = library.add(pages)
+    if summary.without_text and find_engine():
+        tell(f"reading {summary.without_text} pages by OCR")
+        library.read_words(ocr="missing")
+    for source, reason in summary.failed.items():
+        logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
+
+
+def ask_library(library: Library, subset: Subset, by: By, folder: Path) -> SubsetResult:
+    """Ask the queries of a subset, and return how well the pages that count were found."""
     found = library.search_all(list(subset.queries.values()), max(CUTS), by=by)
     each: dict[int, list[float]] = {cut: [] for cut in CUTS}
     for id, hits in zip(subset.queries, found, strict=True):

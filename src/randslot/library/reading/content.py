@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-
-from PIL import Image
+from typing import Any
 
 from ...errors import RandSlotError
 from ...model.reader import Reads
@@ -20,7 +19,7 @@ class Content:
     hash: of what the model takes; a page with the same hash has the same vectors. Without a model, of the text.
     """
 
-    page: Image.Image | str | None
+    page: Any  # an image or a text, or what a model has made of it
     text: PageText
     hash: str
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+
+from PIL import Image
 
 from ...errors import RandSlotError
 from ...model.reader import PageReader
@@ -20,7 +23,7 @@ class LocalReader:
     def __init__(self, renderers: Renderers, load_model: Callable[[], PageReader | None], batch: int) -> None:
         """load_model: called when the first page is wanted; without a model pages have text and no vectors.
 
-        batch: pages that are encoded at once.
+        batch: pages of the largest size that are encoded at once; of smaller ones more.
         """
         self.renderers, self.load_model, self.batch = renderers, load_model, batch
 
@@ -28,6 +31,7 @@ class LocalReader:
         model = self.load_model()
         failed: set[str] = set()  # files with a page that cannot be opened
         waiting: list[tuple[Place, Content]] = []
+        size = 0.0
         for (pages, number), future in self._open_ahead(wanted, model, failed):
             if pages.file in failed:
                 continue
@@ -35,12 +39,14 @@ class LocalReader:
             if error:
                 failed.add(pages.file)
                 waiting = [item for item in waiting if item[0][0].file not in failed]
+                size = sum(_size(content) for _, content in waiting)
                 yield [ReadPage(pages.file, number, error=error)]
                 continue
             waiting.append(((pages, number), future.result()))
-            if len(waiting) == self.batch:
+            size += _size(waiting[-1][1])
+            if size >= self.batch:
                 yield _encode(model, waiting)
-                waiting = []
+                waiting, size = [], 0.0
         if waiting:
             yield _encode(model, waiting)
 
@@ -49,12 +55,16 @@ class LocalReader:
     ) -> Iterator[tuple[Place, Future[Content]]]:
         """Open pages in order, some ahead of the one that is used; those of failed files are passed over."""
         reads, pixels = (model.reads, model.page_pixels) if model else (None, 0)
+        prepare = getattr(model, "prepare_page", None)  # what needs no model is done here, while it encodes other pages
 
         def open_page(place: Place) -> Content:
             pages, number = place
             if pages.file in failed:
                 raise RandSlotError("another page of the file cannot be opened")
-            return read_content(self.renderers, reads, pixels, pages.source, number)
+            content = read_content(self.renderers, reads, pixels, pages.source, number)
+            if prepare is None or not isinstance(content.page, Image.Image) or content.hash in pages.known:
+                return content
+            return replace(content, page=prepare(content.page))
 
         def places() -> Iterator[Place]:
             for pages in wanted:
@@ -66,6 +76,11 @@ class LocalReader:
         return self.renderers.ahead(open_page, places(), depth)
 
 
+def _size(content: Content) -> float:
+    """Return how much there is to compute of a page: one for the largest, but at least an eighth."""
+    return max(min(getattr(content.page, "share", 1.0), 1.0), 0.125)
+
+
 def _error(future: Future[Content]) -> str:
     """Return why a page could not be opened; an error that is not the page's fault is raised."""
     error = future.exception()
@@ -75,7 +90,7 @@ def _error(future: Future[Content]) -> str:
 
 
 def _encode(model: PageReader | None, opened: list[tuple[Place, Content]]) -> list[ReadPage]:
-    """Encode the pages whose hash is not known, all in one batch."""
+    """Encode the pages whose hash is not known, all together."""
     new = []
     for (pages, _), content in opened:
         if content.page is not None and content.hash not in pages.known:

@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ...errors import RandSlotError, first_line
-from ...model.reader import Identity, PageReader
+from ...model.ahead import Ahead, in_groups
+from ...model.reader import Identity, PageReader, Vectors
 from ..binding import load_bound
 from .ray_tasks import open_pages
 from .reader import ReadPage, WantedPages
 from .text_json import parse_text
 
 PAGES_A_ROW = 8  # of one file that a task opens one after the other
+BATCHES_A_CALL = 4  # that an actor gets, so that it can make pages ready while it encodes others
 REACH_SECONDS = 10.0  # that a cluster has to answer in
 MOST_BLOCKS = 10_000  # pieces that the work is cut into
 Batch = dict[str, NDArray[Any]]
@@ -90,8 +92,8 @@ class RayReader:
         pages = ray.data.from_items(rows, override_num_blocks=blocks).flat_map(open_pages)
         return pages.map_batches(
             Encode,
-            fn_constructor_args=(self.identity, self.library, self.trust_remote_code),
-            batch_size=self.batch,
+            fn_constructor_args=(self.identity, self.library, self.trust_remote_code, self.batch),
+            batch_size=BATCHES_A_CALL * self.batch,
             batch_format="numpy",
             **_places(ray.cluster_resources()),
         )
@@ -150,19 +152,29 @@ def _places(resources: dict[str, float]) -> dict[str, Any]:
 class Encode:
     """An actor: loads the model of the library once, then encodes pages."""
 
-    def __init__(self, identity: Identity, library: str, trust_remote_code: bool) -> None:
+    def __init__(self, identity: Identity, library: str, trust_remote_code: bool, size: int) -> None:
+        """size: pages that are encoded at once."""
         self.model = load_bound(identity, None, library, trust_remote_code=trust_remote_code)
+        self.size = size
 
     def __call__(self, batch: Batch) -> Batch:
         pages = [_unpack(batch, i) for i in range(len(batch["file"]))]
         new = [page for page in pages if page is not None]
-        encoded = iter(self.model.embed_pages(new) if new else [])
+        encoded = iter(self._encode(new))
         vectors = []
         for page in pages:
             vectors.append(b"" if page is None else next(encoded).astype(np.float16).tobytes())
         cut = [isinstance(page, str) and self.model.is_cut(page) for page in pages]
         kept = {name: batch[name] for name in ENCODED if name not in ("vectors", "cut")}
         return {**kept, "vectors": np.array(vectors, dtype=object), "cut": np.array(cut)}
+
+    def _encode(self, pages: list[Any]) -> list[Vectors]:
+        """Encode pages, some at a time, while others are made ready in threads."""
+        prepare = getattr(self.model, "prepare_page", None) or (lambda page: page)
+        vectors: list[Vectors] = []
+        for group in in_groups(Ahead(prepare, pages, depth=2 * self.size), self.size):
+            vectors += self.model.embed_pages([page for _, page in group])
+        return vectors
 
 
 def _unpack(batch: Batch, i: int) -> Image.Image | str | None:

@@ -11,6 +11,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Event, local
 from typing import Any, TypeVar
 
@@ -99,19 +100,29 @@ class Connection:
         """Call a method that changes something, and return when it is safe on the server."""
         return self._ask(method, {"wait": True, **arguments}, self.check_write)
 
+    def upsert(self, request: messages.UpsertPoints) -> None:
+        """Store points that are messages already: the client takes longer to make them from its own models."""
+
+        def send(client: Any) -> None:
+            client.grpc_points.Upsert(request, timeout=ANSWER_SECONDS)
+
+        self._call(send, self.check_write)
+
     def _ask(self, method: str, arguments: Mapping[str, Any], check: Callable[[], None]) -> Any:
-        """check: called each time before the request is sent."""
+        return self._call(lambda client: getattr(client, method)(**arguments), check)
+
+    def _call(self, send: Callable[[Any], Any], check: Callable[[], None]) -> Any:
+        """send: to a node, by its client. check: called each time before."""
         start = time.monotonic()
         waits = iter(self.waits)
         if self.away.is_set() and not self._is_back():
             waits = iter(())
         left = len(self.clients)  # nodes to ask before the next wait
         while True:
-            number = self.current
+            number = self._catch_up()
             try:
-                self._catch_up(number)
                 check()
-                answer = getattr(self.clients[number], method)(**arguments)
+                answer = send(self.clients[number])
             except ERRORS as error:
                 if not _is_passing(error):
                     raise _make_error(self.address, error) from error
@@ -128,6 +139,7 @@ class Connection:
                     self.away.set()
                     raise BusyError(f"{self.address}: {_reason(error)}") from error
             else:
+                self.here.answered = number
                 self.away.clear()
                 self.noted = False
                 return answer
@@ -137,23 +149,30 @@ class Connection:
 
         Afterwards the node that was asked knows all that happened before. Errors: NotFoundError.
         """
+        with self._no_catching_up():
+            self.ask("update_collection_aliases", change_aliases_operations=list(changes), timeout=AGREE_SECONDS)
+            self.fresh = [number == self.here.answered for number in range(len(self.clients))]
+
+    def _catch_up(self) -> int:
+        """Return the node to ask; if this process writes, one that failed has to know first what happened."""
+        number = self.current
+        while not self.fresh[number] and not getattr(self.here, "catching_up", False):
+            with self._no_catching_up():
+                self.catch_up()
+            if self.current == number:
+                self.fresh[number] = True
+            number = self.current  # another one, if it failed just now
+        return number
+
+    @contextmanager
+    def _no_catching_up(self) -> Iterator[None]:
+        """A block in which requests of this thread are those by which a node catches up."""
+        before = getattr(self.here, "catching_up", False)
         self.here.catching_up = True
         try:
-            self.ask("update_collection_aliases", change_aliases_operations=list(changes), timeout=AGREE_SECONDS)
-            self.fresh[self.current] = True
+            yield
         finally:
-            self.here.catching_up = False
-
-    def _catch_up(self, number: int) -> None:
-        """Have a node that was away, or was not asked before, know all that happened; only a writer needs that."""
-        if self.fresh[number] or getattr(self.here, "catching_up", False):
-            return
-        self.fresh[number] = True
-        try:
-            self.catch_up()
-        except BaseException:
-            self.fresh[number] = False
-            raise
+            self.here.catching_up = before
 
     def _leave(self, number: int) -> None:
         """Go on with the next node, unless another thread has done so."""

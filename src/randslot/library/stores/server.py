@@ -11,7 +11,9 @@ from heapq import nlargest
 from typing import Any, TypeVar
 
 import numpy as np
+from qdrant_client import grpc as messages
 from qdrant_client import models
+from qdrant_client.conversions.conversion import payload_to_grpc
 
 from ...errors import BusyError, RandSlotError, UsageError
 from ...words.terms import Terms
@@ -19,7 +21,7 @@ from ..address import SETTINGS
 from ..records import is_id
 from .connection import Connection, any_of, chunks, equal
 from .payload import PART, PLACE, make_changes, make_payload, read_page
-from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Where, read_split
+from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Vectors, Where, read_split
 from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
 
 T = TypeVar("T")
@@ -28,6 +30,7 @@ READ_POINTS = 64  # in one answer, with vectors
 ID_BYTES = 40  # of an id in a filter
 FLOAT_BYTES = 4  # of a number in a request
 TERM_BYTES = 8  # of a term in a request
+DATA_TAG = 10  # of the numbers of a vector, in the protocol
 LARGEST_REQUEST = 32 * 2**20  # bytes, the server's own limit
 POINT_BYTES = 256  # of a point or query in a request, beside its vectors and ids
 
@@ -84,7 +87,7 @@ class ServerStore:
                 raise UsageError(f"{self.address} has {name}={now}, which was chosen when it was made, not {wanted}")
 
     def _make(self, dim: int | None) -> None:
-        """Make the collection: half precision on disk, codes of large vectors in memory, no graph yet."""
+        """Make the collection: half precision on disk, codes of large vectors in memory, no graph (see docs/log.md)."""
         self.connection.make(
             self.name,
             {"file": models.PayloadSchemaType.KEYWORD, "number": models.PayloadSchemaType.INTEGER, **WORD_FIELDS},
@@ -144,7 +147,8 @@ class ServerStore:
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         for some in split_pages(pages, self.limits.bytes):
-            self.connection.write("upsert", collection_name=self.name, points=[make_point(page) for page in some])
+            points = [make_point(page) for page in some]
+            self.connection.upsert(messages.UpsertPoints(collection_name=self.name, wait=True, points=points))
 
     def update(self, pages: Sequence[StoredPage]) -> None:
         for some in split_pages(pages, self.limits.bytes):
@@ -296,15 +300,7 @@ class ServerStore:
         """Nothing to do: a write is answered when it is in the server's log."""
 
     def optimize(self) -> None:
-        """Ask for a graph once shards are large enough; the server does the rest by itself."""
-        if self.dim is None:
-            return
-        params = self._params()
-        edges = self.tuning.num_edges(self.num_pages() // (params.shard_number or 1))
-        now = params.vectors[VECTOR_NAME].hnsw_config
-        if now is None or now.m != edges:
-            change = {VECTOR_NAME: models.VectorParamsDiff(hnsw_config=models.HnswConfigDiff(m=edges))}
-            self.connection.ask("update_collection", collection_name=self.name, vectors_config=change)
+        """Nothing to do: the server does it by itself."""
 
     def close(self) -> None:
         """Nothing to do: the connection is closed by the location."""
@@ -377,16 +373,43 @@ def _vector_parameters(dim: int, tuning: Tuning) -> models.VectorParams:
 # -- from pages to points and back
 
 
-def make_point(page: StoredPage) -> models.PointStruct:
-    """Return a page as a point of the collection."""
-    return models.PointStruct(id=page.id, vector=_vectors(page), payload=make_payload(page))
+def make_point(page: StoredPage) -> messages.PointStruct:
+    """Return a page as a point of the collection, as it is sent."""
+    vectors: dict[str, messages.Vector] = {}
+    if page.vectors is not None:
+        rows = [_dense(row) for row in _halve(page.vectors)]
+        vectors[VECTOR_NAME] = messages.Vector(multi_dense=messages.MultiDenseVector(vectors=rows))
+    if page.text is not None and page.text.terms.numbers:
+        terms = page.text.terms
+        sparse = messages.SparseVector(indices=terms.numbers, values=terms.weights)
+        vectors[TERMS_NAME] = messages.Vector(sparse=sparse)
+    return messages.PointStruct(
+        id=messages.PointId(uuid=page.id),
+        vectors=messages.Vectors(vectors=messages.NamedVectors(vectors=vectors)),
+        payload=payload_to_grpc(make_payload(page)),
+    )
+
+
+def _dense(row: Vectors) -> messages.DenseVector:
+    """Return a vector as a message: the bytes of its numbers after a tag and their count, without a loop over them."""
+    content = row.tobytes()
+    head, left = bytearray([DATA_TAG]), len(content)
+    while left > 127:
+        head.append(left & 127 | 128)
+        left >>= 7
+    head.append(left)
+    return messages.DenseVector.FromString(bytes(head) + content)
+
+
+def _halve(vectors: Vectors) -> Vectors:
+    """Round to half precision, which is what is kept: so all copies of a page and all engines have the same numbers."""
+    return vectors.astype(np.float16).astype("<f4")
 
 
 def _vectors(page: StoredPage) -> dict[str, Any]:
     vectors: dict[str, Any] = {}
     if page.vectors is not None:
-        # Half precision is what is kept: rounded here, all copies of a page and all engines have the same numbers.
-        vectors[VECTOR_NAME] = page.vectors.astype(np.float16).astype(np.float32).tolist()
+        vectors[VECTOR_NAME] = _halve(page.vectors).tolist()
     if page.text is not None and page.text.terms.numbers:
         vectors[TERMS_NAME] = _sparse(page.text.terms)
     return vectors

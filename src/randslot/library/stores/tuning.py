@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 VECTOR_NAME = "page"  # of the vectors of a point
 TERMS_NAME = "words"  # of its terms, which are a sparse vector
-GRAPH_EDGES = 16  # of a page, where there is a graph
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """When vectors get codes or a graph, and how many pages are scored in full.
+    """When vectors get codes, and how many pages are scored in full.
 
     candidates, oversampling: a search by codes scores at least `candidates` pages in full, and at least `oversampling`
     for each hit. compress_from: KB of vectors from which a segment is worth its codes. codes_from: dimensions from
-    which codes save time, and one bit of each number says enough (see docs/log.md). graph_from: pages of a shard from
-    which an index of neighbours is worth its memory (see docs/scale.md); only servers make one.
+    which codes save time, and one bit of each number says enough (see docs/log.md).
 
     A search by words and vectors takes the best `pool` pages by each (or two for each hit, if that is more), and gives
     a page at rank r the sum of 1 / (rank_offset + r / weight). How these were chosen: docs/log.md.
@@ -26,7 +24,6 @@ class Tuning:
     oversampling: int = 20
     compress_from: int = 1000
     codes_from: int = 1024
-    graph_from: int = 1_000_000
     pool: int = 100
     rank_offset: int = 1
 
@@ -41,10 +38,6 @@ class Tuning:
     def pool_for(self, k: int) -> int:
         """Return how many pages are taken by words and by vectors before their ranks are combined."""
         return max(self.pool, 2 * k)
-
-    def num_edges(self, pages: int) -> int:
-        """Return how many edges a page has in the graph of a shard with this many pages; 0 for no graph."""
-        return GRAPH_EDGES if pages >= self.graph_from else 0
 
 
 DEFAULT_TUNING = Tuning()

@@ -33,12 +33,14 @@ TOKENIZER_FILE = "tokenizer_config.json"
 class Processors:
     """What turns text and images into the numbers that a backbone takes; a family that reads text has no images.
 
-    template: the one of the model that they belong to.
+    template: the one of the model that they belong to. plain_queries: special tokens in queries are text, so that who
+    writes one cannot reach beyond it; without a template the paper's tokenizer takes them for what they name.
     """
 
     tokenizer: PreTrainedTokenizerBase
     image: Any = None
     template: Template = BARE
+    plain_queries: bool = False
 
     def pad(self, ids: list[list[int]]) -> Features:
         """Return token ids, padded on the left, with their mask."""
@@ -66,7 +68,7 @@ class Processors:
     def tokenize_queries(self, queries: Sequence[str]) -> list[list[int]]:
         """Return the token ids of queries in the model's template."""
         if self.template.has_raw_queries:
-            return self.tokenize(queries)
+            return self.tokenize_plain(queries) if self.plain_queries else self.tokenize(queries)
         return self.tokenize_inside(*self.template.query_prompt, queries)
 
     def tokenize_inside(self, before: str, after: str, texts: Sequence[str]) -> list[list[int]]:
@@ -236,6 +238,13 @@ class Family(ABC):
     @abstractmethod
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         """Turn opened pages into left-padded features."""
+
+    def join_pages(self, processors: Processors, parts: Sequence[Features]) -> Features:
+        """Return the features of several pages, each of which was preprocessed alone, as a left-padded batch."""
+        joined = processors.pad([part["input_ids"][0].tolist() for part in parts])
+        for name in parts[0].keys() - joined.keys():
+            joined[name] = torch.cat([part[name] for part in parts])
+        return joined
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
         """Return the rows and columns of visual tokens of the first page among features."""

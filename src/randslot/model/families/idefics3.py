@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from transformers import (
@@ -116,6 +117,15 @@ class SmolVLM(Family):
         return features | {"pixel_values": seen["pixel_values"], "num_tiles": torch.tensor(counts)}
 
     # -- from features to states
+
+    def join_pages(self, processors: Processors, parts: Sequence[Features]) -> Features:
+        most = max(part["pixel_values"].shape[1] for part in parts)
+        padded = []
+        for part in parts:
+            pixels = part["pixel_values"]  # (1, T, 3, height, width)
+            missing = most - pixels.shape[1]
+            padded.append({**part, "pixel_values": F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, missing))})
+        return super().join_pages(processors, padded)
 
     def see(self, model: PreTrainedModel, features: Features) -> Seen | None:
         """Run the vision tower over the real tiles.

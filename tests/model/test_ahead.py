@@ -1,0 +1,85 @@
+"""Pages made ready ahead: the same vectors in the same order, batches by what there is to compute, and no waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from randslot.model.ahead import Ahead, cut_by_positions
+from support.models import make, noise
+
+SIZES = [(64, 64), (256, 96), (64, 96), (300, 200), (96, 64), (128, 128)]
+
+
+def pages() -> list:
+    return [noise(*size, number) for number, size in enumerate(SIZES)]
+
+
+@pytest.mark.parametrize("slots", ["random", "tokens"])
+def test_prepared_pages_have_the_vectors_of_others_in_their_order(family, slots):
+    model = make(family, slots=slots, visual_tokens=64)
+    prepared = [model.prepare_page(page) for page in pages()]
+    expected = model.encode_document(pages(), batch_size=2)
+    for batch in (1, 3, 100):
+        found = model.encode_prepared(prepared, batch)
+        assert [len(vectors) for vectors in found] == [len(vectors) for vectors in expected]
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    for a, b in zip(model.embed_pages(prepared), model.embed_pages(pages()), strict=True):
+        torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), atol=1e-5, rtol=1e-5)
+
+
+def test_pages_that_are_joined_are_as_if_preprocessed_together(family):
+    model = make(family, visual_tokens=64)
+    joined = model.preprocessor.join_pages([model.prepare_page(page) for page in pages()])
+    together = model.preprocess(pages(), task="document")
+    assert joined.keys() == together.keys()
+    for name, value in together.items():
+        assert torch.equal(joined[name], value) if isinstance(value, torch.Tensor) else joined[name] == value, name
+
+
+def test_batches_hold_a_number_of_positions_not_of_pages():
+    lengths = [10, 100, 12, 90, 11, 100]
+    found = cut_by_positions(lengths, 200)
+    assert sorted(number for batch in found for number in batch) == list(range(6))
+    assert found == [[1, 5], [3, 2], [4, 0]]
+    assert all(len(batch) * max(lengths[number] for number in batch) <= 200 for batch in found)
+    assert cut_by_positions([500], 200) == [[0]]
+    assert cut_by_positions([], 200) == []
+
+
+def test_work_is_done_ahead_in_order_and_no_further_than_asked():
+    begun, lock = [], threading.Lock()
+
+    def do(number: int) -> int:
+        with lock:
+            begun.append(number)
+        return number * number
+
+    ahead = Ahead(do, range(50), depth=5, threads=3)
+    for number, (piece, result) in enumerate(ahead):
+        assert (piece, result) == (number, number * number)
+        with lock:
+            assert max(begun) <= number + 6
+    assert sorted(begun) == list(range(50))
+
+
+def test_waiting_is_measured_and_an_error_arrives_where_it_belongs():
+    def do(number: int) -> int:
+        time.sleep(0.02)
+        if number == 3:
+            raise ValueError("broken page")
+        return number
+
+    ahead = Ahead(do, range(9), depth=2, threads=1)
+    seen = []
+    results = iter(ahead)
+    for _ in range(3):
+        seen.append(next(results)[0])
+    with pytest.raises(ValueError, match="broken page"):
+        next(results)
+    assert seen == [0, 1, 2]
+    assert ahead.waited > 0.03
