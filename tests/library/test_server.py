@@ -340,6 +340,16 @@ def test_another_node_is_asked_at_once_and_stays_the_one_that_is_asked():
     assert away.asked == 1
 
 
+def test_the_reason_is_that_of_a_node_that_is_there():
+    """As with two nodes: one is lost, and the other cannot agree with itself."""
+    alone = Away(grpc.StatusCode.INTERNAL, "Waiting for consensus operation commit failed")
+    for clients in ([alone, Away()], [Away(), alone]):
+        connection = Connection(clients, Address("a", "papers", others=(("b", 6334),)))
+        connection.waits = ()
+        with pytest.raises(BusyError, match="Waiting for consensus"):
+            connection.ask("count")
+
+
 def test_a_writer_has_a_node_catch_up_before_it_asks_it():
     away, back = Away(), Away()
     back.count = lambda **_: 7

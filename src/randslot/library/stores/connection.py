@@ -117,7 +117,7 @@ class Connection:
         waits = iter(self.waits)
         if self.away.is_set() and not self._is_back():
             waits = iter(())
-        left = len(self.clients)  # nodes to ask before the next wait
+        failures: list[Exception] = []  # of nodes, since the last wait
         while True:
             number = self._catch_up()
             try:
@@ -127,17 +127,18 @@ class Connection:
                 if not _is_passing(error):
                     raise _make_error(self.address, error) from error
                 self._leave(number)
-                left -= 1
-                if left > 0:
+                failures.append(error)
+                if len(failures) < len(self.clients):
                     continue
-                left = len(self.clients)
+                failure = next(filter(_is_answer, failures), error)  # a node that is there knows more
+                failures = []
                 passed = time.monotonic() - start
                 if passed >= NOTED_FROM:
-                    self._note(error)
+                    self._note(failure)
                 wait = next(waits, None)
-                if wait is None or passed + wait > RETRY_SECONDS or not self._wait(wait, error):
+                if wait is None or passed + wait > RETRY_SECONDS or not self._wait(wait, failure):
                     self.away.set()
-                    raise BusyError(f"{self.address}: {_reason(error)}") from error
+                    raise BusyError(f"{self.address}: {_reason(failure)}") from failure
             else:
                 self.here.answered = number
                 self.away.clear()
@@ -322,9 +323,13 @@ def _reason(error: Exception) -> str:
 
 
 def _is_answer(error: Any) -> bool:
-    """Whether an error comes from the server, and not from the lack of one."""
-    describe = getattr(error, "debug_error_string", None)
-    return describe is not None and FROM_SERVER in str(describe())
+    """Whether an error comes from a server, and not from the lack of one."""
+    if not isinstance(error, grpc.RpcError):
+        return not isinstance(error, ResponseHandlingException)
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        describe = getattr(error, "debug_error_string", None)
+        return describe is not None and FROM_SERVER in str(describe())
+    return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 def any_of(key: str, values: Iterable[str]) -> models.FieldCondition:
