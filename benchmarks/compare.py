@@ -10,52 +10,46 @@ The second folder keeps vectors and libraries, so that a stopped run goes on. Th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from record import keep, print_table
 
 from randslot.figures import draw_frontier
-from randslot.lab.analysis.contest import compare_models, find_frontier, name_library
+from randslot.lab.analysis.contest import Standing, compare_models, find_frontier, name_library
 from randslot.lab.evaluation.evaluate import evaluate_model
 from randslot.lab.evaluation.result import LIBRARIES
-from randslot.lab.evaluation.search import fill_library
+from randslot.lab.evaluation.search import WORDS, fill_library
 from randslot.lab.evaluation.tasks import Task, own_task
 from randslot.lab.evaluation.vectors import VectorCache
 from randslot.library.library import Library
+from randslot.library.stores.store import StoredPage, page_id
 from randslot.model import EmbeddingModel, open_model
-from randslot.pages import NoTextError, read_page_text
 
 IMAGE = Path(__file__).resolve().parent.parent / "docs" / "images" / "compare.svg"
 
 
-class Recalling:
-    """A model that reads text, whose vectors of known pages are taken from a cache."""
-
-    def __init__(self, model: EmbeddingModel, task: Task, cache: VectorCache) -> None:
-        self.model, self.known = model, {}
-        (pages,) = {id(subset.pages): subset.pages for subset in task.subsets()}.values()
-        keys = [pages.key(i) for i in range(len(pages.ids))]
-        there = [i for i, key in enumerate(keys) if key in cache]
-        for i, vectors in zip(there, cache.read([keys[i] for i in there]), strict=True):
-            try:
-                self.known[read_page_text(pages.open(i))] = vectors
-            except NoTextError:
-                continue
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def embed_pages(self, pages: Sequence[Any]) -> list[Any]:
-        """Return the vectors of pages, those that are not known by the model."""
-        new = [page for page in pages if page not in self.known and page.strip() not in self.known]
-        made = dict(zip(new, self.model.embed_pages(new), strict=True)) if new else {}
-        found = []
-        for page in pages:
-            own = self.known.get(page, self.known.get(page.strip()))
-            found.append(made[page] if own is None else self.model._bring(own))
-        return found
+def fill_from_cache(words: Path, place: Path, model: EmbeddingModel, task: Task, cache: VectorCache) -> None:
+    """Make the library of a model from that of words and the vectors that its evaluation has kept."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(words, place)
+    pages = next(iter(task.subsets())).pages
+    keys = {str(Path(str(pages.open(i))).resolve()): pages.key(i) for i in range(len(pages.ids))}
+    with Library(place, model) as library, library.write():
+        for file in library.files():
+            wanted = {}
+            for number in range(1, file.num_pages + 1):
+                key = keys[f"{file.source}#page={number}"]
+                if key in cache:
+                    wanted[number] = key
+            stored = []
+            for number, vectors in zip(wanted, cache.read(list(wanted.values())), strict=True):
+                old = library.store.read([page_id(file.id, number)])[page_id(file.id, number)]
+                stored.append(StoredPage(file.id, number, old.image, np.asarray(vectors)))
+            library.store.update(stored)
+        library.store.optimize()
 
 
 def main() -> None:
@@ -70,23 +64,36 @@ def main() -> None:
     (result,) = evaluate_model(arguments.model, [task], arguments.output, settings={}, name=arguments.name, batch=32)
     model = open_model(arguments.model)
     assert isinstance(model, EmbeddingModel)
-    recalling: Any = Recalling(model, task, VectorCache(result.cache_folder / result.vectors["page"]))
     pages = (arguments.manuals / "test" / "pages").resolve()
-    place = arguments.output / LIBRARIES / name_library(task, pages, arguments.model)
-    with Library(place, recalling) as library:
+    words, place = (arguments.output / LIBRARIES / name_library(task, pages, one) for one in (WORDS, arguments.model))
+    with Library(words) as library:
         fill_library(library, pages, print)
+    if not place.exists():
+        fill_from_cache(words, place, model, task, VectorCache(result.cache_folder / result.vectors["page"]))
     standings = compare_models(["words", arguments.model], task, arguments.output, both=True, tell=print)
-    rows = []
-    for one in standings:
-        row = one.as_dict()
-        row["search"] = one.search.replace(Path(arguments.model).name, arguments.name)
-        rows.append(row)
+    rows = [make_row(one, Path(arguments.model).name, arguments.name) for one in standings]
     print_table(rows)
     keep("compare", rows)
-    best = {one.search for one in find_frontier(standings)}
-    points = {row["search"]: (float(row["bytes"]), row["ndcg"]) for row in rows}
-    names = [row["search"] for row, one in zip(rows, standings, strict=True) if one.search in best]
-    draw_frontier(points, sorted(names, key=lambda name: points[name][0]), IMAGE)
+    points = {row["search"]: (float(row["bytes a page"]), row["nDCG@5"]) for row in rows}
+    best = [standings.index(one) for one in find_frontier(standings)]
+    draw_frontier(points, [rows[i]["search"] for i in best], IMAGE)
+
+
+def make_row(one: Standing, folder: str, name: str) -> dict[str, Any]:
+    """Return a row as the docs show it; `name` stands for the folder that a model is in."""
+    base = one.verdict == "base"
+    return {
+        "search": one.search.replace(folder, name),
+        "nDCG@5": one.ndcg,
+        "minus words": "-" if base else one.difference,
+        "from": "-" if base else one.low,
+        "to": "-" if base else one.high,
+        "verdict": one.verdict,
+        "vectors a page": round(one.vectors),
+        "bytes a page": one.bytes,
+        "encode s/page": "-" if one.encode_seconds is None else one.encode_seconds,
+        "search ms": one.search_ms,
+    }
 
 
 if __name__ == "__main__":

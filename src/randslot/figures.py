@@ -73,7 +73,7 @@ def draw_frontier(points: dict[str, tuple[float, float]], frontier: list[str], f
 
     frontier: names of those that no other beats at the same size or less, joined by steps.
     """
-    figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.6, 3.4), layout="constrained")
     sizes = [points[name][0] for name in frontier] + [2 * max(size for size, _ in points.values())]
     scores = [points[name][1] for name in frontier]
     axes.step(
@@ -81,15 +81,16 @@ def draw_frontier(points: dict[str, tuple[float, float]], frontier: list[str], f
     )
     for number, (name, (size, score)) in enumerate(points.items()):
         look = _look(number)
-        axes.plot([size], [score], color=look["color"], marker=look["marker"], markersize=8, linestyle="none")
-        axes.annotate(name, (size, score), xytext=(7, 5), textcoords="offset points", fontsize=9)
+        axes.plot(
+            [size], [score], color=look["color"], marker=look["marker"], markersize=8, linestyle="none", label=name
+        )
     axes.set_xscale("log")
     least, most = min(size for size, _ in points.values()), max(size for size, _ in points.values())
-    axes.set_xlim(least / 2, 6 * most)  # names stand to the right of their points
+    axes.set_xlim(least / 2, 2 * most)
     axes.set_ylim(0, 1.15 * max(score for _, score in points.values()) + 1)
     axes.set_xlabel("bytes of a page")
     axes.set_ylabel("nDCG@5 (%)")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     _tidy(axes)
     _save(figure, file)
 

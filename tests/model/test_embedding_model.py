@@ -185,7 +185,7 @@ def test_pages_of_every_model_with_several_vectors_can_be_reduced(folders: dict[
         ("colbert", {"page_vectors": 4}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "kmeans"}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "best", "page_vectors": 4}, "'best' is not one of none, random"),
-        ("colbert", {"query_vectors": 4}, "makes the vectors of a query by itself"),
+        ("colbert", {"query_vectors": 4}, "only RandSlot models have it"),
         ("colbert", {"inference": "zero"}, "is for RandSlot models"),
         ("colbert", {"reads": "image"}, "does not go with this model, which has 'text'"),
     ],

@@ -122,6 +122,8 @@ class EmbeddingSettings:
                 raise UsageError(f"{name}={value!r} is for RandSlot models, and this is one of sentence-transformers")
             if name not in CHOSEN and value != getattr(self, name):
                 if name == "query_vectors":
-                    raise UsageError(f"query_vectors={value!r}: this model makes the vectors of a query by itself")
+                    raise UsageError(
+                        f"query_vectors={value!r}: only RandSlot models have it, this one counts by itself"
+                    )
                 raise UsageError(f"{name}={value!r} does not go with this model, which has {getattr(self, name)!r}")
         return replace(self, **changes)

@@ -6,9 +6,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from randslot.cli import app
+from randslot.errors import UsageError
+from randslot.lab.analysis.compare import compare_runs
 from randslot.lab.evaluation.evaluate import Evaluation
 from randslot.lab.evaluation.result import read_results
 from randslot.lab.evaluation.tasks import find_tasks
@@ -58,3 +61,22 @@ def test_the_command_evaluates_any_model(tmp_path: Path) -> None:
         ("minilm", "one vector", "1/1"),
         ("minilm", "by both", "1/1"),
     }
+
+
+@pytest.mark.slow
+def test_runs_of_words_images_and_texts_are_compared_query_by_query(tmp_path: Path) -> None:
+    write_set(tmp_path / "own", 2, split="test", seed=0)
+    Image.new("RGB", (60, 80), "white").save(tmp_path / "own" / "pages" / "without-text.png")
+    colqwen2, minilm = others.save_colqwen2(tmp_path / "colqwen2"), others.save_minilm(tmp_path / "minilm")
+    common = ["--data", str(tmp_path / "own"), "-o", str(tmp_path / "out")]
+    for arguments in ([str(colqwen2)], [str(minilm)], ["--by", "words"]):
+        answer = CliRunner().invoke(app, ["evaluate", *arguments, *common])
+        assert answer.exit_code == 0, answer.output
+    table = compare_runs([tmp_path / "out"], base="words, by words")
+    assert [row[6] for row in table.rows].count("base") == 1
+    assert len(table.rows) == 3
+    for name in ("minilm", "colqwen2"):
+        (folder,) = [path for path in (tmp_path / "out").iterdir() if path.name.endswith(name)]
+        answer = CliRunner().invoke(app, ["analyse", str(folder)])
+        assert isinstance(answer.exception, UsageError)
+        assert "there are no slots to analyse" in str(answer.exception)

@@ -113,7 +113,8 @@ def _differences(base: str, first: Result, name: str, second: Result) -> list[ND
 
 
 def _judged(result: Result) -> dict[str, str]:
-    return {name: subset.judged for name, subset in result.subsets.items()}
+    """Return what each subset was judged on; results of earlier versions know only what was encoded."""
+    return {name: subset.asked or subset.judged for name, subset in result.subsets.items()}
 
 
 def _bootstrap(differences: NDArray[np.float64], random: np.random.Generator, draws: int) -> NDArray[np.float64]:

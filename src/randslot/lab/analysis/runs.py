@@ -129,6 +129,8 @@ def _make_run(name: str, results: Sequence[Result]) -> Run:
         raise UsageError(f"{name} has results of {' and '.join(benchmarks)}: analyse one benchmark, name its folder")
     budgets: dict[tuple[int, int], dict[str, Result]] = defaultdict(dict)
     for result in results:
+        if "kind" in result.settings and None not in result.counts.values():
+            raise UsageError(f"{name} is not a RandSlot model: there are no slots to analyse")
         query, page = result.counts["query"], result.counts["page"]
         if query is None or page is None:
             raise UsageError(f"{name} has a vector for every token: there are no slots to analyse")

@@ -96,7 +96,7 @@ class Evaluation:
         grades = [subset.grades[id] for id in subset.queries]
         each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
         judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return average_queries(each, len(subset.pages.ids), judged.write(self.cache / JUDGED))
+        return average_queries(each, len(subset.pages.ids), judged.write(self.cache / JUDGED), subset.key())
 
     def _score(self, query_keys: list[str], page_keys: list[str], caches: Caches) -> Tensor:
         settings = self.model.settings

@@ -56,7 +56,8 @@ class RunKey(NamedTuple):
 class SubsetResult:
     """The scores of one subset of a task.
 
-    ndcg: the mean over queries, by cut. judged: the name of what was judged. each: nDCG@5 of each query.
+    ndcg: the mean over queries, by cut. judged: the name of what was judged. each: nDCG@5 of each query. asked: a hash
+    of the queries, pages and grades of the subset, also of pages that a model could not read.
     """
 
     ndcg: dict[int, float]
@@ -64,17 +65,18 @@ class SubsetResult:
     pages: int
     judged: str
     each: list[float]
+    asked: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as the file of a result has it."""
         own = {"queries": self.queries, "pages": self.pages, "judged": self.judged, "each": self.each}
-        return _ndcg_keys(self.ndcg) | own
+        return _ndcg_keys(self.ndcg) | own | ({"asked": self.asked} if self.asked else {})
 
 
-def average_queries(each: Mapping[int, list[float]], num_pages: int, judged: str = "") -> SubsetResult:
+def average_queries(each: Mapping[int, list[float]], num_pages: int, judged: str = "", asked: str = "") -> SubsetResult:
     """Return the scores of a subset from nDCG of each query, by cut."""
     ndcg = {cut: mean(values) for cut, values in each.items()}
-    return SubsetResult(ndcg, len(each[5]), num_pages, judged, [round(value, 6) for value in each[5]])
+    return SubsetResult(ndcg, len(each[5]), num_pages, judged, [round(value, 6) for value in each[5]], asked)
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,9 @@ def read_result(file: Path, values: dict[str, Any]) -> Result:
     for name, subset in values["subsets"].items():
         _check(f"{file}, subset {name}", subset, SUBSET_KINDS)
         ndcg = _read_ndcg(subset)
-        subsets[name] = SubsetResult(ndcg, subset["queries"], subset["pages"], subset["judged"], subset["each"])
+        subsets[name] = SubsetResult(
+            ndcg, subset["queries"], subset["pages"], subset["judged"], subset["each"], str(subset.get("asked", ""))
+        )
     return Result(
         file=file,
         model=values["model"],

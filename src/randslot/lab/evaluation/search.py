@@ -77,7 +77,7 @@ def ask_library(library: Library, subset: Subset, by: By, folder: Path) -> Subse
         ranked = [_page_id(hit, folder) for hit in hits]
         for cut in CUTS:
             each[cut].append(ndcg(ranked, subset.grades[id], cut))
-    return average_queries(each, len(subset.pages.ids))
+    return average_queries(each, len(subset.pages.ids), asked=subset.key())
 
 
 def _page_id(hit: Hit, folder: Path) -> str:

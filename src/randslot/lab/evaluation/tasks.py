@@ -77,6 +77,10 @@ class Subset:
     grades: dict[str, dict[str, int]]
     left_out: int = 0  # queries without
 
+    def key(self) -> str:
+        """Return a hash of what is asked: pages, queries and grades, whoever answers."""
+        return content_key(json.dumps([self.pages.ids, self.queries, self.grades], sort_keys=True).encode())
+
 
 @dataclass(frozen=True)
 class Task:
