@@ -28,7 +28,7 @@ class SharedLibrary:
         self.place: Library | Name = library
         self.model = model
         if not isinstance(library, Library) and not is_address(os.fspath(library)):
-            self.place = os.path.abspath(os.path.expanduser(library))  # the process may go elsewhere before it is closed
+            self.place = os.path.abspath(os.path.expanduser(library))  # the process may go elsewhere meanwhile
 
     def close(self) -> None:
         """Let go of the library, if it was opened here; done at the end of the process for whoever forgets it."""
