@@ -146,6 +146,9 @@ def test_no_list_of_strategies_stands_outside_the_model_package():
         ("fastapi", ("serve.app", "serve.embedding_routes")),
         ("uvicorn", "serve.listen"),
         ("mcp.server.mcpserver", "agents.mcp_server"),
+        ("langchain_core.retrievers", "integrations.langchain"),
+        ("llama_index.core.schema", "integrations.llamaindex"),
+        ("haystack", "integrations.haystack"),
     ],
 )
 def test_few_files_know_an_engine(package, home):
@@ -177,7 +180,7 @@ def python_blocks(file: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library", "export"]
+    "name", ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library", "export", "agents"]
 )
 def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
     """Each file's blocks run in order; a block that needs the hub or a server says so in its first line."""

@@ -136,6 +136,28 @@ app.add_typer(library_app, name="library", rich_help_panel=SEARCH)
 
 
 @app.command(cls=PlainCommand, rich_help_panel=SEARCH)
+def doctor(
+    with_torch: Annotated[bool, typer.Option("--torch", help="Import torch, and ask what it computes on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look at what is installed here, and say what to do about what is missing.
+
+    randslot doctor
+
+    randslot doctor --torch --json
+    """
+    import json
+
+    from .doctor import as_json as write_json
+    from .doctor import examine, is_working, show
+
+    findings = examine(with_torch=with_torch)
+    print(json.dumps(write_json(findings), indent=2) if as_json else show(findings))
+    if not is_working(findings):
+        raise typer.Exit(1)
+
+
+@app.command(cls=PlainCommand, rich_help_panel=SEARCH)
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
         "randslot-demo"

@@ -67,7 +67,7 @@ def make_place(folder: Path) -> Path:
 @asynccontextmanager
 async def over_http(url: str, token: str = TOKEN) -> AsyncIterator[Any]:
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=120) as http,
         mcp.Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
     ):
         yield client
@@ -313,12 +313,6 @@ def test_what_cannot_be_seen_does_not_reach_an_agent():
     hidden = "visible\u202e\U000e0041\U000e0042\u200b text\u200c\x07"
     assert answers.clean(hidden) == "visible text\u200c"
     assert answers.clean_line("two\nlines " + "x" * 50, 12) == "two lines x…"
-
-
-def test_pictures_have_a_size_in_bytes_whatever_they_show():
-    content = answers.shrink_to_bytes(noise(1200, 1500), 100_000)
-    assert len(content) <= 100_000
-    assert Image.open(BytesIO(content)).width < 1200
 
 
 def test_making_a_server_leaves_logging_alone(place):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -237,3 +238,11 @@ def test_a_torn_large_file_is_named_in_one_line(suffix, tmp_path, monkeypatch):
     with pytest.raises(RandSlotError, match=f"torn.{suffix}") as caught:
         render_file_page(file, 1, 1000)
     assert "\n" not in str(caught.value)
+
+
+def test_a_jpeg_has_a_size_in_bytes_whatever_it_shows():
+    content = images.to_jpeg(noise(1200, 1500), 100_000)
+    assert len(content) <= 100_000
+    with Image.open(BytesIO(content)) as small:
+        assert 100 < small.width < 1200
+    assert len(images.to_jpeg(noise(20, 20), 10)) > 10, "there is a smallest one"

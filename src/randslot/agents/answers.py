@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Literal, Protocol
@@ -20,6 +19,7 @@ from ..errors import RandSlotError
 from ..library.manifest import File
 from ..library.results import Hit, Summary
 from ..library.stores.store import page_id
+from ..pages.images import to_jpeg
 from .adding import find_allowed
 from .untrusted import clean, clean_line
 
@@ -174,7 +174,7 @@ class Answers:
             image = self.library.draw(file.source, page, PICTURE_PIXELS[size])
         except (RandSlotError, OSError):  # the reason names the file's place, which is not for every agent
             return None, "the page cannot be drawn: its file is gone, or has changed or broken"
-        return shrink_to_bytes(image, PICTURE_BYTES), ""
+        return to_jpeg(image, PICTURE_BYTES), ""
 
     def add(self, path: str, seconds: float = ADD_SECONDS) -> str:
         """Index one file below the folders that were allowed; return what became of it, in one line.
@@ -210,18 +210,3 @@ def _find(files: dict[str, File], document: str) -> File:
 
 def _name(file: File) -> str:
     return clean_line(Path(file.source).name, NAME_CHARACTERS)
-
-
-def shrink_to_bytes(image: Image.Image, most: int) -> bytes:
-    """Return an image as a JPEG of at most so many bytes, made smaller if it must be."""
-    content = _as_jpeg(image)
-    while len(content) > most and min(image.size) > 16:
-        image = image.resize((max(image.width * 3 // 4, 1), max(image.height * 3 // 4, 1)))
-        content = _as_jpeg(image)
-    return content
-
-
-def _as_jpeg(image: Image.Image) -> bytes:
-    file = BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return file.getvalue()

@@ -55,7 +55,7 @@ class FolderLocation:
             raise UsageError(f"{self.folder} is not a library and not empty: name another folder")
 
     def _lock(self) -> None:
-        self.lock = FileLock(self.folder / "lock")
+        self.lock = FileLock(self.folder / "lock", thread_local=False)  # another thread may close the library
         try:
             self.lock.acquire(timeout=0)
             self.announce(None)

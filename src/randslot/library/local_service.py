@@ -73,7 +73,7 @@ class LocalService:
             Thread(target=self._serve, args=[connection], name="local request", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rwb") as file, suppress(OSError):
+        with suppress(OSError), connection, connection.makefile("rwb") as file:  # closing sends what is left, too
 
             def send(message: dict[str, Any]) -> None:
                 file.write(json.dumps(message).encode() + b"\n")

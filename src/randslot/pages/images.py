@@ -16,6 +16,8 @@ from .kinds import TIFF_SUFFIXES
 WHITE = (255, 255, 255)
 LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
 GAP = 3.0  # times the wanted width and height, down to which pixels are averaged before the exact resampling
+JPEG_QUALITY = 80
+SMALLEST_SIDE = 16  # pixels, below which a JPEG is not made smaller
 ROWS = 256  # about how many are converted at once
 TURNS = {  # what makes an image upright, by its orientation in EXIF data
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -89,6 +91,16 @@ def shrink(image: Image.Image, pixels: int) -> Image.Image:
     """Return an image with at most about `pixels` pixels, of the same shape."""
     size = _find_size(image.size, pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS, reducing_gap=GAP)
+
+
+def to_jpeg(image: Image.Image, most_bytes: int) -> bytes:
+    """Return an image as a JPEG file of at most so many bytes, made smaller if it must be."""
+    while True:
+        file = BytesIO()
+        image.save(file, "JPEG", quality=JPEG_QUALITY)
+        if len(file.getvalue()) <= most_bytes or min(image.size) <= SMALLEST_SIDE:
+            return file.getvalue()
+        image = image.resize((image.width * 3 // 4, image.height * 3 // 4))
 
 
 def _find_size(size: tuple[int, int], pixels: int) -> tuple[int, int]:

@@ -62,11 +62,14 @@ def make_model_without_memory(recipe: Recipe, dtype: torch.dtype) -> RandSlotMod
 
 
 def largest_page(model: RandSlotModel) -> Image.Image | str:
-    """Make a page that takes all the tokens it may."""
+    """Make a page that takes all the tokens it may: 2 x 3, or square where pages are cut into square tiles."""
     if model.reads == "text":
         return "word " * model.settings.visual_tokens
-    width = (model.page_pixels * 2 / 3) ** 0.5
-    return Image.new("RGB", (round(width), round(width * 3 / 2)), "white")
+    pages = []
+    for aspect in (3 / 2, 1):
+        width = (model.page_pixels / aspect) ** 0.5
+        pages.append(Image.new("RGB", (round(width), round(width * aspect)), "white"))
+    return max(pages, key=lambda page: model.preprocess([page], task="document")["input_ids"].shape[1])
 
 
 def measure_page(model: RandSlotModel) -> PageCost:

@@ -1,0 +1,80 @@
+"""A retriever for Haystack. The only file that imports haystack."""
+
+import asyncio
+import os
+from typing import Any
+
+from ..errors import UsageError
+from ..library.library import Library
+from ..library.results import By
+from .needs import needs
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, read_picture
+
+with needs("haystack-ai", "haystack"):
+    from haystack import component, default_from_dict, default_to_dict
+    from haystack.dataclasses import ByteStream, Document
+
+
+@component
+class RandSlotRetriever:
+    """Finds pages of a library: `RandSlotRetriever("mylib").run(query="deferred tax")["documents"]`."""
+
+    def __init__(
+        self,
+        library: Library | str | os.PathLike[str],
+        top_k: int = 5,
+        by: By | None = None,
+        filters: dict[str, Any] | None = None,
+        pictures: bool = False,
+    ) -> None:
+        """library: an open one, its folder or its address. top_k: how many pages. by, filters: as in `Library.search`.
+
+        pictures: put the picture of each page into `blob`, as a JPEG; without it, `read_picture` of
+        `randslot.integrations.pages` gives it when it is needed.
+        """
+        self.library, self.top_k, self.by, self.filters, self.pictures = library, top_k, by, filters, pictures
+        self.finder = Finder(library, top_k, by, filters)
+
+    @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
+    def run(
+        self, query: str, top_k: int | None = None, filters: dict[str, Any] | None = None
+    ) -> dict[str, list[Document]]:
+        """Return the best pages; top_k and filters: others than its own."""
+        return {"documents": [self._make(page) for page in self.finder.find(query, top_k, filters)]}
+
+    @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
+    async def run_async(
+        self, query: str, top_k: int | None = None, filters: dict[str, Any] | None = None
+    ) -> dict[str, list[Document]]:
+        """Return the best pages, while others go on."""
+        found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, top_k, filters)
+        return found
+
+    def _make(self, page: RetrievedPage) -> Document:
+        metadata = page.metadata()
+        blob = ByteStream(read_picture(metadata), mime_type=PICTURE_TYPE) if self.pictures else None
+        return Document(id=page.id, content=page.text, blob=blob, meta=metadata, score=page.score)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return how to make it again, for the file of a pipeline.
+
+        Errors: UsageError if it was given an open library.
+        """
+        if isinstance(self.library, Library):
+            raise UsageError(
+                "a pipeline is saved with the place of its library: give the retriever a folder or address"
+            )
+        place = os.fspath(self.library)
+        options = {"top_k": self.top_k, "by": self.by, "filters": self.filters, "pictures": self.pictures}
+        values: dict[str, Any] = default_to_dict(self, library=place, **options)
+        return values
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "RandSlotRetriever":
+        """Make one as `to_dict` described it."""
+        made: RandSlotRetriever = default_from_dict(cls, data)
+        return made
+
+    def close(self) -> None:
+        """Let go of the library, if it was opened here."""
+        self.finder.close()

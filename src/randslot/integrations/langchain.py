@@ -1,0 +1,55 @@
+"""A retriever for LangChain. The only file that imports langchain_core."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..library.results import By
+from .needs import needs
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture
+
+with needs("langchain-core", "langchain"):
+    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+    from pydantic import PrivateAttr
+
+
+class RandSlotRetriever(BaseRetriever):
+    """Finds pages of a library: `RandSlotRetriever(library="mylib", k=3).invoke("deferred tax")`.
+
+    library: an open `Library`, its folder or its address. k: how many pages. by, filters: as in `Library.search`.
+    pictures: put the picture of each page into its metadata, as base64 of a JPEG; without it, `read_picture` of
+    `randslot.integrations.pages` gives it when it is needed.
+    """
+
+    library: Any
+    k: int = 5
+    by: By | None = None
+    filters: dict[str, Any] | None = None
+    pictures: bool = False
+    _finder: Finder = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self._finder = Finder(self.library, self.k, self.by, self.filters)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        return [self._make(page) for page in self._finder.find(query)]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        pages = await asyncio.to_thread(self._finder.find, query)
+        return await asyncio.to_thread(lambda: [self._make(page) for page in pages])
+
+    def _make(self, page: RetrievedPage) -> Document:
+        metadata = page.metadata()
+        if self.pictures:
+            metadata |= {"picture": encode_picture(metadata), "picture_type": PICTURE_TYPE}
+        return Document(id=page.id, page_content=page.text, metadata=metadata)
+
+    def close(self) -> None:
+        """Let go of the library, if it was opened here."""
+        self._finder.close()

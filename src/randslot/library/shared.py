@@ -1,0 +1,57 @@
+"""A library that several processes use: it is open in one of them, and the others ask that one."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+
+from .library import Library, Name
+from .local_service import LocalService
+from .served_library import ServedLibrary, open_library
+
+
+class SharedLibrary:
+    """A library that stays open here, or is asked of the process that has it open; from any thread.
+
+    Agents, applications, a service and commands can use one library so, and whoever has it open may stop: the next to
+    ask opens it.
+    """
+
+    def __init__(self, library: Library | Name, model: str | None = None) -> None:
+        """library: one that is open, which stays so, or where it is. model: where its model is, if it has moved."""
+        self.lock, self.closing = Lock(), ExitStack()
+        self.own = library if isinstance(library, Library) else None
+        self.place, self.model = library, model
+
+    def close(self) -> None:
+        """Let go of the library, if it was opened here; done at the end of the process for whoever forgets it."""
+        atexit.unregister(self.close)
+        with self.lock:
+            if not isinstance(self.place, Library):
+                self.own = None
+            self.closing.close()
+
+    @contextmanager
+    def use(self) -> Iterator[Library | ServedLibrary]:
+        """Give the library for a few calls.
+
+        Errors: as `Library`; one that is not there is not made.
+        """
+        with self.lock:
+            opened = self._open() if self.own is None else self.own
+        if isinstance(opened, Library):
+            yield opened
+        else:
+            with opened:
+                yield opened
+
+    def _open(self) -> Library | ServedLibrary:
+        assert not isinstance(self.place, Library), "it would be our own"
+        opened = open_library(self.place, self.model, create=False)
+        if isinstance(opened, Library):
+            self.own = self.closing.enter_context(opened)
+            self.closing.enter_context(LocalService(opened))
+            atexit.register(self.close)  # it leaves no socket behind
+        return opened
