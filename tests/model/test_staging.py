@@ -101,3 +101,20 @@ def test_a_loader_sees_only_what_a_model_is_made_of(with_code: Path) -> None:
         assert {"config.json", "modules.json", "model.safetensors"} <= names
         assert not any(name.endswith(".bin") or name.startswith(".git") for name in names)
         assert ("custom.py" in names) is code
+
+
+def test_code_on_the_hub_is_not_even_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[list[str]] = []
+
+    def fetch(name: str, *, allow_patterns: list[str], **options: object) -> str:
+        fetched.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("randslot.model.hub.ask_hub", lambda *args: ("a" * 40, None))
+    monkeypatch.setattr("randslot.model.hub.snapshot_download", fetch)
+    for options in ({}, {"trust_remote_code": True}):
+        with pytest.raises(RandSlotError, match="no model in owner/model"):
+            open_model("owner/model", **options)
+    assert "*.py" not in fetched[0]
+    assert "*.py" in fetched[1]
+    assert not any(pattern in some for some in fetched for pattern in ("*.bin", "*.pt", "*"))

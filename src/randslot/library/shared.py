@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 
+from .address import is_address
 from .library import Library, Name
 from .local_service import LocalService
 from .served_library import ServedLibrary, open_library
@@ -23,7 +25,10 @@ class SharedLibrary:
         """library: one that is open, which stays so, or where it is. model: where its model is, if it has moved."""
         self.lock, self.closing = Lock(), ExitStack()
         self.own = library if isinstance(library, Library) else None
-        self.place, self.model = library, model
+        self.place: Library | Name = library
+        self.model = model
+        if not isinstance(library, Library) and not is_address(os.fspath(library)):
+            self.place = os.path.abspath(os.path.expanduser(library))  # the process may go elsewhere meanwhile
 
     def close(self) -> None:
         """Let go of the library, if it was opened here; done at the end of the process for whoever forgets it."""

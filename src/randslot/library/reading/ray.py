@@ -152,7 +152,7 @@ def _places(resources: dict[str, float]) -> dict[str, Any]:
 class Encode:
     """An actor: loads the model of the library once, then encodes pages."""
 
-    def __init__(self, identity: Identity, library: str, trust_remote_code: bool, size: int) -> None:
+    def __init__(self, identity: Identity, library: str, trust_remote_code: bool = False, size: int = 8) -> None:
         """size: pages that are encoded at once."""
         self.model = load_bound(identity, None, library, trust_remote_code=trust_remote_code)
         self.size = size
