@@ -311,7 +311,7 @@ def search(
         notes = opened.notes()
         for one, hits in zip(queries, results, strict=True):
             if not (how == "vectors" or (hits and hits[0].by == "vectors")):
-                notes += list_missing(opened.find_unknown(one, filters=chosen))
+                notes += list_missing(opened.find_unknown(one, filters=chosen), bool(chosen))
     if ignored and all(hit.by == "words" for hits in results for hit in hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):
