@@ -12,7 +12,7 @@ import typer
 from . import __version__
 from .errors import RandSlotError, UsageError
 from .help import ADVANCED, PlainCommand, PlainGroup
-from .library.commands import IndexCommand, ModelPlace, Place, SearchBy, index, library_app, search
+from .library.commands import IndexCommand, ModelPlace, Place, SearchBy, SearchCommand, index, library_app, search
 from .options import Inference, PageVectors, QueryVectors, Reduction, Seed, TrustRemoteCode
 
 AddFrom = Annotated[
@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 SEARCH, MODELS, RESEARCH = "Search", "Models", "Research"
 app.command(cls=IndexCommand, rich_help_panel=SEARCH)(index)
-app.command(cls=PlainCommand, rich_help_panel=SEARCH)(search)
+app.command(cls=SearchCommand, rich_help_panel=SEARCH)(search)
 
 
 def _show_version(wanted: bool) -> None:

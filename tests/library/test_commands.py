@@ -124,6 +124,35 @@ def test_search_reads_many_queries(run, indexed):
     assert out.count("? ") == 2
 
 
+@pytest.mark.parametrize(
+    ("typed", "query"),
+    [
+        (["deferred", "-life", "tax", "-king", "-k", "2"], "deferred tax -life -king"),
+        (["tax", "-income tax"], 'tax -"income tax"'),
+        (["tax", "-k2", "-5"], None),
+        (["-llib", "tax"], "tax"),
+        (["--", "tax", "-life"], "tax -life"),
+    ],
+)
+def test_a_word_after_a_minus_needs_no_quotes(run, indexed, monkeypatch, typed, query):
+    asked = []
+
+    def remember(self: Library, queries: list[str], *rest: object, **options: object) -> list[list[object]]:
+        asked.extend(queries)
+        return [[]]
+
+    monkeypatch.setattr(Library, "search_all", remember)
+    monkeypatch.setenv("RANDSLOT_LIBRARY", "lib")
+    code, _, err = run("search", *typed)
+    assert (code, asked) == ((0, [query]) if query else (2, [])), err
+
+
+def test_an_option_with_one_minus_is_no_excluded_word(run, indexed):
+    code, _, err = run("search", "tax", "-open", "-l", "lib")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--open" in err
+
+
 def test_several_words_are_one_query(run, indexed):
     one, two = run("search", "deferred", "tax", "-l", "lib"), run("search", "deferred tax", "-l", "lib")
     assert one == two

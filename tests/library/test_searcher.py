@@ -99,6 +99,10 @@ def test_the_terminal_says_which_words_no_page_has(tmp_path):
     assert 'note: no page has "xyzzy"' in answer.stderr
     assert "x.pdf" in answer.stdout
     assert "note" not in run("search", "battery", "-l", tmp_path / "lib").stderr
+    write(tmp_path, "papers/y.pdf", ["Solar panels"])
+    run("index", tmp_path / "papers", "-l", tmp_path / "lib")
+    answer = run("search", "battery", "solar", "-l", tmp_path / "lib", "--filter", "source=x.pdf")
+    assert 'note: no page with this filter has "solar"' in answer.stderr
 
 
 def test_options_that_words_do_not_have_are_not_ignored_silently(tmp_path):

@@ -19,8 +19,8 @@ def pages() -> list:
 
 
 @pytest.mark.parametrize("slots", ["random", "tokens"])
-def test_prepared_pages_have_the_vectors_of_others_in_their_order(family, slots):
-    model = make(family, slots=slots, visual_tokens=64)
+def test_prepared_pages_have_the_vectors_of_others_in_their_order(vision_family, slots):
+    model = make(vision_family, slots=slots, visual_tokens=64)
     prepared = [model.prepare_page(page) for page in pages()]
     expected = model.encode_document(pages(), batch_size=2)
     for batch in (1, 3, 100):
@@ -32,8 +32,8 @@ def test_prepared_pages_have_the_vectors_of_others_in_their_order(family, slots)
         torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), atol=1e-5, rtol=1e-5)
 
 
-def test_pages_that_are_joined_are_as_if_preprocessed_together(family):
-    model = make(family, visual_tokens=64)
+def test_pages_that_are_joined_are_as_if_preprocessed_together(vision_family):
+    model = make(vision_family, visual_tokens=64)
     joined = model.preprocessor.join_pages([model.prepare_page(page) for page in pages()])
     together = model.preprocess(pages(), task="document")
     assert joined.keys() == together.keys()

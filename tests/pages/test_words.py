@@ -36,6 +36,26 @@ def test_a_hyphen_at_the_end_of_a_line_goes_only_between_letters(word, expected)
     assert clean_word(word) == expected
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("Lib\xb4eration", "Libération"),
+        ("B\xa8ottcher", "Böttcher"),
+        ("na\xa8\u0131ve", "naïve"),
+        ("Fran\xb8cais", "Français"),
+        ("\u02c7Cech", "Čech"),
+        ("Probl`eme", "Problème"),
+        ("`a", "`a"),
+        ("`quoted'", "`quoted'"),
+        ("echo`uname`", "echo`uname`"),
+        ("don`t", "don`t"),
+        ("\xb4x\xb4", "\xb4x\xb4"),
+    ],
+)
+def test_accents_of_old_fonts_are_joined_with_their_letters(word, expected):
+    assert clean_word(word) == expected
+
+
 def test_a_hyphen_stays_or_goes_as_elsewhere_on_the_page():
     known = find_known('A "well-known" WARRANTY; apt-get /get')
     assert join_parts("well\x02known", known) == "well-known"

@@ -12,7 +12,7 @@ import pytest
 
 from randslot.serve.guard import Access
 from randslot.serve.service import Service
-from support.pdf import write_lines
+from support.pdf import write_lines, write_pages
 from support.services import SCRIPT, TOKEN, listening, pdf, serving
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -500,6 +500,41 @@ def test_a_part_of_a_name_completes_itself(reader):
     field.fill("10K")
     reader.keyboard.press("Enter")  # nothing was chosen: the part is enough
     expect(reader.locator("#hits li")).to_have_count(1)
+
+
+def test_a_document_is_chosen_alone_though_others_have_its_name(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    for folder in ("2023", "2024"):
+        (tmp_path / "docs" / folder).mkdir(parents=True)
+        write_pages(tmp_path / "docs" / folder / "report.pdf", [[f"The report of {folder}"], ["Another page"]])
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "docs", workers=1)
+        with listening(service) as address, visiting(browser, address) as page:
+            search(page, "report")
+            expect(page.locator("#hits li")).to_have_count(2)
+            page.get_by_label("Document", exact=True).fill("report")
+            page.locator("#names").get_by_role("option").filter(has_text="2024").click()
+            expect(page.locator("#hits li .where")).to_contain_text(["in 2024"])
+            page.get_by_role("button", name="Clear filters").click()
+            expect(page.locator("#hits li")).to_have_count(2)
+            page.locator("#hits li a").first.click()
+            page.get_by_role("button", name="Look in this document only").click()
+            expect(page.locator("#hits li .where")).to_contain_text(["in 2023"])
+
+
+def test_a_page_that_cannot_be_drawn_says_so(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    (tmp_path / "docs").mkdir()
+    write_lines(tmp_path / "docs" / "gone.pdf", ["The report"])
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "docs", workers=1)
+        (tmp_path / "docs" / "gone.pdf").unlink()
+        with listening(service) as address, visiting(browser, address) as page:
+            lost = page.locator("#hits li .sheet.lost")
+            expect(lost).to_have_count(1)
+            assert lost.bounding_box()["height"] > 50
 
 
 def test_filters_by_folder_date_and_metadata(reader):

@@ -13,6 +13,11 @@ LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}  # dropout would draw from the ge
 QUERIES = ["tax", "sales in 2023", "staff"]
 
 
+@pytest.fixture(params=["qwen2.5-vl", "qwen3-vl"])
+def paper_family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 def pages() -> list:
     return [noise(64, 64, 1), noise(160, 64, 2), noise(96, 96, 3)]
 
@@ -43,11 +48,11 @@ def step(model, micro_batch: int, gradient_cache: bool = True) -> tuple[torch.Te
 @pytest.mark.parametrize("micro_batch", [0, 1])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_flash_attention_gives_the_loss_and_gradients_of_sdpa(
-    family, strategy, micro_batch, checkpointing, exact_flash
+    paper_family, strategy, micro_batch, checkpointing, exact_flash
 ):
     found = []
     for flash in (False, True):
-        model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
+        model = make(paper_family, slots=strategy, lora=LORA, visual_tokens=16).train()
         if checkpointing:
             model.backbone.checkpoint_layers()
         if flash:
@@ -61,9 +66,9 @@ def test_flash_attention_gives_the_loss_and_gradients_of_sdpa(
         torch.testing.assert_close(others[name], grads[name], atol=2e-5, rtol=1e-4)
 
 
-def test_a_page_on_its_own_needs_no_packing(family, exact_flash):
+def test_a_page_on_its_own_needs_no_packing(paper_family, exact_flash):
     """With no padding left the kernels run on plain rows: no unpacking, and no wait for the GPU in each layer."""
-    model = make(family, lora=LORA, slots="zero", visual_tokens=16).train()
+    model = make(paper_family, lora=LORA, slots="zero", visual_tokens=16).train()
     use_flash(model.backbone.model)
     layers = model.backbone.model.config.get_text_config().num_hidden_layers
     seen = model.backbone.see(model.preprocess(pages()[:1], task="document"))
@@ -75,10 +80,10 @@ def test_a_page_on_its_own_needs_no_packing(family, exact_flash):
 
 
 @pytest.mark.parametrize("gradient_cache", [True, False])
-def test_a_step_in_bfloat16_keeps_vectors_loss_and_adapter_in_float32(family, gradient_cache, flash):
+def test_a_step_in_bfloat16_keeps_vectors_loss_and_adapter_in_float32(paper_family, gradient_cache, flash):
     """The kernels refuse float32, so every attention is in bfloat16; what is compared and trained is not."""
     with safe_half_precision():
-        model = make(family, lora=LORA, visual_tokens=16, dtype="bfloat16").train()
+        model = make(paper_family, lora=LORA, visual_tokens=16, dtype="bfloat16").train()
         use_flash(model.backbone.model)
         model.backbone.checkpoint_layers()
         with torch.autocast("cpu", torch.bfloat16):
@@ -93,11 +98,11 @@ def test_a_step_in_bfloat16_keeps_vectors_loss_and_adapter_in_float32(family, gr
     assert frozen == {torch.bfloat16}
 
 
-def test_bfloat16_is_near_float32(family, flash):
-    exact = make(family, lora=LORA, slots="zero", visual_tokens=16).train()
+def test_bfloat16_is_near_float32(paper_family, flash):
+    exact = make(paper_family, lora=LORA, slots="zero", visual_tokens=16).train()
     _, expected = step(exact, 1)
     with safe_half_precision():
-        half = make(family, lora=LORA, slots="zero", visual_tokens=16, dtype="bfloat16").train()
+        half = make(paper_family, lora=LORA, slots="zero", visual_tokens=16, dtype="bfloat16").train()
         use_flash(half.backbone.model)
         with torch.autocast("cpu", torch.bfloat16):
             _, found = step(half, 1)

@@ -28,15 +28,20 @@ from support.models import count_visual, noise
 PAPER = {"qwen2.5-vl-3b": (3_761_995_776, 7_372_800, 2048), "qwen3-vl-4b": (4_449_612_288, 11_796_480, 2560)}
 
 
-def tiny_recipe(qwen_family: str, **changes: object):
-    values = {"untrained": f"{qwen_family}-tiny", "visual_tokens": 16, "batch": 4, "data": "x.jsonl"}
+@pytest.fixture(params=["qwen2.5-vl", "qwen3-vl"])
+def paper_family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def tiny_recipe(paper_family: str, **changes: object):
+    values = {"untrained": f"{paper_family}-tiny", "visual_tokens": 16, "batch": 4, "data": "x.jsonl"}
     return make_recipe(values | changes)
 
 
-def test_multiply_adds_are_those_of_a_real_step(qwen_family):
-    recipe = tiny_recipe(qwen_family, lora_dropout=0.0)
+def test_multiply_adds_are_those_of_a_real_step(paper_family):
+    recipe = tiny_recipe(paper_family, lora_dropout=0.0)
     cost = measure_page(make_model_without_memory(recipe, torch.float32))
-    real = randslot.tiny(qwen_family, lora={"dropout": 0.0}, visual_tokens=16).train()
+    real = randslot.tiny(paper_family, lora={"dropout": 0.0}, visual_tokens=16).train()
     features = real.preprocess([largest_page(real)], task="document")
     counts = []
     # torch knows the products of plain attention, and not those of its fused kernel for CPUs.
@@ -53,11 +58,11 @@ def test_multiply_adds_are_those_of_a_real_step(qwen_family):
     assert cost.backward == pytest.approx(backward // 2, rel=0.06)  # fused, it computes scores again
 
 
-def test_what_is_held_is_what_autograd_saves(qwen_family):
+def test_what_is_held_is_what_autograd_saves(paper_family):
     """The bytes of tensors that a real forward keeps, those of weights left out."""
-    recipe = tiny_recipe(qwen_family, lora_dropout=0.0)
+    recipe = tiny_recipe(paper_family, lora_dropout=0.0)
     cost = measure_page(make_model_without_memory(recipe, torch.float32))
-    real = randslot.tiny(qwen_family, lora={"dropout": 0.0}, visual_tokens=16).train()
+    real = randslot.tiny(paper_family, lora={"dropout": 0.0}, visual_tokens=16).train()
     weights = {weight.untyped_storage().data_ptr() for weight in real.parameters()}
     saved: dict[int, int] = {}
     kept = []
@@ -77,8 +82,8 @@ def test_what_is_held_is_what_autograd_saves(qwen_family):
     )  # what is in hand at the end counts too, such as the embedded page
 
 
-def test_a_cache_and_checkpointing_trade_work_for_memory(qwen_family):
-    recipe = tiny_recipe(qwen_family)
+def test_a_cache_and_checkpointing_trade_work_for_memory(paper_family):
+    recipe = tiny_recipe(paper_family)
     model = make_model_without_memory(recipe, torch.float32)
     cost = measure_page(model)
     work, memory = {}, {}

@@ -65,8 +65,8 @@ def page_widths(model) -> list[int]:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_frozen_tower_sees_each_page_once_and_is_not_gone_back_through(family, checkpointing):
-    model = make(family, lora=LORA).train()
+def test_a_frozen_tower_sees_each_page_once_and_is_not_gone_back_through(vision_family, checkpointing):
+    model = make(vision_family, lora=LORA).train()
     if checkpointing:
         model.backbone.checkpoint_layers()
     counts = count(model)
@@ -75,8 +75,8 @@ def test_a_frozen_tower_sees_each_page_once_and_is_not_gone_back_through(family,
     assert counts.looks_with_graph == 0
 
 
-def test_a_tower_that_is_trained_sees_each_page_in_both_passes(family):
-    model = make(family).train()
+def test_a_tower_that_is_trained_sees_each_page_in_both_passes(vision_family):
+    model = make(vision_family).train()
     counts = count(model)
     step(model)
     assert counts.looks == 2 * len(SIZES)
@@ -104,10 +104,10 @@ def test_queries_are_as_many_at_once_as_have_the_positions_of_a_page(qwen_family
     assert len(passes) == 2 * -(-len(QUERIES) // together)
 
 
-def test_without_a_gradient_cache_every_page_runs_once_with_the_same_gradients(family, strategy):
+def test_without_a_gradient_cache_every_page_runs_once_with_the_same_gradients(vision_family, strategy):
     found = []
     for gradient_cache in (True, False):
-        model = make(family, slots=strategy, lora=LORA).train()
+        model = make(vision_family, slots=strategy, lora=LORA).train()
         model.encoder.slots.eval()  # random slots by content, so that both ways draw the same
         counts = count(model)
         value = step(model, gradient_cache)
@@ -121,9 +121,9 @@ def test_without_a_gradient_cache_every_page_runs_once_with_the_same_gradients(f
     assert counts.looks == len(SIZES)
 
 
-def test_no_layer_sends_gradients_to_its_frozen_inputs(family):
+def test_no_layer_sends_gradients_to_its_frozen_inputs(vision_family):
     """transformers' hooks on embeddings are gone, and what the language model gets needs no gradient."""
-    model = make(family, lora=LORA, slots="zero").train()
+    model = make(vision_family, lora=LORA, slots="zero").train()
     model.backbone.checkpoint_layers()
     features = model.preprocess(QUERIES, task="query")
     assert not model.encoder.read_content(features).embeds_BLD.requires_grad
@@ -143,9 +143,9 @@ def test_only_leading_columns_that_all_rows_lack_are_cut():
     assert trim_left(trimmed) is trimmed
 
 
-def test_workers_get_no_weights(family):
+def test_workers_get_no_weights(vision_family):
     """A tokenizer and an image processor: what another process can load in a moment, however it is started."""
-    model = make(family)
+    model = make(vision_family)
     sent = pickle.dumps(Columns(model.preprocessor))
     assert len(sent) < 200_000
     features = pickle.loads(sent)([noise(64, 64)], task="document")
@@ -153,8 +153,8 @@ def test_workers_get_no_weights(family):
     assert all(torch.equal(features[name], own[name]) for name in own if name != "side")
 
 
-def test_pixels_leave_a_worker_in_the_type_of_the_model(family):
-    model = make(family)
+def test_pixels_leave_a_worker_in_the_type_of_the_model(vision_family):
+    model = make(vision_family)
     half = replace(model.preprocessor, dtype=torch.bfloat16)([noise(64, 64)], task="document")
     own = model.preprocess([noise(64, 64)], task="document")
     assert own["pixel_values"].dtype == torch.float32
@@ -173,9 +173,9 @@ def test_a_run_switches_checkpointing_on_without_the_hooks(data, tmp_path):
     assert not any(module._forward_hooks for module in embeddings)
 
 
-def test_the_papers_loop_gives_the_vectors_of_one_pass_without_dropout(family, strategy):
+def test_the_papers_loop_gives_the_vectors_of_one_pass_without_dropout(vision_family, strategy):
     """With dropout it draws anew for every readout, which one pass cannot: that is what it is for."""
-    model = make(family, slots=strategy, lora=LORA).train()
+    model = make(vision_family, slots=strategy, lora=LORA).train()
     model.encoder.slots.eval()
     features = model.preprocess(QUERIES, task="query")
     expected = model(features)["token_embeddings"]

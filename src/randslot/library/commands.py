@@ -41,6 +41,7 @@ Place = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
+EXCLUDED = re.compile(r"-[^\W\d_]{3}")  # how a word that pages must not have begins; -l and -k10 are options
 Language = Annotated[str | None, typer.Option(help="Of the words, as in german or de; else that of most pages.")]
 Workers = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that open files; 0: by the cores.")
@@ -221,6 +222,31 @@ def _read_scans(opened: Library | ServedLibrary, ocr: OcrChoice, summary: Summar
     summary.without_text = opened.count_without_text()
 
 
+class SearchCommand(PlainCommand):
+    """Words after a minus belong to the query, also where the shell has taken the quotes around it: `tax -income`."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        excluded = [arg for arg in args[:end] if self._is_excluded(arg)]
+        if excluded:
+            options = [arg for arg in args[:end] if arg not in excluded]
+            args = [*options, "--", *args[end + 1 :], *map(_quote_phrase, excluded)]
+        rest: list[str] = super().parse_args(context, args)
+        return rest
+
+    def _is_excluded(self, arg: str) -> bool:
+        if not EXCLUDED.match(arg):
+            return False
+        if any(f"-{arg}" in param.opts for param in self.params) or arg == "-help":
+            raise UsageError(f"-{arg} is the option; to leave out pages with the word, put the query into quotes")
+        return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib: an option and its value in one
+
+
+def _quote_phrase(excluded: str) -> str:
+    """Return an excluded phrase with the quotes that the shell has taken: -"income tax"."""
+    return f'-"{excluded[1:]}"' if " " in excluded else excluded
+
+
 def search(
     query: Annotated[list[str], typer.Argument(help="What to look for; - reads queries from stdin, one a line.")],
     library: Place,
@@ -285,7 +311,7 @@ def search(
         notes = opened.notes()
         for one, hits in zip(queries, results, strict=True):
             if not (how == "vectors" or (hits and hits[0].by == "vectors")):
-                notes += list_missing(opened.find_unknown(one, filters=chosen))
+                notes += list_missing(opened.find_unknown(one, filters=chosen), bool(chosen))
     if ignored and all(hit.by == "words" for hits in results for hit in hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):

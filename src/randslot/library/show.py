@@ -174,9 +174,10 @@ def show_copies(copies: Sequence[Copy]) -> str:
     return f"the same page: {names}{more}"
 
 
-def list_missing(words: Sequence[str]) -> list[str]:
-    """Return what to say about words of a query that no page has."""
-    return [f"no page has {' or '.join(repr_word(word) for word in words)}"] if words else []
+def list_missing(words: Sequence[str], filtered: bool = False) -> list[str]:
+    """Return what to say about words of a query that no page has, or none of those that a filter leaves."""
+    pages = "no page with this filter" if filtered else "no page"
+    return [f"{pages} has {' or '.join(repr_word(word) for word in words)}"] if words else []
 
 
 def repr_word(word: str) -> str:

@@ -151,7 +151,7 @@ class Reading:
             last = end
             text = raw = characters[start:end]
             broken = False
-            if not is_plain(raw):
+            if not is_plain(raw) or "`" in raw:
                 broken = LINE_BREAK.search(raw) is not None
                 text = clean_word(raw, known)
                 raw = decode(raw).replace(HYPHEN, "")

@@ -24,6 +24,25 @@ PRESENTATION = re.compile(
 )
 OLD_STYLE = re.compile("[\uf730-\uf739\uf761-\uf77a]")  # where Adobe's fonts have old style figures and small capitals
 UNREADABLE = ("Cc", "Cn", "Co", "Cs")  # categories: controls, unassigned, private use, half of a character
+# Old fonts of TeX have no letters with accents, so the accent is a character of its own before the letter.
+ACCENTS = {
+    "\xb4": "\u0301",
+    "\xa8": "\u0308",
+    "\u02c6": "\u0302",
+    "\u02dc": "\u0303",
+    "\xaf": "\u0304",
+    "\u02d8": "\u0306",
+    "\u02d9": "\u0307",
+    "\u02da": "\u030a",
+    "\u02dd": "\u030b",
+    "\u02c7": "\u030c",
+    "\xb8": "\u0327",
+    "`": "\u0300",
+}
+# A grave accent is also a quote, but hardly ever a single one between two letters.
+ACCENTED = re.compile(f"([{''.join(ACCENTS).replace('`', '')}])([A-Za-z\u0131\u0237])")
+GRAVE = re.compile(r"([^`]*[^\W\d_])`([aeiouAEIOU\u0131][^`]*)")
+DOTLESS = {"\u0131": "i", "\u0237": "j"}
 MOST_NORMALISED = 1_000  # characters of a word: Unicode's composition takes quadratic time on a hostile one
 
 CID = re.compile(r"\(cid:\d+\)")  # some programs write it for a glyph without a meaning
@@ -54,7 +73,7 @@ def clean_word(word: str, known: AbstractSet[str] = frozenset()) -> str:
 
     known: words that the page has elsewhere, as `find_known` gives them.
     """
-    word = decode(join_parts(word, known))
+    word = join_accents(decode(join_parts(word, known)))
     if is_plain(word):
         return word
     word = OLD_STYLE.sub(lambda found: chr(ord(found[0]) - 0xF700), INVISIBLE.sub("", word))
@@ -62,6 +81,21 @@ def clean_word(word: str, known: AbstractSet[str] = frozenset()) -> str:
     if len(word) <= MOST_NORMALISED:
         word = unicodedata.normalize("NFC", word)
     return "".join(character for character in word if not is_unreadable(character))
+
+
+def join_accents(word: str) -> str:
+    """Join accents with the letters after them: "Lib\xb4eration", as old fonts of TeX have it, is "Lib\xe9ration"."""
+    if grave := GRAVE.fullmatch(word):
+        before, after = grave.groups()
+        word = before + _join_accent("`", after[0]) + after[1:]
+    if word.isascii():
+        return word
+    return ACCENTED.sub(lambda found: _join_accent(found[1], found[2]), word)
+
+
+def _join_accent(accent: str, letter: str) -> str:
+    joined = unicodedata.normalize("NFC", DOTLESS.get(letter, letter) + ACCENTS[accent])
+    return joined if len(joined) == 1 else accent + letter
 
 
 def _normal_form(found: re.Match[str]) -> str:

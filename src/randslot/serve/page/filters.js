@@ -22,6 +22,9 @@ export function chosen() {
   return body;
 }
 
+// What limits a search to one document: its folder too, if others have its name.
+export const only = ({ name, place, folder }) => ({ in: name, ...(place && folder && { folder }) });
+
 function days(when) {
   if (/^\d{4}$/.test(when)) return { modified_from: `${when}-01-01`, modified_to: `${when}-12-31` };
   const number = Number.parseInt(when, 10);
@@ -85,10 +88,12 @@ async function suggest() {
   const number = ++asked;
   const { total, documents } = await call(`/api/documents?limit=${NAMES}&name=${encodeURIComponent($("source").value.trim())}`);
   if (number !== asked || document.activeElement !== $("source")) return;
-  const options = documents.map(({ name, place, folder, pages }, i) => {
+  const options = documents.map((document, i) => {
+    const { name, place, folder, pages } = document;
     const about = make("small", { textContent: `${place || folder} · ${plural(pages, "page")}` });
     const option = make("li", { id: `name-${i}`, role: "option", ariaSelected: "false" }, make("span", { textContent: name }), about);
     option.dataset.name = name;
+    option.dataset.folder = only(document).folder ?? "";
     return option;
   });
   const rest = total - documents.length;
@@ -117,9 +122,10 @@ function activate(step) {
 }
 
 function choose(option) {
-  $("source").value = option.dataset.name;
+  const { name, folder } = option.dataset;
+  $("source").value = name;
   expand(false);
-  go({ in: option.dataset.name, open: "" });
+  go({ in: name, ...(folder && { folder }), open: "" });
 }
 
 export const stopSuggesting = () => { clearTimeout(typing); asked++; expand(false); };

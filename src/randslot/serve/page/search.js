@@ -145,7 +145,9 @@ function add(hit) {
 }
 
 function thumbnail(document, page, boxes) {
-  const sheet = make("span", { className: "sheet" }, make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" }));
+  const picture = make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" });
+  const sheet = make("span", { className: "sheet" }, picture);
+  picture.addEventListener("error", () => sheet.classList.add("lost"));
   sheet.append(...join(boxes).slice(0, BOXES).map(box));
   return make("span", { className: "thumb" }, sheet);
 }
@@ -160,7 +162,7 @@ function showCopies(copies) {
   return make("p", { className: "twins" }, `and ${plural(copies.length, "identical page")} in `, ...links, ...rest);
 }
 
-const showUnknown = () => `No page has ${unknown.map((word) => `"${word}"`).join(" or ")}`;
+const showUnknown = () => `No page ${names().some((one) => one !== "by") ? "with these filters " : ""}has ${unknown.map((word) => `"${word}"`).join(" or ")}`;
 
 // -- when there is nothing to show
 

@@ -2,6 +2,7 @@
 
 import { call } from "./api.js";
 import { $, box, image, join, name, place } from "./dom.js";
+import { only } from "./filters.js";
 import { at, go } from "./route.js";
 import { find, found, loadMore } from "./search.js";
 import { explain, hideWhy } from "./why.js";
@@ -48,7 +49,7 @@ function showPage() {
   $("large").alt = `${document.name}, page ${page}`;
   $("marks").replaceChildren();
   $("file").href = document.file + (/\.pdf$/i.test(document.name) ? `#page=${page}` : "");
-  $("only").hidden = !opened.query || at().get("in") === document.name || document.pages < 2;
+  $("only").hidden = !opened.query || Object.entries(only(document)).every(([key, value]) => at().get(key) === value) || document.pages < 2;
   setZoom(1);
   $("stage").scrollTo(0, 0);
   for (const [button, number] of [[$("before"), page - 1], [$("after"), page + 1]]) {
@@ -205,7 +206,7 @@ $("viewer").addEventListener("keydown", (event) => {
 for (const [id, act] of Object.entries({
   close: () => $("viewer").close(), before: () => turn(-1), after: () => turn(1), "zoom-in": () => zoomBy(1),
   "zoom-out": () => zoomBy(-1), "zoom-fit": () => setZoom(1), "match-before": () => stepMatch(-1), "match-after": () => stepMatch(1),
-  "result-before": () => stepResult(-1), "result-after": () => stepResult(1), only: () => go({ in: opened.document.name, open: "" }),
+  "result-before": () => stepResult(-1), "result-after": () => stepResult(1), only: () => go({ ...only(opened.document), open: "" }),
 })) $(id).addEventListener("click", act);
 $("viewer").addEventListener("close", () => { if (at().get("open")) go({ open: "" }, true); });
 $("viewer").addEventListener("click", (event) => { if (event.target === $("viewer")) $("viewer").close(); });
