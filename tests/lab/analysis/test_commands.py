@@ -340,7 +340,7 @@ def test_every_strategy_and_budget_is_timed_both_ways():
     assert model.settings.visual_tokens == 64
 
 
-def test_profiled_inputs_have_the_size_of_the_protocol(family, monkeypatch):
+def test_profiled_inputs_have_the_size_of_the_protocol(qwen_family, monkeypatch):
     """And both ways give the same vectors: what is compared is the same work."""
     from randslot.lab.analysis import profile as module
 
@@ -355,7 +355,7 @@ def test_profiled_inputs_have_the_size_of_the_protocol(family, monkeypatch):
         return {way: [1.0] for way in functions}
 
     monkeypatch.setattr(module, "_time", spy)
-    profile(make(family), Protocol(rows=3, columns=2, warmup=1, samples=2, budgets=(3,), query_tokens=9))
+    profile(make(qwen_family), Protocol(rows=3, columns=2, warmup=1, samples=2, budgets=(3,), query_tokens=9))
     assert seen[:3] == [(9, False)] * 3
     lengths = {length for length, is_page in seen if is_page}
     assert len(seen) == 6

@@ -21,6 +21,7 @@ from randslot.cli import app, main
 from randslot.errors import RandSlotError
 from randslot.lab.evaluation.evaluate import Evaluation
 from randslot.lab.evaluation.tasks import find_tasks, own_task
+from randslot.lab.evaluation.vectors import VectorCache
 from randslot.samples.sets import write_set
 from support.copies import write_native_v3, write_v1, write_v2, write_v3
 from support.models import make
@@ -78,8 +79,8 @@ def test_scores_are_those_of_three_loops_and_pytrec_eval(tmp_path):
 def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkeypatch):
     model = make("qwen3-vl", visual_tokens=64)
     counted: list[int] = []
-    encode = type(model).encode_document
-    monkeypatch.setattr(type(model), "encode_document", lambda *a, **k: counted.append(len(a[1])) or encode(*a, **k))
+    encode = type(model).encode_prepared
+    monkeypatch.setattr(type(model), "encode_prepared", lambda *a, **k: counted.append(len(a[1])) or encode(*a, **k))
     evaluate(model, find_tasks([], ["hr", "esg"], copies), tmp_path, batch=5)
     assert sum(counted) == 12  # six and four languages over the same pages
     model.use(page_vectors=2, query_vectors=1)
@@ -93,8 +94,8 @@ def test_each_page_is_encoded_once_whatever_asks_for_it(copies, tmp_path, monkey
 def test_a_larger_budget_serves_a_smaller_one_that_has_a_cache_too(tmp_path, monkeypatch):
     model = make("qwen3-vl", visual_tokens=64)
     counted: list[int] = []
-    encode = type(model).encode_document
-    monkeypatch.setattr(type(model), "encode_document", lambda *a, **k: counted.append(len(a[1])) or encode(*a, **k))
+    encode = type(model).encode_prepared
+    monkeypatch.setattr(type(model), "encode_prepared", lambda *a, **k: counted.append(len(a[1])) or encode(*a, **k))
     for seed in (1, 2):
         write_set(tmp_path / f"set{seed}", 2, split="test", seed=seed)
     evaluate(model, [own_task(tmp_path / "set1")], tmp_path / "out")
@@ -176,9 +177,9 @@ def test_a_killed_evaluation_goes_on(tmp_path):
         "from randslot.lab.evaluation.tasks import own_task\n"
         "vectors.SHARD_SECONDS = 0.0\n"
         "root = Path(sys.argv[1]); model = randslot.tiny('qwen3-vl', seed=0, visual_tokens=64)\n"
-        "encode = type(model).encode_document\n"
-        "type(model).encode_document = lambda *a, **k: (time.sleep(0.2), encode(*a, **k))[1]\n"
-        "Evaluation(model, 'm', root / 'out', root / 'vectors', batch=2).run([own_task(root / 'own')])\n"
+        "encode = type(model).encode_prepared\n"
+        "type(model).encode_prepared = lambda *a, **k: (time.sleep(0.2), encode(*a, **k))[1]\n"
+        "Evaluation(model, 'm', root / 'out', root / 'vectors', batch=1).run([own_task(root / 'own')])\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
@@ -187,15 +188,16 @@ def test_a_killed_evaluation_goes_on(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = len(list((tmp_path / "vectors").rglob("page-*/*.safetensors")))
-    assert 3 <= kept < 18
+    (folder,) = (tmp_path / "vectors").rglob("page-*")
+    kept = len(VectorCache(folder).places)
+    assert 3 <= kept < 36
     model = randslot.tiny("qwen3-vl", seed=0, visual_tokens=64)
     counted: list[int] = []
-    encode = model.encode_document
-    model.encode_document = lambda pages, **options: counted.append(len(pages)) or encode(pages, **options)
+    encode = model.encode_prepared
+    model.encode_prepared = lambda pages, batch: counted.append(len(pages)) or encode(pages, batch)
     (result,) = Evaluation(model, "m", tmp_path / "out", tmp_path / "vectors").run([own_task(tmp_path / "own")])
-    assert sum(counted) == 36 - 2 * kept
-    del model.encode_document
+    assert sum(counted) == 36 - kept
+    del model.encode_prepared
     (whole,) = Evaluation(model, "m", tmp_path / "out2", tmp_path / "fresh").run([own_task(tmp_path / "own")])
     assert result.ndcg[10] == pytest.approx(whole.ndcg[10], abs=1e-9)
 

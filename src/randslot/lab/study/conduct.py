@@ -27,7 +27,8 @@ from .plan import BASE, CHOICE, Job, Study, make_rule, read_choice, read_study
 from .report import write_report
 from .rows import check_settings, is_done
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Of the processes of the pool. One that is ended by Ctrl-C leaves a semaphore, which Python removes and warns about.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracker"}
 Scores = dict[int, float]  # by number of reports
 Tried = dict[str, Any]  # what was tried in a choice: "candidate" and "reports" where there are any, "steps", the score
 SCORE = "ndcg@5"
@@ -100,7 +101,7 @@ def _open_pool(num: int) -> Iterator[Executor]:
 
     others = multiprocessing.active_children()
     environment = os.environ.copy()
-    os.environ.update(ONE_THREAD)  # read by every process when it starts, which is with the first jobs
+    os.environ.update(ENVIRONMENT)  # read by every process when it starts, which is with the first jobs
     pool = ProcessPoolExecutor(num, multiprocessing.get_context("spawn"), start_worker)
     try:
         yield pool
@@ -111,7 +112,7 @@ def _open_pool(num: int) -> Iterator[Executor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        for name in ONE_THREAD:
+        for name in ENVIRONMENT:
             os.environ.pop(name)
         os.environ.update(environment)
 
