@@ -112,7 +112,7 @@ class Status:
     """What a library holds: files and pages that can be found, files that are not complete yet, sizes, and its model.
 
     bytes: on disk, with codes, payload and the list of files; of a library on a server, of the vectors alone.
-    vector_bytes_per_page: the mean over some pages where they differ; 0 without a model. model: None for a library without
+    vector_bytes_per_page: the mean of some pages if they differ; 0 without a model. model: None for a library without
     vectors. language: None if no page has text. origins: pages by where their text was found; see `StoredText`.
     notes: what everybody who searches it should know.
     """
