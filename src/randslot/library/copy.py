@@ -26,7 +26,6 @@ PAGES = 256  # that are read and written at once, if they are small
 SEARCHES, HITS = 20, 5  # that are compared at the end
 QUERY_TERMS = 8  # of a page that is searched for by its words
 NEAR = 0.01  # scores that may change places: sums of products of half-precision numbers
-NEAR_WORDS = 0.1  # of the best score by words: each shard of a server counts by itself how rare words are
 SAME = "both are the same library: name two different places"
 
 
@@ -198,10 +197,8 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
     found = target.store.search(queries, HITS, Where(among, target.manifest.hidden()), exact=True)
     copied.searches = len(queries)
     for number, (query, expected, actual) in enumerate(zip(queries, wanted, found, strict=True), start=1):
-        near = NEAR
-        if query.terms and expected:
-            near = NEAR_WORDS * expected[0].score
-        if not _agree(expected, actual, near):
+        agree = _agree_by_words(expected, actual) if query.terms else _agree(expected, actual)
+        if not agree:
             copied.problems.append(f"search {number} finds {_show_scores(actual)} and not {_show_scores(expected)}")
 
 
@@ -220,13 +217,25 @@ def _sample(files: list[File]) -> list[str]:
     return ids
 
 
-def _agree(wanted: list[StoreHit], found: list[StoreHit], near: float) -> bool:
+def _agree_by_words(wanted: list[StoreHit], found: list[StoreHit]) -> bool:
+    """Whether as many pages have the words, and the best is among them, or as good as the last.
+
+    Scores are not compared: each shard of a server counts by itself how rare words are.
+    """
+    if len(wanted) != len(found):
+        return False
+    if not wanted or wanted[0].id in {hit.id for hit in found}:
+        return True
+    return abs(wanted[0].score - wanted[-1].score) <= NEAR
+
+
+def _agree(wanted: list[StoreHit], found: list[StoreHit]) -> bool:
     """Whether two lists of hits are the same, except for pages whose scores are as good as equal."""
     if len(wanted) != len(found):
         return False
     for expected, actual in zip(wanted, found, strict=True):
-        if abs(expected.score - actual.score) > near:
+        if abs(expected.score - actual.score) > NEAR:
             return False
     ids = {hit.id for hit in found}
     missing = [hit for hit in wanted if hit.id not in ids]
-    return all(abs(hit.score - wanted[-1].score) <= near for hit in missing)  # as good as the last one
+    return all(abs(hit.score - wanted[-1].score) <= NEAR for hit in missing)  # as good as the last one

@@ -178,9 +178,13 @@ class Store(Protocol):
 
 
 def mean_numbers(store: Store) -> int:
-    """Return how many numbers the vectors of a page are, the mean over some pages; 0 if none has any."""
+    """Return how many numbers the vectors of a page are, the mean over some pages; 0 if none has any, or is damaged."""
     ids = [page.id for page in islice(store.find(None, vectors=True), SAMPLE)]
-    sizes = [page.vectors.size for page in store.read(ids).values() if page.vectors is not None]
+    try:
+        pages = store.read(ids).values()
+    except DamagedError:  # whoever reads them all finds out which
+        return 0
+    sizes = [page.vectors.size for page in pages if page.vectors is not None]
     return round(sum(sizes) / len(sizes)) if sizes else 0
 
 
