@@ -303,7 +303,10 @@ def find_pages(pdf: bytes, chapters: list[Chapter]) -> dict[str, int]:
     marks = [(mark.get_title(), mark.get_dest().get_index() + 1) for mark in document.get_toc()]
     headings = [heading for chapter in chapters for heading in chapter.headings]
     if [title for title, _ in marks] != [heading.text for heading in headings]:
-        sys.exit("the bookmarks of the PDF are not the headings of the files")
+        for (title, _), heading in zip(marks, headings, strict=False):
+            if title != heading.text:
+                sys.exit(f"a bookmark of the PDF is {title!r}, and the heading of its file {heading.text!r}")
+        sys.exit(f"the PDF has {len(marks)} bookmarks, and the files have {len(headings)} headings")
     return {heading.anchor: page for heading, (_, page) in zip(headings, marks, strict=True)}
 
 

@@ -181,7 +181,7 @@ def test_another_template_is_another_key(checkpoint):
 
 
 def test_a_template_that_a_family_lacks_is_said(family):
-    known = "paper, embedding" if family == "qwen3-vl" else "paper"
+    known = "paper, embedding" if family in ("qwen3", "qwen3-vl") else "paper"
     with pytest.raises(UsageError, match=rf"template='chat' is not one of a {family} model: {known}$"):
         make(family, template="chat")
 
