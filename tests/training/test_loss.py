@@ -22,9 +22,12 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 QUERIES = [f"query number {i * 7}" for i in range(8)]
 
 
-def pages() -> list:
+def pages(reads: str = "image") -> list:
     """Eight pages of three sizes; the last is the second again, so that one process repeats a page of the other."""
-    return [noise(64 + 32 * (i % 3), 64, i) for i in (0, 1, 2, 3, 4, 5, 6, 1)]
+    numbers = (0, 1, 2, 3, 4, 5, 6, 1)
+    if reads == "text":
+        return [f"page number {i} of a report" + " on ships" * (i % 3) for i in numbers]
+    return [noise(64 + 32 * (i % 3), 64, i) for i in numbers]
 
 
 def model_and_loss(family: str, strategy: str, batch: int, micro_batch: int):
@@ -35,8 +38,8 @@ def model_and_loss(family: str, strategy: str, batch: int, micro_batch: int):
 
 
 def gradients(model, loss, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
-    features = [model.preprocess(QUERIES[rows], task="query"), model.preprocess(pages()[rows], task="document")]
-    value = loss(features)
+    some = pages(model.reads)[rows]
+    value = loss([model.preprocess(QUERIES[rows], task="query"), model.preprocess(some, task="document")])
     value.backward()
     return value.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
