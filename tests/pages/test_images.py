@@ -81,8 +81,8 @@ def test_exif_rotation_is_followed(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (7, 1), (2, 900)])
-def test_tiny_and_extreme_pages_encode(family, size):
-    assert make(family, visual_tokens=256).encode_document(Image.new("RGB", size, "white")).shape == (4, 64)
+def test_tiny_and_extreme_pages_encode(vision_family, size):
+    assert make(vision_family, visual_tokens=256).encode_document(Image.new("RGB", size, "white")).shape == (4, 64)
 
 
 def test_padding_keeps_the_picture():

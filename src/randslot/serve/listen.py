@@ -77,10 +77,12 @@ def serve(
     allowed = check_folders(add_from)
     if read_only and allowed:
         raise UsageError("--add-from lets agents add documents, and --read-only nobody: name one")
-    listener = listen(visitors.host, visitors.port)
     refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
-    opened = Library(folder, model, create=new, trust_remote_code=trust_remote_code)
-    with listener, opened as library, LocalService(library, refusal=refusal):
+    with (
+        listen(visitors.host, visitors.port) as listener,
+        Library(folder, model, create=new, trust_remote_code=trust_remote_code) as library,
+        LocalService(library, refusal=refusal),
+    ):
         service = Service(library, read_only=read_only, add_from=allowed)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
         where = show_address(visitors.host, listener.getsockname()[1])
