@@ -18,6 +18,8 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
+from randslot.library.results import Summary
+from randslot.library.show import print_end
 from randslot.library.trust import Trust
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
@@ -184,12 +186,14 @@ def test_without_an_engine_it_says_what_to_install(library, papers, tmp_path):
     assert '1 page without text, which words cannot find: pip install "randslot[ocr]", then randslot' in out
 
 
-def test_a_page_that_ocr_cannot_read_is_named_and_not_tried_again(tmp_path, ocr_engine, papers):
+def test_a_page_that_ocr_cannot_read_is_counted_and_not_tried_again(tmp_path, ocr_engine, papers, capsys):
     with Library(tmp_path / "lib") as library:
         library.add(papers, workers=1)
         (papers / "scan.png").write_bytes(b"torn")
         library.read_words(ocr="missing", workers=1)
         assert library.status().origins == {"layer": 3, "failed": 1}
+        print_end(Summary(), library.status(), quiet=False)
+        assert "1 page of the library that OCR could not read" in capsys.readouterr().out
         (papers / "scan.png").unlink()
         assert library.read_words(ocr="all", workers=1) == 3  # a file that is away is left as it is
         assert library.status().origins == {"ocr": 3, "failed": 1}

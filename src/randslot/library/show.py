@@ -124,6 +124,8 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
         print(f"{plural(summary.by_ocr, 'page')} read by OCR")
     if summary.without_text:
         print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {show_advice()}")
+    if failed := status.origins.get("failed"):
+        print(f"{plural(failed, 'page')} of the library that OCR could not read: is the file whole?")
     for note in status.notes:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
