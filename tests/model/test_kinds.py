@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
+from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 
 import randslot
@@ -148,3 +150,13 @@ def test_a_missing_tokenizer_is_told(copied: Path) -> None:
         file.unlink()
     with pytest.raises(RandSlotError, match=r"lacks its tokenizer, such as a file tokenizer.json"):
         open_model(str(copied))
+
+
+def test_a_gated_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        request = httpx.Request("GET", "https://example.org")
+        raise GatedRepoError("403", response=httpx.Response(403, request=request))
+
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", refuse)
+    with pytest.raises(RandSlotError, match=r"^model owner/name is gated: accept its terms on the hub and log in with"):
+        open_model("owner/name")
