@@ -151,3 +151,15 @@ def test_torch_is_asked_on_request():
     found = examine("--torch")["torch"]
     assert found["state"] == "ok"
     assert " computes on " in found["found"]
+
+
+def test_a_browser_without_a_screen_is_told_apart_from_none(tmp_path, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor.webbrowser, "_tryorder", [])
+    monkeypatch.setattr(doctor.webbrowser, "_browsers", {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert examine()["browser"]["found"] == "none found"
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    (tmp_path / "chromium").chmod(0o755)
+    assert examine()["browser"]["found"] == "chromium is installed, but there is no screen"

@@ -251,12 +251,16 @@ def _check_fonts() -> Finding:
 
 
 def _check_browser() -> Finding:
+    from .library.opening import BROWSERS, has_screen
+
     try:
         browser = webbrowser.get()
     except webbrowser.Error:
-        return Finding(
-            "browser", "missing", "none found", "--open needs one; open the addresses that are printed yourself"
-        )
+        advice = "--open needs one; open the addresses that are printed yourself"
+        installed = [name for name in (*BROWSERS, "chromium-browser") if shutil.which(name)]
+        if installed and not has_screen():
+            return Finding("browser", "missing", f"{installed[0]} is installed, but there is no screen", advice)
+        return Finding("browser", "missing", "none found", advice)
     return Finding("browser", "ok", str(getattr(browser, "name", None) or type(browser).__name__))
 
 

@@ -25,6 +25,7 @@ from PIL import Image
 from randslot.agents import answers, mcp_server
 from randslot.cli import main
 from randslot.library.library import Library
+from randslot.serve import mcp_route
 from randslot.serve.guard import Access
 from support.models import noise
 from support.pdf import write_drawings, write_pages, write_pdf
@@ -307,6 +308,21 @@ def test_a_missing_or_broken_package_breaks_this_address_alone(place, monkeypatc
             assert answer.status_code == 501
             assert reason in answer.json()["error"]
             assert client.post("/api/search", json={"query": "tax"}).status_code == 200
+
+
+def test_a_service_imports_mcp_when_the_first_agent_comes(place, monkeypatch):
+    code = "import sys, randslot.serve.app; print('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    made = []
+    make = mcp_route._make_server
+    monkeypatch.setattr(mcp_route, "_make_server", lambda answers: made.append(1) or make(answers))
+    with serving(place / "lib", None) as service, client_of(service) as client:
+        assert client.post("/api/search", json={"query": "tax"}).status_code == 200
+        assert made == []
+        for _ in range(2):
+            assert client.post("/mcp", json={}).status_code != 501
+        assert made == [1]
+    assert client_of(service).post("/mcp", json={}).json() == {"error": "the service is not ready yet: try again later"}
 
 
 def test_what_cannot_be_seen_does_not_reach_an_agent():

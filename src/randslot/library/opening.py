@@ -53,8 +53,7 @@ def choose_command(file: str, page: int, link: str) -> list[str] | None:
 
     None: there is none, there is no screen, or the user has named a browser, which `webbrowser` opens.
     """
-    has_screen = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if not has_screen or os.environ.get("BROWSER"):
+    if not has_screen() or os.environ.get("BROWSER"):
         return None
     usual = ask_usual_viewer()
     names = sorted([*VIEWERS, *BROWSERS], key=lambda name: name not in usual)  # the usual one, then in this order
@@ -63,6 +62,11 @@ def choose_command(file: str, page: int, link: str) -> list[str] | None:
         if program is not None:
             return [program, *(VIEWERS[name](file, page) if name in VIEWERS else [link])]
     return None
+
+
+def has_screen() -> bool:
+    """Whether a program can show a window here."""
+    return sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def ask_usual_viewer() -> str:

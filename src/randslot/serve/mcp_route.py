@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -60,42 +61,64 @@ class ServiceLibrary:
 
 
 class McpEndpoint:
-    """Answers at /mcp while the app runs; what is missing or broken breaks this address alone, and says why."""
+    """Answers at /mcp while the app runs; what is missing or broken breaks this address alone, and says why.
+
+    The package mcp takes most of a second to import, so that is left until the first agent comes.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.server: Any = None
         self.reason = "the service is not ready yet: try again later"
+        self.wanted: asyncio.Event | None = None
+        self.decided = asyncio.Event()
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        folders = self.service.add_from if self.service.uploads is not None else ()
+        self.wanted, self.decided = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(self._run(self.wanted))
         try:
-            from ..agents.mcp_server import HttpServer, make_server
+            yield
+        finally:
+            self.wanted = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self, wanted: asyncio.Event) -> None:
+        """Wait for the first agent, then serve until cancelled: one task, as its task group must end where it began."""
+        await wanted.wait()
+        folders = self.service.add_from if self.service.uploads is not None else ()
+        answers = Answers(ServiceLibrary(self.service), folders)
+        try:
+            http = await asyncio.to_thread(_make_server, answers)
+            async with http.lifespan():
+                self.server = http
+                self.decided.set()
+                await asyncio.Event().wait()
         except ModuleNotFoundError as error:
             self.reason = MISSING if str(error.name).partition(".")[0] == "mcp" else f"{MISSING}: {first_line(error)}"
-            yield
-            return
         except Exception as error:  # a broken package must not stop the service
             self.reason = f"the package mcp does not work here: {first_line(error)}"
             LOG.warning("%s", self.reason)
-            yield
-            return
-        answers = Answers(ServiceLibrary(self.service), folders)
-        http = HttpServer(make_server(answers, find_base))
-        try:
-            async with http.lifespan():
-                self.server = http
-                yield
         finally:
             self.server = None
+            self.decided.set()
             answers.close()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.wanted is not None:
+            self.wanted.set()
+            await self.decided.wait()
         if self.server is None:
             await JSONResponse(describe_error(PATH, 501, self.reason), 501)(scope, receive, send)
             return
         await self.server(scope, receive, send)
+
+
+def _make_server(answers: Answers) -> Any:
+    from ..agents.mcp_server import HttpServer, make_server
+
+    return HttpServer(make_server(answers, find_base))
 
 
 def find_base(call: Any) -> str:
