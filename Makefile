@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test quick check browser qdrant benchmark screenshot handbook embedded clean
+.PHONY: demo test quick check browser qdrant benchmark screenshot handbook embedded oldest newest versions container release clean
 
 demo: $(READY)
 	$(BIN)/randslot demo
@@ -66,6 +66,36 @@ embedded: $(READY)
 	$(BIN)/randslot train embedded --resume
 	$(BIN)/python benchmarks/embedded.py --ship
 	$(BIN)/python benchmarks/tables.py
+
+# The fast tests at the oldest versions that pyproject.toml allows, and at the newest; docs/versions.md shows them. Gigabytes:
+# other builds of torch than the pinned one come with CUDA. Warnings of old packages about newer ones are theirs.
+oldest: $(READY)
+	rm -rf .venv-oldest && $(PYTHON) -m venv .venv-oldest
+	$(BIN)/python benchmarks/versions.py oldest > .venv-oldest/constraints.txt
+	.venv-oldest/bin/pip install -q -c .venv-oldest/constraints.txt -e ".[dev]"
+	.venv-oldest/bin/python -m pytest -n logical --dist loadgroup -m "not slow" -W ignore::DeprecationWarning
+	.venv-oldest/bin/python benchmarks/versions.py record oldest
+	$(BIN)/python benchmarks/versions.py table
+
+newest: $(READY)
+	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install -q -e ".[dev]"
+	.venv-newest/bin/python -m pytest -n logical --dist loadgroup -m "not slow"
+	.venv-newest/bin/python benchmarks/versions.py record newest
+	$(BIN)/python benchmarks/versions.py table
+
+# The table of docs/versions.md, after a change of pyproject.toml.
+versions: $(READY)
+	$(BIN)/python benchmarks/versions.py table
+
+# The image, and a look whether it works with a read-only root; needs Docker.
+container:
+	docker build -t randslot .
+	docker run --rm --read-only --tmpfs /tmp randslot doctor
+
+# Wheel, sdist, notes, bill of materials and checksums in dist/, tried in a fresh environment. DRAFT=1: before the version is set.
+release: $(READY)
+	$(BIN)/python benchmarks/release.py $(if $(DRAFT),--draft)
 
 # torch first and pinned: a looser wish for it would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt

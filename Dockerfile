@@ -1,0 +1,33 @@
+# RandSlot as a service: search by words, OCR, agents (/mcp), libraries on Qdrant, and models on the CPU.
+#   docker build -t randslot .
+#   docker run -p 127.0.0.1:8000:8000 -e RANDSLOT_TOKEN=$(openssl rand -hex 16) -v randslot:/data randslot
+# docs/container.md says more. A test runs these steps as a script: keep its commands free of what a shell lacks.
+
+FROM python:3.13-slim-trixie AS build
+# PyTorch's own index has builds without CUDA, which are gigabytes smaller.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /build
+COPY constraints.txt ./
+RUN python -m venv /opt/randslot \
+    && /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN /opt/randslot/bin/pip install --no-cache-dir -c constraints.txt ".[serve,ocr,mcp,qdrant]"
+
+FROM python:3.13-slim-trixie
+COPY --from=build /opt/randslot /opt/randslot
+# Everything that is written goes into the volume: libraries, uploads, models from the hub, temporary files.
+RUN mkdir /data && chown 10001:10001 /data
+ENV PATH=/opt/randslot/bin:$PATH \
+    HOME=/data \
+    XDG_DATA_HOME=/data \
+    HF_HOME=/data/models \
+    PYTHONUNBUFFERED=1
+WORKDIR /data
+USER 10001:10001
+VOLUME /data
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/api/health', timeout=4)"]
+ENTRYPOINT ["randslot"]
+CMD ["serve", "--new", "--host", "0.0.0.0"]

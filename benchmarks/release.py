@@ -1,0 +1,140 @@
+"""Everything of a release, in dist/: wheel and sdist, tried in a fresh environment, notes, bill of materials, checksums.
+
+    python benchmarks/release.py             # for the version in pyproject.toml
+    python benchmarks/release.py --draft     # notes from "Unreleased"
+
+Nothing is uploaded. It needs the package index: the environment that tries the wheel is made from nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+PINS = ["-c", str(ROOT / "constraints.txt")]
+SBOM = "cyclonedx-bom==7.5.0"  # in an environment of its own
+SHIPPED = ("py.typed", "handbook.pdf", "embedded/model.safetensors", "serve/page/index.html", "recipes/tiny.toml")
+
+
+def read_version() -> str:
+    """Return the version, which stands in three files.
+
+    Errors: SystemExit if they disagree.
+    """
+    version: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    places = {
+        "src/randslot/__init__.py": rf'^__version__ = "{re.escape(version)}"$',
+        "CITATION.cff": rf"^version: {re.escape(version)}$",
+    }
+    for name, line in places.items():
+        if not re.search(line, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE):
+            sys.exit(f"pyproject.toml says version {version}, and {name} does not")
+    return version
+
+
+def read_notes(changelog: str, title: str) -> str:
+    """Return what the changelog says under a title.
+
+    Errors: SystemExit if it says nothing.
+    """
+    found = re.search(rf"^## {re.escape(title)}\b.*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    if not found or not found[1].strip():
+        sys.exit(f"CHANGELOG.md says nothing under {title!r}: rename Unreleased, or make a --draft")
+    return found[1].strip() + "\n"
+
+
+def check_wheel(wheel: Path) -> None:
+    """Look whether a wheel has what it should.
+
+    Errors: SystemExit that names what is missing, or too much.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    missing = [name for name in SHIPPED if f"randslot/{name}" not in names]
+    missing += [name for name in ("LICENSE", "LICENSES.md") if not any(one.endswith(f"licenses/{name}") for one in names)]
+    strange = [name for name in names if not re.match(r"randslot(-[\d.]+\.dist-info)?/", name) or "__pycache__" in name]
+    if missing or strange:
+        sys.exit(f"{wheel.name} lacks {missing} and has {strange}, which it should not")
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command; return what it prints.
+
+    Errors: SystemExit with what it said, if it fails.
+    """
+    print("$", *command, flush=True)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=cwd)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}failed: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def make_environment(folder: Path) -> Path:
+    """Make an empty environment; return its programs."""
+    venv.create(folder, with_pip=True)
+    return folder / "bin"
+
+
+def try_wheel(wheel: Path, version: str, folder: Path) -> Path:
+    """Install a wheel into a fresh environment and search with it; return the environment's Python."""
+    programs = make_environment(folder / "fresh")
+    run(programs / "pip", "install", "-q", *PINS, "torch")  # first and pinned, as in the Makefile
+    run(programs / "pip", "install", "-q", *PINS, f"{wheel}[serve,ocr]")
+    said = run(programs / "randslot", "--version")
+    if version not in said:
+        sys.exit(f"the wheel of {version} says {said!r}")
+    (folder / "papers").mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        (folder / "papers" / "handbook.pdf").write_bytes(archive.read("randslot/handbook.pdf"))
+    run(programs / "randslot", "index", "papers", "-l", "library", cwd=folder)
+    found = run(programs / "randslot", "search", "which", "keys", "zoom", "-l", "library", "-k", "1", cwd=folder)
+    if "handbook.pdf" not in found:
+        sys.exit(f"the wheel finds nothing: {found!r}")
+    run(programs / "randslot", "doctor", cwd=folder)
+    return programs / "python"
+
+
+def write_bill(python: Path, target: Path, folder: Path) -> None:
+    """Write the bill of materials of an environment, with licences, as CycloneDX JSON."""
+    programs = make_environment(folder / "bill")
+    run(programs / "pip", "install", "-q", SBOM)
+    options = ["--output-format", "JSON", "--output-reproducible", "--pyproject", ROOT / "pyproject.toml"]
+    run(programs / "cyclonedx-py", "environment", *options, "--output-file", target, python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", action="store_true", help="take the notes from Unreleased")
+    arguments = parser.parse_args()
+    version = read_version()
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    notes = read_notes(changelog, "Unreleased" if arguments.draft else version)
+    shutil.rmtree(DIST, ignore_errors=True)
+    run(sys.executable, "-m", "hatchling", "build", "-d", DIST, cwd=ROOT)
+    wheel, sdist = DIST / f"randslot-{version}-py3-none-any.whl", DIST / f"randslot-{version}.tar.gz"
+    check_wheel(wheel)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder / "again", sdist)
+        check_wheel(folder / "again" / wheel.name)
+        python = try_wheel(wheel, version, folder)
+        write_bill(python, DIST / f"randslot-{version}.cdx.json", folder)
+    (DIST / f"randslot-{version}-notes.md").write_text(notes, encoding="utf-8")
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
+    (DIST / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+    print("".join(lines), end="")
+
+
+if __name__ == "__main__":
+    main()
