@@ -10,7 +10,7 @@ WORKDIR /build
 COPY constraints.txt ./
 RUN python -m venv /opt/randslot \
     && /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE LICENSES.md ./
 COPY src src
 RUN /opt/randslot/bin/pip install --no-cache-dir -c constraints.txt ".[serve,ocr,mcp,qdrant]"
 

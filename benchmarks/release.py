@@ -62,7 +62,8 @@ def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     missing = [name for name in SHIPPED if f"randslot/{name}" not in names]
-    missing += [name for name in ("LICENSE", "LICENSES.md") if not any(one.endswith(f"licenses/{name}") for one in names)]
+    for licence in ("LICENSE", "LICENSES.md"):
+        missing += [licence] if not any(name.endswith(f"licenses/{licence}") for name in names) else []
     strange = [name for name in names if not re.match(r"randslot(-[\d.]+\.dist-info)?/", name) or "__pycache__" in name]
     if missing or strange:
         sys.exit(f"{wheel.name} lacks {missing} and has {strange}, which it should not")

@@ -1,8 +1,8 @@
 """The versions that pyproject.toml allows, the ones that the tests have run with, and the table of both in the docs.
 
-    python benchmarks/versions.py oldest             # a constraints file with the lower bounds: what make oldest installs
-    python benchmarks/versions.py record oldest      # the versions of this environment, as the oldest that were tried
-    python benchmarks/versions.py table              # docs/versions.md again; --check: fail if it would change
+    python benchmarks/versions.py oldest          # the lower bounds as a constraints file, for make oldest
+    python benchmarks/versions.py record oldest   # the versions of this environment, as the oldest that were tried
+    python benchmarks/versions.py table           # docs/versions.md again; --check: fail if it would change
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_the_citation_names_the_paper():
     assert [one["family-names"] for one in paper["authors"]] == ["Guo", "Yu", "Zhang", "Zhang", "Xu", "Wang"]
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "LICENSES.md", "docs/container.md", "docs/versions.md"])
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "LICENSES.md", "docs/container.md"])
 def test_links_lead_to_files(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     for link in re.findall(r"\]\((?!http)([^)#]+)", text):
@@ -115,10 +115,8 @@ def test_the_table_of_versions_is_what_was_tried():
     for name, (need, _) in versions.read_needs().items():
         for kind in ("oldest", "newest"):
             assert need.specifier.contains(tried[kind]["packages"][name], prereleases=True), (name, kind)
-        oldest = Version(tried["oldest"]["packages"][name]).release
-        assert oldest[: len(Version(versions.find_lower_bound(need)).release)] == Version(
-            versions.find_lower_bound(need)
-        ).release, f"the lower bound of {name} was not tried"
+        bound = Version(versions.find_lower_bound(need))
+        assert Version(tried["oldest"]["packages"][name]) == bound, f"the lower bound of {name} was not tried"
 
 
 # -- releases
@@ -190,7 +188,10 @@ def test_the_compose_file_serves_from_a_server_of_its_own():
     assert qdrant["image"] == nodes["image"]
 
 
-IN_A_BOX = """mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec unshare --user --map-user={user} --map-group={user} -- "$@" """
+IN_A_BOX = (  # $0 can be written to, and nothing else
+    'mount --bind "$0" "$0" && mount -o remount,bind,ro / '
+    '&& exec unshare --user --map-user={user} --map-group={user} -- "$@"'
+)
 
 
 class Container:
