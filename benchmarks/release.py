@@ -1,4 +1,4 @@
-"""Everything of a release, in dist/: wheel and sdist, tried in a fresh environment, notes, bill of materials, checksums.
+"""A release, in dist/: wheel and sdist, tried in a fresh environment, notes, bill of materials, checksums.
 
     python benchmarks/release.py             # for the version in pyproject.toml
     python benchmarks/release.py --draft     # notes from "Unreleased"

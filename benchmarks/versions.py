@@ -3,6 +3,8 @@
     python benchmarks/versions.py oldest          # the lower bounds as a constraints file, for make oldest
     python benchmarks/versions.py record oldest   # the versions of this environment, as the oldest that were tried
     python benchmarks/versions.py table           # docs/versions.md again; --check: fail if it would change
+
+It needs nothing of the package, so it runs before that is installed.
 """
 
 from __future__ import annotations
