@@ -93,7 +93,8 @@ container:
 	docker build -t randslot .
 	docker run --rm --read-only --tmpfs /tmp randslot doctor
 
-# Wheel, sdist, notes, bill of materials and checksums in dist/, tried in a fresh environment. DRAFT=1: before the version is set.
+# Wheel, sdist, notes, bill of materials and checksums in dist/, tried in a fresh environment. DRAFT=1: with the notes of
+# what is not released yet.
 release: $(READY)
 	$(BIN)/python benchmarks/release.py $(if $(DRAFT),--draft)
 

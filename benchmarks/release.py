@@ -43,15 +43,24 @@ def read_version() -> str:
     return version
 
 
-def read_notes(changelog: str, title: str) -> str:
-    """Return what the changelog says under a title.
+def read_notes(changelog: str, version: str, *, draft: bool = False) -> str:
+    """Return what the changelog says of a version; of a draft, what it says of no version yet.
 
-    Errors: SystemExit if it says nothing.
+    Errors: SystemExit if it says nothing, or something that belongs to no version.
     """
-    found = re.search(rf"^## {re.escape(title)}\b.*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
-    if not found or not found[1].strip():
-        sys.exit(f"CHANGELOG.md says nothing under {title!r}: rename Unreleased, or make a --draft")
-    return found[1].strip() + "\n"
+    coming, notes = _read_section(changelog, "Unreleased"), _read_section(changelog, version)
+    if draft and coming:
+        return coming
+    if coming or not notes or draft:
+        sys.exit(
+            f"CHANGELOG.md must say under {version!r} what is new, and nothing under 'Unreleased'; or make a draft"
+        )
+    return notes
+
+
+def _read_section(changelog: str, title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}(?: .*)?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    return found[1].strip() + "\n" if found and found[1].strip() else ""
 
 
 def check_wheel(wheel: Path) -> None:
@@ -120,7 +129,7 @@ def main() -> None:
     arguments = parser.parse_args()
     version = read_version()
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    notes = read_notes(changelog, "Unreleased" if arguments.draft else version)
+    notes = read_notes(changelog, version, draft=arguments.draft)
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "hatchling", "build", "-d", DIST, cwd=ROOT)
     wheel, sdist = DIST / f"randslot-{version}-py3-none-any.whl", DIST / f"randslot-{version}.tar.gz"

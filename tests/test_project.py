@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -75,7 +76,7 @@ def test_workflows_call_targets_of_the_makefile(file):
         matrix = job.get("strategy", {}).get("matrix", {})
         for step in job["steps"]:
             assert ("run" in step) != ("uses" in step)
-            words = step.get("run", "make quick").split()
+            words = [word for word in step.get("run", "make quick").split() if "=" not in word]
             assert words[0] == "make"
             named = [str(value) for key in matrix for value in matrix[key] if f"matrix.{key} " in step.get("run", "")]
             assert set(named or words[1:]) <= find_targets()
@@ -123,12 +124,28 @@ def test_the_table_of_versions_is_what_was_tried():
 
 
 def test_notes_are_a_section_of_the_changelog():
-    changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2026-12-01)\n\n### Added\n\n- old\n\n## 0.2\n"
-    assert release.read_notes(changelog, "Unreleased") == "- new\n"
+    before = "# Changelog\n\n## Unreleased\n\n- new\n"
+    changelog = "## 0.2.0 (2026-12-01)\n\n### Added\n\n- old\n\n## 0.1.0\n\n- first\n"
     assert release.read_notes(changelog, "0.2.0") == "### Added\n\n- old\n"
-    for title in ("0.3.0", "0.2.0.1"):
-        with pytest.raises(SystemExit, match="rename Unreleased"):
-            release.read_notes(changelog, title)
+    assert release.read_notes(before + changelog, "0.2.0", draft=True) == "- new\n"
+    for text, version, draft in [
+        (before + changelog, "0.2.0", False),
+        (changelog, "0.2", False),
+        (changelog, "0.2.0", True),
+    ]:
+        with pytest.raises(SystemExit, match=re.escape(f"must say under '{version}'")):
+            release.read_notes(text, version, draft=draft)
+
+
+def test_a_wheel_has_what_it_should_and_nothing_else(tmp_path, monkeypatch):
+    release.run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    release.check_wheel(wheel)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("tests/test_cli.py", "")
+    monkeypatch.setattr(release, "SHIPPED", ("py.typed", "nothing.txt"))
+    with pytest.raises(SystemExit, match=r"lacks \['nothing.txt'\] and has \['tests/test_cli.py'\]"):
+        release.check_wheel(wheel)
 
 
 # -- container
