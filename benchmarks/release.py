@@ -59,7 +59,7 @@ def read_notes(changelog: str, version: str, *, draft: bool = False) -> str:
 
 
 def _read_section(changelog: str, title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}(?: .*)?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^## {re.escape(title)}(?: [^\n]*)?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     return found[1].strip() + "\n" if found and found[1].strip() else ""
 
 
