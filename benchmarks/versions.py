@@ -51,12 +51,12 @@ def make_constraints() -> str:
     return "".join(f"{name}=={find_lower_bound(need)}\n" for name, (need, _) in sorted(read_needs().items()))
 
 
-def record(kind: str) -> None:
-    """Write down the versions of this environment, as the oldest or the newest that the tests have run with."""
+def record(kind: str, tests: str) -> None:
+    """Write down the versions of this environment, as the oldest or the newest that some tests have run with."""
     rows: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
     versions = {name: metadata.version(name) for name in read_needs()}
     rows[kind] = {
-        "command": f"make {kind}",
+        "tests": tests,
         "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "packages": versions,
@@ -74,7 +74,8 @@ def make_table() -> str:
         lines.append(f"| {' | '.join([name, extra or '', allowed, *tried])} |")
     lines.append("")
     for kind in ("oldest", "newest"):
-        lines.append(f"`{rows[kind]['command']}` on {rows[kind]['date']}, Python {rows[kind]['python']}.")
+        about = rows[kind]
+        lines.append(f"- {kind.capitalize()}: {about['tests']}, with Python {about['python']} on {about['date']}.")
     return "\n".join(lines) + "\n"
 
 
@@ -90,14 +91,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["oldest", "record", "table"])
     parser.add_argument("kind", nargs="?", choices=["oldest", "newest"])
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="of the table: fail if it would change")
+    parser.add_argument("--tests", default="all fast tests", help="of a record: which tests have run")
     arguments = parser.parse_args()
     if (arguments.what == "record") != (arguments.kind is not None):
         parser.error("record takes oldest or newest, and nothing else does")
     if arguments.what == "oldest":
         print(make_constraints(), end="")
     elif arguments.what == "record":
-        record(arguments.kind)
+        record(arguments.kind, arguments.tests)
     else:
         write_table(check=arguments.check)
 
