@@ -119,7 +119,7 @@ def write_bill(python: Path, target: Path, folder: Path) -> None:
     """Write the bill of materials of an environment, with licences, as CycloneDX JSON."""
     programs = make_environment(folder / "bill")
     run(programs / "pip", "install", "-q", SBOM)
-    options = ["--output-format", "JSON", "--output-reproducible", "--pyproject", ROOT / "pyproject.toml"]
+    options = ["--output-format", "JSON", "--output-reproducible", "--pyproject", str(ROOT / "pyproject.toml")]
     run(programs / "cyclonedx-py", "environment", *options, "--output-file", target, python)
 
 
