@@ -25,9 +25,10 @@ from .. import __version__
 from ..errors import BusyError, RandSlotError
 from ..library.hits import sign
 from ..library.manifest import File
+from ..library.names import show_folder, show_name
 from ..library.results import By
 from ..words.snippets import Snippet
-from .choices import Choice, Choices, Sort, show_folder, show_modified, show_name
+from .choices import Choice, Choices, Sort, show_modified
 from .embedding_routes import add_embedding_routes
 from .guard import COOKIE, SCRIPTS, Access, Guard, describe_error
 from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
