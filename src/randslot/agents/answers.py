@@ -87,15 +87,17 @@ class FoundPage:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, and the words of the query that no page has."""
+    """What a search found, and the words of the query that no page has: none of all, or of the document that was asked."""
 
     pages: list[FoundPage]
     unknown: list[str]
+    in_document: bool = False
 
     def __str__(self) -> str:
         lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
         if self.unknown:
-            lines.append(f"no page has {' or '.join(self.unknown)}")
+            pages = "no page of this document" if self.in_document else "no page"
+            lines.append(f"{pages} has {' or '.join(self.unknown)}")
         return "\n".join(lines)
 
 
@@ -181,7 +183,8 @@ class Answers:
             found.append(page)
         by_vectors = bool(hits) and hits[0].by == "vectors"
         unknown = [] if by_vectors else self.library.find_unknown(query, only)[:MOST_UNKNOWN]
-        return Found(found, [clean_line(word, WORD_CHARACTERS) for word in unknown])
+        words = [clean_line(word, WORD_CHARACTERS) for word in unknown]
+        return Found(found, words, in_document=only is not None)
 
     def list_documents(self, name: str, offset: int, limit: int) -> tuple[int, list[DocumentLine]]:
         """Return how many documents have a part of a name, in any case, and some of them, by their names."""

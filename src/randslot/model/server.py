@@ -46,6 +46,8 @@ class Server:
     def find_model(self) -> ListedModel:
         """Return the first model that the server has."""
         answer = self.ask("/v1/models")
+        if answer.get("data") == []:
+            raise RandSlotError(f"{self.url} has no model: a library of words alone has none, index it with --model")
         try:
             model = answer["data"][0]
             return ListedModel(str(model["id"]), str(model.get("root") or model["id"]), model.get("randslot"))

@@ -68,6 +68,7 @@ WORDS = {  # what is wrong with a value, by pydantic's name for it
     "date_from_datetime_parsing": "must be a day as in 2024-01-31",
     "date_from_datetime_inexact": "must be a day as in 2024-01-31",
     "dict_type": "must be a JSON object",
+    "texts": "must be a text, or a list of 1 to {most} texts",
     "too_long": "must have at most {max_length} entries",
 }
 BUSY = "the library is out of reach or in use for now: try again later"
