@@ -87,7 +87,7 @@ class FoundPage:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, and the words of the query that no page has: none of all, or of the document that was asked."""
+    """What a search found, and the words of the query that no page has: of all, or of the document that was asked."""
 
     pages: list[FoundPage]
     unknown: list[str]
