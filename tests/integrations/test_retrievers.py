@@ -167,10 +167,11 @@ def test_an_option_that_is_misspelled_is_refused(framework, lib):
 
 
 def test_a_page_that_is_there_twice_is_returned_once(framework, tmp_path):
-    for name in ("a", "b"):
-        write_pages(tmp_path / f"{name}.pdf", [["Wool and cotton"]])
+    files = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    for file in files:
+        write_pages(file, [["Wool and cotton"]])
     with Library(tmp_path / "lib") as library:
-        library.add(tmp_path, workers=1)
+        library.add(files, workers=1)
         (page,) = getattr(Asked, framework)(make(framework, library), "wool", False)
     assert page[1] == "Wool and cotton"
 
