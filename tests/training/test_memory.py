@@ -171,12 +171,17 @@ def test_a_dry_run_follows_the_length_of_texts():
 
 def test_a_dry_run_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(dry_run, "free_shared_memory", lambda: 1000)
-    text = describe_run(tiny_recipe("qwen3.5", workers=1), 1)
+    text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)
     assert "1 worker on each of 1 device;" in text
+    assert "| RTX 4090, 24 GB | yes |" in text
+    assert "GB with --set gradient_cache=true, for one forward pass more" in text
     assert "missing        that much shared memory: set fewer workers" in text
     assert "no GPU with flash-linear-attention here: plain PyTorch instead of its kernels" in text
     assert "not installed  fla: pip install flash-linear-attention" in text
-    text = describe_run(tiny_recipe("qwen3-vl", workers=0), 1)
+    monkeypatch.setattr(dry_run, "GPUS", {"Small": (1, 100)})
+    text = describe_run(tiny_recipe("qwen3-vl", workers=0, gradient_cache=True, micro_batch=1), 1)
+    assert "| Small, 1 GB | no |" in text  # CUDA alone takes more
+    assert "less memory" not in text
     assert "that much shared memory" not in text
     assert "kernels" not in text
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from ..errors import RandSlotError, UsageError
 from ..model.families.family import Family
 from ..model.hub import is_hub_id
+from ..model.model import RandSlotModel
 from ..tables import Cell, Table, write_table
 from .arguments import share
 from .hardware import Hardware, add_kernels, choose_hardware, free_shared_memory, refuse_sharding, shared_bytes
@@ -21,8 +23,8 @@ from .pairs import load_pairs
 from .recipe import Recipe
 
 KNOWN_ROWS = {"vidore/colpali_train_set": 118_195}  # of the paper's data, so that it need not be fetched to be counted
-# 1e12 operations a second in bfloat16, the most by their vendors, without sparsity.
-PEAKS = {"RTX 4090, 24 GB": 165, "L40S, 48 GB": 362, "A100, 80 GB": 312, "H100, 80 GB": 989}
+# GB of memory, and 1e12 operations a second in bfloat16, the most by their vendors, without sparsity.
+GPUS = {"RTX 4090": (24, 165), "L40S": (48, 362), "A100": (80, 312), "H100": (80, 989)}
 UTILISATION = 0.4  # of that peak, which well-fed training of this size reaches: assumed
 GB = 1e9
 CHECKPOINTS = 2  # that a run keeps
@@ -55,9 +57,10 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
         f"page       at most {cost.positions:,} positions, {cost.sent / 1e6:.0f} MB from worker to device",
         "",
         write_table(_memory_table(memory), "md"),
+        *_describe_savings(recipe, model, cost, pages, devices),
         *_describe_places(recipe, model, cost, pages, devices),
         "",
-        write_table(_speed_table(recipe, cost, pages, devices, steps), "md"),
+        write_table(_speed_table(recipe, cost, pages, devices, steps, sum(memory.values())), "md"),
         *_describe_here(hardware, model.family),
     ]
     return "\n".join(lines)
@@ -90,7 +93,14 @@ def _memory_table(memory: dict[str, int]) -> Table:
     return Table("Memory of each device, computed for the largest pages", ["part", "GB"], rows, digits=2)
 
 
-def _describe_places(recipe: Recipe, model: object, cost: PageCost, pages: int, devices: int) -> Iterator[str]:
+def _describe_savings(recipe: Recipe, model: RandSlotModel, cost: PageCost, pages: int, devices: int) -> Iterator[str]:
+    saving = replace(recipe, gradient_cache=True)
+    if is_cached(saving, pages) and not is_cached(recipe, pages):
+        memory = sum(memory_by_part(saving, model, cost, devices, recipe.optimizer).values())
+        yield f"less memory    {memory / GB:.1f} GB with --set gradient_cache=true, for one forward pass more"
+
+
+def _describe_places(recipe: Recipe, model: RandSlotModel, cost: PageCost, pages: int, devices: int) -> Iterator[str]:
     here = min(devices, 8)
     need, free = shared_bytes(recipe, cost.sent, pages, here), free_shared_memory()
     has = "" if free is None else f"; this machine has {free / GB:.1f} GB free"
@@ -98,7 +108,6 @@ def _describe_places(recipe: Recipe, model: object, cost: PageCost, pages: int, 
     yield f"shared memory  at most {need / GB:.1f} GB for {workers}{has}"
     if free is not None and need > free:
         yield "missing        that much shared memory: set fewer workers, or give it more (in Docker --shm-size)"
-    assert isinstance(model, torch.nn.Module)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     saved = 4 * trained if recipe.lora else sum(weight.nbytes for weight in model.parameters())
     kept = saved + (CHECKPOINTS * (saved + 8 * trained) if recipe.save_every else 0)
@@ -111,17 +120,20 @@ def _describe_places(recipe: Recipe, model: object, cost: PageCost, pages: int, 
     yield f"disk           {kept / GB:.1f} GB for model and checkpoints{fetched}; {free_disk / GB:.0f} GB are free"
 
 
-def _speed_table(recipe: Recipe, cost: PageCost, pages: int, devices: int, steps: int) -> Table:
+def _speed_table(recipe: Recipe, cost: PageCost, pages: int, devices: int, steps: int, memory: int) -> Table:
     """Compute how fast some GPUs would be by their peak."""
     operations = 2 * step_multiply_adds(recipe, cost, pages)
     rows: list[list[Cell]] = []
-    for name, peak in PEAKS.items():
+    for name, (size, peak) in GPUS.items():
         seconds = operations / (UTILISATION * peak * 1e12)
         hours = steps * seconds / 3600 if steps else None
-        rows.append([name, round(pages * cost.positions / seconds), pages * devices / seconds, seconds, hours])
+        fits = "yes" if memory <= size * GB else "no"
+        positions = round(pages * cost.positions / seconds)
+        rows.append([f"{name}, {size} GB", fits, positions, pages * devices / seconds, seconds, hours])
     many = _count(devices, "device")
     title = f"Expected at {UTILISATION:.0%} of the peak in bfloat16 (assumed), {many}, workers that keep up"
-    return Table(title, ["GPU", "positions/s of a device", "pages/s of all", "s a step", "hours"], rows, digits=1)
+    heads = ["GPU", "fits", "positions/s of a device", "pages/s of all", "s a step", "hours"]
+    return Table(title, heads, rows, digits=1)
 
 
 def _describe_here(hardware: Hardware, family: Family) -> Iterator[str]:

@@ -129,7 +129,9 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) ->
         seconds = time.perf_counter() - started
     row: list[Cell] = [protocol.samples / seconds, 1000 * alone, f"{ahead.waited / seconds:.1%}"]
     size = f"up to {protocol.rows} x {protocol.columns}"
-    title = f"Page images of {size} merged visual tokens, made ready in {ahead.threads} threads"
+    title = (
+        f"Page images of {size} merged visual tokens, made ready in {ahead.threads} thread{'s' * (ahead.threads > 1)}"
+    )
     return Table(title, ["pages/s", "ms to make one ready", "the model waits"], [row], digits=2)
 
 
