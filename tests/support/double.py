@@ -14,12 +14,21 @@ class InDouble(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        if func is torch.Tensor.backward:  # a gradient cache runs the model again in a hook of it
-            with self:
-                return torch.autograd.backward(args[0])
         args = [_double(value) for value in args]
         kwargs = {name: _double(value) for name, value in (kwargs or {}).items()}
         return func(*args, **kwargs)
+
+
+def make_double(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model that computes in double precision, also where a mode does not reach: in hooks of a backward."""
+    forward = model.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with InDouble():
+            return forward(*args, **kwargs)
+
+    model.forward = run
+    return model.double()
 
 
 def _double(value: Any) -> Any:
