@@ -279,6 +279,14 @@ def test_a_wrong_path_leaves_no_library(run, papers, tmp_path):
     assert not (tmp_path / "lib").exists()
 
 
+def test_a_refused_library_leaves_no_folders(run, papers, tmp_path):
+    assert run("index", "papers", "-l", "new/one/lib", "--model", "gone")[0] == 2
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    assert run("index", "papers", "-l", "mine/lib", "--model", "gone")[0] == 2
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_what_is_no_regular_file_is_told_and_the_rest_is_indexed(run, papers, saved):
     os.mkfifo("pipe.pdf")
     code, _, err = run("index", "pipe.pdf", "papers/a.tif", "-l", "lib", "--model", str(saved))

@@ -119,6 +119,19 @@ def test_a_model_that_reads_text_gets_text(tmp_path):
     ray_tasks._renderers.cache_clear()
 
 
+def test_an_actor_encodes_by_the_length_of_pages_not_by_their_number(tmp_path, monkeypatch):
+    randslot.tiny("llama", text_tokens=200).save_pretrained(tmp_path / "model")
+    encode = cluster.Encode(randslot.load(tmp_path / "model").identity, "lib", size=2)
+    sizes, embed = [], encode.model.embed_pages
+    monkeypatch.setattr(encode.model, "embed_pages", lambda pages: sizes.append(len(pages)) or embed(pages))
+    texts = ["a " * 999, "b " * 999, *(f"tax {number}" for number in range(9))]
+    found = encode._encode(texts)
+    assert sizes[0] == 2
+    assert sizes[1] > 4
+    for one, other in zip(found, embed(texts), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_actors_take_gpus_where_there_are():
     places = cluster._places({"CPU": 64.0, "GPU": 8.0})
     assert (places["num_gpus"], places["compute"].max_size) == (1, 8)

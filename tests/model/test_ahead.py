@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from randslot.model.ahead import Ahead, cut_by_positions
+from randslot.model.ahead import Ahead, cut_by_positions, in_shares, page_share
 from support.models import make, noise
 
 SIZES = [(64, 64), (256, 96), (64, 96), (300, 200), (96, 64), (128, 128)]
@@ -49,6 +49,15 @@ def test_batches_hold_a_number_of_positions_not_of_pages():
     assert all(len(batch) * max(lengths[number] for number in batch) <= 200 for batch in found)
     assert cut_by_positions([500], 200) == [[0]]
     assert cut_by_positions([], 200) == []
+
+
+def test_small_pages_come_together_and_large_ones_in_few():
+    shares = [1.0, 1.0, 0.5, 0.5, 1.0, 0.125]
+    assert list(in_shares(shares, 2, lambda share: share)) == [[1.0, 1.0], [0.5, 0.5, 1.0], [0.125]]
+    model = make("llama", text_tokens=200)
+    shown = [page_share(model.prepare_page(text)) for text in ("x", "a " * 60, "a " * 999)]
+    assert shown == [pytest.approx(0.2, abs=0.1), pytest.approx(0.8, abs=0.1), 1.0]
+    assert page_share("a text as it is") == 1.0
 
 
 def test_work_is_done_ahead_in_order_and_no_further_than_asked():

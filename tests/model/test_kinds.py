@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -103,6 +104,21 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 def test_a_missing_model_is_told() -> None:
     with pytest.raises(UsageError, match="no model found at '/nowhere/at/all'"):
         open_model("/nowhere/at/all")
+
+
+def test_a_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    Path("models/weights.safetensors").write_bytes(b"x")  # of the form of a hub id
+    with pytest.raises(UsageError, match=r"models/weights.safetensors is a file: name the folder of a model"):
+        open_model("models/weights.safetensors")
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "qwen3_vl", "text_config": {}}])
+def test_a_configuration_without_sizes_is_not_the_default_model(tmp_path: Path, config: dict[str, Any]) -> None:
+    """That one has billions of weights."""
+    with pytest.raises(RandSlotError, match=r"lacks the sizes of its model \(hidden_size, num_hidden_layers\)"):
+        open_model(str(write_config(tmp_path / "model", **config)))
 
 
 def test_half_a_download_is_told(copied: Path) -> None:

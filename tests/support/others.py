@@ -22,6 +22,7 @@ from transformers import (
     ColPaliForRetrieval,
     ColQwen2Config,
     ColQwen2ForRetrieval,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
@@ -269,18 +270,10 @@ TASK_TEMPLATE = (
 
 def save_colqwen_adapter(folder: Path) -> Path:
     """ColQwen as colpali-engine trains it: an adapter on a base elsewhere, with a projection, a mask and a template."""
-    from peft import LoraConfig
     from transformers import AutoModel
 
     base = _save_qwen3_vl(folder.with_name(f"{folder.name}-base"))
-    model = AutoModel.from_pretrained(base)
-    torch.manual_seed(2)
-    model.add_adapter(LoraConfig(r=4, target_modules=r".*language_model.*\.(q_proj|v_proj)", init_lora_weights=False))
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    change(folder, "adapter_config.json", base_model_name_or_path=str(base))
-    for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
-        (folder / name).write_text((base / name).read_text(encoding="utf-8"), encoding="utf-8")
+    _save_adapter(folder, base, AutoModel.from_pretrained(base))
     (folder / "chat_template.jinja").write_text(TASK_TEMPLATE, encoding="utf-8")
     forward = {"method": "forward", "method_output_name": "last_hidden_state", "format": "structured"}
     transformer = {
@@ -310,10 +303,15 @@ MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.Mul
 
 def save_colqwen2_adapter(folder: Path) -> Path:
     """An adapter on ColQwen2 as transformers has it, without modules."""
+    base = save_colqwen2(folder.with_name(f"{folder.name}-base"))
+    _save_adapter(folder, base, ColQwen2ForRetrieval.from_pretrained(base))
+    return folder
+
+
+def _save_adapter(folder: Path, base: Path, model: PreTrainedModel) -> None:
+    """Save a random adapter on a model that was loaded from `base`, with the processors of that."""
     from peft import LoraConfig
 
-    base = save_colqwen2(folder.with_name(f"{folder.name}-base"))
-    model = ColQwen2ForRetrieval.from_pretrained(base)
     torch.manual_seed(2)
     model.add_adapter(LoraConfig(r=4, target_modules=r".*language_model.*\.(q_proj|v_proj)", init_lora_weights=False))
     folder.mkdir(parents=True, exist_ok=True)
@@ -321,4 +319,3 @@ def save_colqwen2_adapter(folder: Path) -> Path:
     change(folder, "adapter_config.json", base_model_name_or_path=str(base))
     for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
         (folder / name).write_text((base / name).read_text(encoding="utf-8"), encoding="utf-8")
-    return folder

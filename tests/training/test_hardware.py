@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 
 import pytest
 import torch
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
+from randslot.model.families import find_family
 from randslot.training import hardware
-from randslot.training.hardware import check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
+from randslot.training.hardware import add_kernels, check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
 from randslot.training.recipe import make_recipe
 from randslot.training.train import Run
 from support.pairs import small, write_pairs
@@ -53,6 +55,19 @@ def test_a_gpu_without_flash_attention_says_so(monkeypatch):
     found = choose_hardware(RECIPE)
     assert found.attention == "sdpa"
     assert found.fallbacks[0].startswith("flash-attn is not installed")
+
+
+def test_kernels_that_a_family_lacks_are_said_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = choose_hardware(RECIPE)
+    assert add_kernels(found, find_family("qwen3-vl")) == found
+    *before, fla, conv = add_kernels(found, find_family("qwen3.5")).fallbacks
+    assert tuple(before) == found.fallbacks
+    assert fla.startswith("no GPU with flash-linear-attention here: plain PyTorch instead")
+    assert conv.startswith("no GPU with causal-conv1d here")
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    on_gpu = replace(found, on_gpu=True, fallbacks=())
+    assert add_kernels(on_gpu, find_family("qwen3.5")).fallbacks == ()
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import randslot
 from randslot.errors import UsageError
 from randslot.model.backbone import find_shape
+from randslot.training import dry_run
 from randslot.training.dry_run import describe_run
 from randslot.training.loss import Loss
 from randslot.training.memory import (
@@ -157,6 +159,32 @@ def test_a_dry_run_says_what_a_run_takes(tmp_path):
     for words in ("| weights |", "| activations |", "shared memory", "disk", "| A100, 80 GB |", "this machine"):
         assert words in text
     assert "AdamW in float32 instead of PagedAdamW8bit" in text
+
+
+def test_a_dry_run_follows_the_length_of_texts():
+    positions = []
+    for num in (64, 256):
+        values = {"untrained": "llama-tiny", "text_tokens": num, "batch": 4, "data": "x.jsonl"}
+        (found,) = re.findall(r"at most (\d+) positions", describe_run(make_recipe(values), 1))
+        positions.append(int(found))
+    assert positions[1] - positions[0] == pytest.approx(256 - 64, abs=5)  # a page ends with a word
+
+
+def test_a_dry_run_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(dry_run, "free_shared_memory", lambda: 1000)
+    text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)
+    assert "1 worker on each of 1 device;" in text
+    assert "| RTX 4090, 24 GB | yes |" in text
+    assert "GB with --set gradient_cache=true, for one forward pass more" in text
+    assert "missing        that much shared memory: set fewer workers" in text
+    assert "no GPU with flash-linear-attention here: plain PyTorch instead of its kernels" in text
+    assert "not installed  fla: pip install flash-linear-attention" in text
+    monkeypatch.setattr(dry_run, "GPUS", {"Small": (1, 100)})
+    text = describe_run(tiny_recipe("qwen3-vl", workers=0, gradient_cache=True, micro_batch=1), 1)
+    assert "| Small, 1 GB | no |" in text  # CUDA alone takes more
+    assert "less memory" not in text
+    assert "that much shared memory" not in text
+    assert "kernels" not in text
 
 
 def test_a_dry_run_of_an_unknown_backbone_is_refused():

@@ -132,7 +132,7 @@ def study(
 
 def profile(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
-    page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",
+    page: Annotated[str, typer.Option(help="Tokens of a page: merged visual ones, rows x columns.")] = "48x32",
     vectors: Annotated[str, typer.Option(help="Budgets to time.")] = "1,4,6",
     samples: Annotated[int, typer.Option(help="Measured samples, after three to warm up.")] = 32,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
@@ -162,5 +162,6 @@ def profile(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         table = profile(loaded, protocol, progress)
     print(write_table(table, style))
-    print(write_table(measure_waiting(loaded, protocol), style))
+    if loaded.reads == "image":  # a text is made ready in no time
+        print(write_table(measure_waiting(loaded, protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)

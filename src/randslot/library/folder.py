@@ -39,6 +39,7 @@ class FolderLocation:
         Errors: RandSlotError in one line if it holds something else, or is open in another process.
         """
         self.folder, self.name = folder, str(folder)
+        self.new_parents: list[Path] = []
         if not (folder / LIBRARY_FILE).is_file():
             self._check_new(create)
         self._lock()
@@ -46,6 +47,7 @@ class FolderLocation:
     def _check_new(self, create: bool) -> None:
         if not create:
             raise UsageError(f"no library at {self.folder}: randslot index makes one")
+        self.new_parents = [parent for parent in self.folder.parents if not parent.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             others = [path.name for path in self.folder.iterdir() if path.name not in BEGUN]
@@ -137,6 +139,9 @@ class FolderLocation:
             for name in BEGUN:
                 (self.folder / name).unlink(missing_ok=True)
             self.folder.rmdir()
+            for parent in self.new_parents:  # the nearest first
+                with suppress(OSError):  # somebody else has put something there
+                    parent.rmdir()
 
 
 def folder_size(folder: Path) -> int:

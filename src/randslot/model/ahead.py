@@ -69,6 +69,25 @@ def cut_by_positions(lengths: Sequence[int], most: int) -> list[list[int]]:
     return batches
 
 
+def page_share(page: object) -> float:
+    """Return how much there is to compute of a page: one for the largest, but at least an eighth."""
+    return max(min(getattr(page, "share", 1.0), 1.0), 0.125)
+
+
+def in_shares(items: Iterable[T], most: float, share: Callable[[T], float]) -> Iterator[list[T]]:
+    """Yield items until their shares have come to `most`: many small ones at a time, and few large ones."""
+    group: list[T] = []
+    size = 0.0
+    for item in items:
+        group.append(item)
+        size += share(item)
+        if size >= most:
+            yield group
+            group, size = [], 0.0
+    if group:
+        yield group
+
+
 def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield `size` items at a time."""
     group: list[T] = []

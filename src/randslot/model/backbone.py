@@ -63,11 +63,19 @@ def _find_family(source: Source) -> Family:
         )
     if not file.is_file():
         raise RandSlotError(f"no model in {name}: it has no {file.name}")
-    model_type = read_json(file).get("model_type")
+    config = read_json(file)
+    model_type = config.get("model_type")
     families = list_families()
     if model_type not in families:
         raise RandSlotError(f"{name} is a {model_type!r} model; RandSlot runs on {' and '.join(families)}")
-    return families[model_type]
+    # Whoever saves a model writes its sizes, if only those of a text_config that are not the default ones.
+    family = families[model_type]
+    if not config.get("text_config") and not config.keys() >= set(family.sizes):
+        raise RandSlotError(
+            f"the {file.name} of {name} lacks the sizes of its model ({', '.join(family.sizes)}): transformers would "
+            "make one as large as its default; get it again"
+        )
+    return family
 
 
 def _check_weights(source: Source, family: Family, report: dict[str, Any]) -> None:

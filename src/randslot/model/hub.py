@@ -56,6 +56,8 @@ def find(
         if revision is not None:
             raise UsageError(f"revision={revision!r} goes with a hub id, and {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
+    if folder.is_file():
+        raise UsageError(f"{name} is a file: name the folder of a model, or a hub id like owner/name")
     if isinstance(name, Path) or not is_hub_id(name):
         raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
     commit, offline = (None, "only local files") if local_files_only else ask_hub(name, revision, token)

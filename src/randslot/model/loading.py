@@ -41,7 +41,7 @@ def load(
 
     settings: any of `Settings`; they override what was saved, but for `slots` and `template`, which are for a new
     model. slots: "random", "zero", "fixed", "learned" or "feedback": how it is trained; "tokens" appends nothing and
-    gives every token a vector, and then `reduction` ("random", "cluster", "kmeans" or "pooling") brings each page to
+    gives every token a vector, and then `reduction` ("random", "kmeans", "semcluster" or "pool1d") brings each page to
     `page_vectors` when encoding. inference: what is appended when encoding. query_vectors, page_vectors: the budgets.
     visual_tokens: the most visual tokens a page may take. seed: for adapters, tables and random slots. template: what
     stands around queries and pages: "paper", or "embedding" on a retrieval model such as Qwen3-VL-Embedding.

@@ -72,8 +72,8 @@ class RandSlotModel(MultiVectorEncoder):
         """What turns queries and pages into features; it can be sent to other processes."""
         return self.encoder.preprocessor
 
-    def page_grid(self, features: dict[str, Any]) -> tuple[int, int]:
-        """Return the rows and columns of visual tokens of the first page among features."""
+    def page_grid(self, features: dict[str, Any]) -> tuple[int, int] | None:
+        """Return the rows and columns of visual tokens of the first page among features; None if it has no grid."""
         return self.family.page_grid(self.encoder.processors, features)
 
     # -- a reader of pages

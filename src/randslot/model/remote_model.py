@@ -8,20 +8,14 @@ Shapes: B batch, L tokens, K vectors, D dimension.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from sentence_transformers.base.modules import InputModule
 from sentence_transformers.util import get_device_name
 from torch import Tensor
 
@@ -40,13 +34,12 @@ from .loading import choose_dtype, load_source
 from .model import RandSlotModel
 from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import Side
+from .served_encoder import ServedEncoder, write_page
 from .server import Server, change_budgets
 from .server import is_url as is_url  # where it was, for others
 from .service_model import ServiceEncoder
 from .settings import Settings
 from .template import PAGE, QUERY
-
-AT_ONCE = 8  # pages on their way together: the server makes batches of them
 
 
 def remote(
@@ -119,15 +112,12 @@ def _find_serving(url: str, folder: str | Path | None, root: str) -> Path:
     return file
 
 
-class RemoteEncoder(InputModule):
-    """The one module of a model that runs on a server: same inputs and outputs as `SlotEncoder`."""
+class RemoteEncoder(ServedEncoder):
+    """The one module of a model that runs on a server such as vLLM."""
 
     def __init__(self, server: Server, name: str, serving: Path) -> None:
-        super().__init__()
-        self.server = server
-        self.name = name
+        super().__init__(server, name)
         self.folder = serving.parent
-        self.source = self.home = Source(server.url)
         content = read_json(serving)
         if content.get("format") != FORMAT:
             raise RandSlotError(f"{serving} has format {content.get('format')!r}, but this version reads {FORMAT}")
@@ -153,26 +143,15 @@ class RemoteEncoder(InputModule):
         Errors: RandSlotError if slots are not tokens there: it would take them for text, and give other vectors.
         """
         prompt = self.page_prompt.replace(self.family.image_token, "")
-        plain, slotted, page = self._ask({"input": ["x", "x" + self.query_slots, prompt]})
+        plain, slotted, page = self.ask({"input": ["x", "x" + self.query_slots, prompt]})
         if len(slotted) - len(plain) != self.exported.query_vectors - 1:
             raise RandSlotError(f"{self.server.url} does not know the slot tokens: does it run the exported folder?")
         self.num_prompt_tokens = len(page)
 
     @property
-    def modalities(self) -> list[Any]:
-        return ["text"] if self.family.reads == "text" else ["text", "image"]
-
-    @property
     def page_pixels(self) -> int:
         """The most pixels of a page that the model reads."""
         return self.family.served_pixels(**self.image) if self.family.reads == "image" else 0
-
-    def weights_key(self) -> str:
-        """Return a hash of the weights that the export was made from."""
-        return self.weights
-
-    def get_embedding_dimension(self) -> int:
-        return self.dimension
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (images or their paths) into the bodies of requests."""
@@ -184,7 +163,7 @@ class RemoteEncoder(InputModule):
             return self._preprocess_texts(items)
         fitted = [self.family.fit_page(open_page(page, self.page_pixels), **self.image) for page in items]
         num_tokens = [self.num_prompt_tokens + visual for _, visual in fitted]
-        return {"side": side, "bodies": [self._page(page) for page, _ in fitted], "num_tokens": num_tokens}
+        return {"side": side, "bodies": [write_page(page) for page, _ in fitted], "num_tokens": num_tokens}
 
     def _preprocess_texts(self, pages: list[Any]) -> dict[str, Any]:
         """Turn pages into token numbers: a server would cut the end, and take special tokens in a page for its own."""
@@ -219,18 +198,10 @@ class RemoteEncoder(InputModule):
             if token in text:
                 raise RandSlotError(f"a query to a server cannot hold the special token {token}: {text[:80]!r}")
 
-    def _page(self, page: Image.Image) -> dict[str, Any]:
-        file = BytesIO()
-        page.save(file, "PNG", compress_level=1)
-        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-        image = {"type": "image_url", "image_url": {"url": url}}
-        return {"messages": [{"role": "user", "content": [image]}]}
-
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K)."""
         side: Side = features["side"]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            states = [rows for answer in pool.map(self._ask, features["bodies"]) for rows in answer]
+        states = self.ask_all(features["bodies"])
         found = [len(rows) for rows in states]
         if side == "page" and found != features["num_tokens"]:
             raise RandSlotError(
@@ -245,23 +216,15 @@ class RemoteEncoder(InputModule):
             raise RandSlotError(f"{self.server.url} answers with states that are not finite: does it run in float16?")
         return {"token_embeddings": vectors, "attention_mask": torch.ones(vectors.shape[:2], dtype=torch.long)}
 
-    def _ask(self, body: dict[str, Any]) -> list[Tensor]:
+    def ask(self, body: dict[str, Any]) -> list[Tensor]:
         """Return the states (L, D) of each input in a body."""
-        # base64: as numbers in text, the states of one page would be many megabytes.
-        form = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
-        options = {"model": self.name, "task": "token_embed", "add_special_tokens": False, **form}
-        answer = self.server.ask("/pooling", options | body)
-        wanted = len(body.get("input", [body]))
+        form = {"embed_dtype": "float32", "endianness": "little"}
+        options = {"task": "token_embed", "add_special_tokens": False, **form}
+        numbers, answer = self.post(options | body, "token states")
         try:
-            items = sorted(answer["data"], key=lambda item: int(item["index"]))
-            numbers = [
-                torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32) for item in items
-            ]
             tokens = int(answer["usage"]["prompt_tokens"])
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise RandSlotError(f"{self.server.url} answers with no token states: {first_line(error)}") from error
-        if len(numbers) != wanted:
-            raise RandSlotError(f"{self.server.url} answers with {len(numbers)} items for {wanted} inputs")
+        except (KeyError, TypeError, ValueError) as error:
+            raise RandSlotError(f"{self.server.url} does not count the tokens: {first_line(error)}") from error
         # The bytes have no shape: only the count of tokens tells a wrong dimension.
         total = sum(len(item) for item in numbers)
         if total != tokens * self.dimension or any(len(item) % self.dimension for item in numbers):
@@ -270,7 +233,3 @@ class RemoteEncoder(InputModule):
                 "is it this model, started with token_embed?"
             )
         return [item.view(-1, self.dimension) for item in numbers]
-
-    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Refuse: the weights are on the server."""
-        raise RandSlotError(f"the model of {self.server.url} has its weights there: it cannot be saved from here")

@@ -5,29 +5,22 @@ Shapes: B batch, K vectors, D dimension.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from io import BytesIO
 from typing import Any
 
 import torch
-from PIL import Image
-from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..pages import open_page
 from ..pages.images import shrink
-from .hub import Source
 from .preprocessing import check_query, refuse_prompt, sort_inputs
 from .reader import SIDES, Reads, Side
+from .served_encoder import ServedEncoder, write_page
 from .server import ListedModel, Server, change_budgets
 from .settings import Settings
 
-AT_ONCE = 8  # requests on their way together: the service makes batches of them
 QUERIES = 64  # of one request
 SENT_PIXELS = 6_000_000  # of a page that is sent, without loss; larger ones are shrunk to this
 
@@ -39,14 +32,12 @@ class ServedFamily:
     reads: Reads
 
 
-class ServiceEncoder(InputModule):
-    """The one module of a model that a RandSlot service runs: same inputs and outputs as `SlotEncoder`."""
+class ServiceEncoder(ServedEncoder):
+    """The one module of a model that a RandSlot service runs; its vectors are those of the model itself."""
 
     def __init__(self, server: Server, model: ListedModel) -> None:
         """Errors: RandSlotError if the service does not say all that is needed, or runs a model of another kind."""
-        super().__init__()
-        self.server, self.name = server, model.name
-        self.source = self.home = Source(server.url)
+        super().__init__(server, model.name)
         about = dict(model.about or {})
         if "slots" not in about:
             raise RandSlotError(
@@ -73,17 +64,6 @@ class ServiceEncoder(InputModule):
                 raise UsageError(f"{side}_vectors is fixed by the service: fewer of this model are other vectors")
         self.settings = settings
 
-    @property
-    def modalities(self) -> list[Any]:
-        return ["text", "image"] if self.family.reads == "image" else ["text"]
-
-    def weights_key(self) -> str:
-        """Return the hash of the weights that the service says: its vectors are those of the model itself."""
-        return self.weights
-
-    def get_embedding_dimension(self) -> int:
-        return self.dimension
-
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (images or their paths, or texts) into the bodies of requests."""
         items, side = sort_inputs(inputs, task)
@@ -93,7 +73,8 @@ class ServiceEncoder(InputModule):
         refuse_prompt(prompt)
         if self.family.reads == "text":
             return {"side": side, "bodies": list(_split(items, "document"))}
-        return {"side": side, "bodies": [_page(open_page(page, self.page_pixels)) for page in items]}
+        opened = [shrink(open_page(page, self.page_pixels), SENT_PIXELS) for page in items]
+        return {"side": side, "bodies": [write_page(page) for page in opened]}
 
     def open_page(self, page: Any) -> Any:
         """Return a page as it is sent; a text that is too long is cut by the service, which does not say so."""
@@ -102,8 +83,7 @@ class ServiceEncoder(InputModule):
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return `token_embeddings` (B, K, D) in float32 and their `attention_mask` (B, K)."""
         side: Side = features["side"]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = [rows for answer in pool.map(self._ask, features["bodies"]) for rows in answer]
+        found = self.ask_all(features["bodies"])
         if (num := self.settings.num_vectors(side)) is not None:
             found = [rows[:num] for rows in found]
         lengths = torch.tensor([len(rows) for rows in found])
@@ -111,36 +91,14 @@ class ServiceEncoder(InputModule):
         mask = (torch.arange(vectors.shape[1])[None] < lengths[:, None]).long()
         return {"token_embeddings": vectors, "attention_mask": mask}
 
-    def _ask(self, body: dict[str, Any]) -> list[Tensor]:
+    def ask(self, body: dict[str, Any]) -> list[Tensor]:
         """Return the vectors (K, D) of each input in a body."""
-        # base64: as numbers in text, vectors would be several times larger.
-        answer = self.server.ask("/pooling", {"model": self.name, "encoding_format": "base64", **body})
-        wanted = len(body.get("input", [body]))
-        try:
-            items = sorted(answer["data"], key=lambda item: int(item["index"]))
-            numbers = [
-                torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32) for item in items
-            ]
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise RandSlotError(f"{self.server.url} answers with no vectors: {first_line(error)}") from error
-        if len(numbers) != wanted:
-            raise RandSlotError(f"{self.server.url} answers with {len(numbers)} items for {wanted} inputs")
+        numbers, _ = self.post(body, "vectors")
         if any(not len(item) or len(item) % self.dimension for item in numbers):
             raise RandSlotError(f"{self.server.url} answers with vectors that have not {self.dimension} dimensions")
         return [item.view(-1, self.dimension) for item in numbers]
-
-    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Refuse: the weights are on the server."""
-        raise RandSlotError(f"the model of {self.server.url} has its weights there: it cannot be saved from here")
 
 
 def _split(texts: list[str], kind: str) -> Iterator[dict[str, Any]]:
     for first in range(0, len(texts), QUERIES):
         yield {"input": texts[first : first + QUERIES], "input_type": kind}
-
-
-def _page(page: Image.Image) -> dict[str, Any]:
-    file = BytesIO()
-    shrink(page, SENT_PIXELS).save(file, "PNG", compress_level=1)
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers.utils import is_flash_attn_2_available
 
 from ..errors import UsageError
+from ..model.families.family import Family
 from .recipe import Recipe
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -62,6 +63,15 @@ def choose_hardware(recipe: Recipe) -> Hardware:
         else:
             fallbacks.append("no GPU with bitsandbytes here: AdamW in float32 instead of PagedAdamW8bit")
     return Hardware(on_gpu, precision, attention, optimizer, tuple(fallbacks))
+
+
+def add_kernels(hardware: Hardware, family: Family) -> Hardware:
+    """Say also which kernels of a family are missing, now that the family is known."""
+    lines = list(hardware.fallbacks)
+    for module, package in family.kernels.items():
+        if not (hardware.on_gpu and importlib.util.find_spec(module)):
+            lines.append(f"no GPU with {package} here: plain PyTorch instead of its kernels, slower, the same numbers")
+    return replace(hardware, fallbacks=tuple(lines))
 
 
 def refuse_sharding() -> None:

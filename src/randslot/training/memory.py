@@ -5,7 +5,7 @@ What is computed is exact for tensors; a CUDA context, the allocator and the wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -53,8 +53,7 @@ def make_model_without_memory(recipe: Recipe, dtype: torch.dtype) -> RandSlotMod
     if shape is None:
         raise UsageError(f"the shape of {recipe.backbone} is not known before it is loaded: nothing can be computed")
     adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
-    settings: dict[str, Any] = {"slots": recipe.slots, "visual_tokens": recipe.visual_tokens, "seed": recipe.seed}
-    settings |= {"query_vectors": recipe.query_vectors, "page_vectors": recipe.page_vectors}
+    settings = asdict(recipe.settings())
     model = untrained(shape, device="meta", dtype=dtype, lora=adapter if recipe.lora else False, **settings)
     if recipe.still_vision:
         model.family.freeze_vision(model.backbone.model)
@@ -64,7 +63,7 @@ def make_model_without_memory(recipe: Recipe, dtype: torch.dtype) -> RandSlotMod
 def largest_page(model: RandSlotModel) -> Image.Image | str:
     """Make a page that takes all the tokens it may: 2 x 3, or square where pages are cut into square tiles."""
     if model.reads == "text":
-        return "word " * model.settings.visual_tokens
+        return "word " * model.settings.text_tokens
     pages = []
     for aspect in (3 / 2, 1):
         width = (model.page_pixels / aspect) ** 0.5

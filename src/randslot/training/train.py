@@ -40,7 +40,7 @@ from ..model.model import RandSlotModel
 from ..model.preprocessing import Preprocessor
 from ..model.still_vision import KnownPage, StillVision
 from .arguments import make_arguments, share
-from .hardware import check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
+from .hardware import add_kernels, check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
 from .loss import Loss
 from .memory import largest_page
 from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
@@ -140,6 +140,7 @@ class Run:
     def _go(self) -> RandSlotModel:
         started = time.perf_counter()
         pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
+        self.hardware = add_kernels(self.hardware, model.family)
         if self.rank == 0:
             self.begin()
         for line in self.hardware.fallbacks:

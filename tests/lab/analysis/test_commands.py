@@ -363,6 +363,18 @@ def test_profiled_inputs_have_the_size_of_the_protocol(qwen_family, monkeypatch)
     assert lengths.pop() > 6
 
 
+@pytest.mark.parametrize(
+    ("family", "size"), [("smolvlm", "92 positions"), ("llama", "91 positions"), ("qwen3.5", "8 x 8 merged")]
+)
+def test_every_family_can_be_timed(family, size):
+    """Tiles have no grid, nor has a text: then the title says how many positions a page takes."""
+    model = make(family, slots="tokens")
+    table = profile(model, Protocol(rows=8, columns=8, warmup=1, samples=1, budgets=(2,), strategies=("zero",)))
+    assert [row[:3] for row in table.rows] == [["zero", 2, "one pass"], ["zero", 2, "step by step"]]
+    assert f"pages of {size}" in table.title
+    assert model.settings == make(family, slots="tokens").settings
+
+
 def test_a_wrong_protocol_is_one_line():
     assert run("profile", "embedded", "--page", "big", code=2) == "--page is like 48x32, not 'big'"
     assert run("profile", "embedded", "--vectors", "1;4", code=2) == "--vectors is like 1,4,6, not '1;4'"

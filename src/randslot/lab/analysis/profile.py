@@ -35,7 +35,10 @@ Features = dict[str, Any]
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is timed: by default as in the paper. rows, columns: the merged visual tokens of a page."""
+    """What is timed: by default as in the paper.
+
+    rows, columns: the merged visual tokens of a page; of a text as many tokens as that.
+    """
 
     rows: int = 48
     columns: int = 32
@@ -74,8 +77,6 @@ class Way:
 
 def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None = None) -> Table:
     """Time a model's backbone and return the median query latency and the pages a second of every way."""
-    if model.reads != "image":
-        raise UsageError(f"profile times page images, and a {model.family} model reads text: use one that reads images")
     ways = _list_ways(protocol)
     seconds: dict[Side, dict[Way, list[float]]] = {}
     with _encoding(model, protocol), torch.inference_mode():
@@ -98,8 +99,8 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
         for way in ways
     ]
     title = (
-        f"Encoding: queries of {protocol.query_tokens} tokens, pages of {protocol.rows} x {protocol.columns} merged "
-        f"visual tokens, one at a time, {protocol.samples} samples"
+        f"Encoding: queries of {protocol.query_tokens} tokens, pages of {_describe_size(model, inputs['page'][0])}, "
+        f"one at a time, {protocol.samples} samples"
     )
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
 
@@ -110,7 +111,7 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) ->
     The first pages, for which everything waits, do not count. The time of making ready is that of one thread alone.
     """
     with _encoding(model, protocol):
-        files = _make_files(model, protocol.warmup * batch + protocol.samples)
+        files = make_files(model, protocol.warmup * batch + protocol.samples)
 
         def prepare(file: bytes) -> Any:
             return model.prepare_page(open_page(file, model.page_pixels))
@@ -127,12 +128,14 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) ->
                 started, ahead.waited = time.perf_counter(), 0.0
         seconds = time.perf_counter() - started
     row: list[Cell] = [protocol.samples / seconds, 1000 * alone, f"{ahead.waited / seconds:.1%}"]
-    size = f"{protocol.rows} x {protocol.columns}"
-    title = f"Page images of {size} merged visual tokens, made ready in {ahead.threads} threads"
+    size = f"up to {protocol.rows} x {protocol.columns}"
+    title = (
+        f"Page images of {size} merged visual tokens, made ready in {ahead.threads} thread{'s' * (ahead.threads > 1)}"
+    )
     return Table(title, ["pages/s", "ms to make one ready", "the model waits"], [row], digits=2)
 
 
-def _make_files(model: RandSlotModel, num: int) -> list[bytes]:
+def make_files(model: RandSlotModel, num: int) -> list[bytes]:
     """Make page images as scanners do: larger than what the model looks at, and compressed."""
     width = round((2 * model.page_pixels * 2 / 3) ** 0.5)
     files = []
@@ -162,13 +165,14 @@ def _list_ways(protocol: Protocol) -> list[Way]:
 @contextmanager
 def _encoding(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
     """Set a model to encode pages of the protocol's size, and set it back."""
-    before, training = model.settings.visual_tokens, model.training
-    model.use(visual_tokens=protocol.rows * protocol.columns)
+    limit = "text_tokens" if model.reads == "text" else "visual_tokens"
+    before, training = getattr(model.settings, limit), model.training
+    model.use(**{limit: protocol.rows * protocol.columns})
     model.eval()
     try:
         yield
     finally:
-        model.use(visual_tokens=before)
+        model.use(**{limit: before})
         model.train(training)
 
 
@@ -185,16 +189,35 @@ def _make_queries(model: RandSlotModel, protocol: Protocol) -> list[Features]:
 
 
 def _make_pages(model: RandSlotModel, protocol: Protocol) -> list[Features]:
-    """Make pages of a fixed size, white with a mark that tells them apart; what is on a page costs nothing."""
-    side = round((model.page_pixels / (protocol.rows * protocol.columns)) ** 0.5)  # of one visual token, in pixels
-    pages = []
-    for number in range(protocol.warmup + protocol.samples):
-        image = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
-        image.paste((number, number, number), (0, 0, side // 2, side // 2))
-        pages.append(model.preprocess([image], task="document"))
-    if model.page_grid(pages[0]) != (protocol.rows, protocol.columns):
+    """Make pages of a fixed size, which a mark tells apart; what is on a page costs nothing.
+
+    A family whose pages have no grid, such as one that cuts them into tiles, gets as many tokens as it takes of those.
+    """
+    numbers = range(protocol.warmup + protocol.samples)
+    make = _make_text if model.reads == "text" else _make_image
+    pages = [model.preprocess([make(model, protocol, number)], task="document") for number in numbers]
+    if model.page_grid(pages[0]) not in (None, (protocol.rows, protocol.columns)):
         raise UsageError(f"a page of {protocol.rows} x {protocol.columns} visual tokens is too long: at most 200 to 1")
     return pages
+
+
+def _make_image(model: RandSlotModel, protocol: Protocol, number: int) -> Image.Image:
+    side = round((model.page_pixels / (protocol.rows * protocol.columns)) ** 0.5)  # of one visual token, in pixels
+    image = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
+    image.paste((number, number, number), (0, 0, side // 2, side // 2))
+    return image
+
+
+def _make_text(model: RandSlotModel, protocol: Protocol, number: int) -> str:
+    """Return more text than the model reads of a page: a word is a token at the least."""
+    return f"{number:04} " + "tax " * protocol.rows * protocol.columns
+
+
+def _describe_size(model: RandSlotModel, page: Features) -> str:
+    grid, positions = model.page_grid(page), page["input_ids"].shape[1]
+    if grid is None:
+        return f"{positions} positions"
+    return f"{grid[0]} x {grid[1]} merged visual tokens"
 
 
 def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Features], Tensor]:

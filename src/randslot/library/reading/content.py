@@ -17,11 +17,13 @@ class Content:
     """What a model takes of a page (None if there is no model, or nothing for it), the text of the page, and a hash.
 
     hash: of what the model takes; a page with the same hash has the same vectors. Without a model, of the text.
+    cut: whether the page has more text than the model reads, where that is known already.
     """
 
     page: Any  # an image or a text, or what a model has made of it
     text: PageText
     hash: str
+    cut: bool = False
 
 
 def read_content(renderers: Renderers, reads: Reads | None, pixels: int, file: str, number: int) -> Content:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from PIL import Image
-
 from ...errors import RandSlotError
+from ...model.ahead import page_share
 from ...model.reader import PageReader
 from .content import Content, read_content
 from .reader import ReadPage, WantedPages
@@ -39,11 +38,11 @@ class LocalReader:
             if error:
                 failed.add(pages.file)
                 waiting = [item for item in waiting if item[0][0].file not in failed]
-                size = sum(_size(content) for _, content in waiting)
+                size = sum(page_share(content.page) for _, content in waiting)
                 yield [ReadPage(pages.file, number, error=error)]
                 continue
             waiting.append(((pages, number), future.result()))
-            size += _size(waiting[-1][1])
+            size += page_share(waiting[-1][1].page)
             if size >= self.batch:
                 yield _encode(model, waiting)
                 waiting, size = [], 0.0
@@ -62,9 +61,9 @@ class LocalReader:
             if pages.file in failed:
                 raise RandSlotError("another page of the file cannot be opened")
             content = read_content(self.renderers, reads, pixels, pages.source, number)
-            if prepare is None or not isinstance(content.page, Image.Image) or content.hash in pages.known:
+            if model is None or prepare is None or content.page is None or content.hash in pages.known:
                 return content
-            return replace(content, page=prepare(content.page))
+            return replace(content, page=prepare(content.page), cut=_is_cut(model, content))
 
         def places() -> Iterator[Place]:
             for pages in wanted:
@@ -76,9 +75,8 @@ class LocalReader:
         return self.renderers.ahead(open_page, places(), depth)
 
 
-def _size(content: Content) -> float:
-    """Return how much there is to compute of a page: one for the largest, but at least an eighth."""
-    return max(min(getattr(content.page, "share", 1.0), 1.0), 0.125)
+def _is_cut(model: PageReader, content: Content) -> bool:
+    return content.cut or (isinstance(content.page, str) and model.is_cut(content.page))
 
 
 def _error(future: Future[Content]) -> str:
@@ -100,6 +98,6 @@ def _encode(model: PageReader | None, opened: list[tuple[Place, Content]]) -> li
     for (pages, number), content in opened:
         is_new = content.page is not None and content.hash not in pages.known
         own = next(vectors) if is_new else None
-        cut = model is not None and isinstance(content.page, str) and model.is_cut(content.page)
+        cut = model is not None and _is_cut(model, content)
         read.append(ReadPage(pages.file, number, content.hash, own, content.text, cut=cut))
     return read

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ...errors import RandSlotError, first_line
-from ...model.ahead import Ahead, in_groups
+from ...model.ahead import Ahead, in_shares, page_share
 from ...model.reader import Identity, PageReader, Vectors
 from ..binding import load_bound
 from .ray_tasks import open_pages
@@ -153,7 +153,7 @@ class Encode:
     """An actor: loads the model of the library once, then encodes pages."""
 
     def __init__(self, identity: Identity, library: str, trust_remote_code: bool = False, size: int = 8) -> None:
-        """size: pages that are encoded at once."""
+        """size: pages of the largest size that are encoded at once."""
         self.model = load_bound(identity, None, library, trust_remote_code=trust_remote_code)
         self.size = size
 
@@ -169,10 +169,11 @@ class Encode:
         return {**kept, "vectors": np.array(vectors, dtype=object), "cut": np.array(cut)}
 
     def _encode(self, pages: list[Any]) -> list[Vectors]:
-        """Encode pages, some at a time, while others are made ready in threads."""
+        """Encode pages, of the largest size so many at once and of smaller ones more; threads make others ready."""
         prepare = getattr(self.model, "prepare_page", None) or (lambda page: page)
         vectors: list[Vectors] = []
-        for group in in_groups(Ahead(prepare, pages, depth=2 * self.size), self.size):
+        ahead = Ahead(prepare, pages, depth=2 * self.size)
+        for group in in_shares(ahead, self.size, lambda item: page_share(item[1])):
             vectors += self.model.embed_pages([page for _, page in group])
         return vectors
 

@@ -141,6 +141,9 @@ class Family(ABC):
     templates: other ones, by their names. lora_targets: the modules that the paper's adapter sits on, as a regular
     expression. special_tokens: what a tokenizer made in code needs, the padding token first. spare_weights: prefixes of
     weights in a backbone's files that are not needed here.
+    kernels: packages that a GPU needs to be fast with it, by their modules; without them transformers uses plain torch.
+    sizes: what a config.json must say of a model that has no text_config.
+    image_token: what stands for a visual token in the page prompt of a family that reads images.
     export_example: Python for the guide of an export, from `images` to what its image processor gives and to `prompts`.
     cache_keeps_gradients: whether one can go back through what is cached.
 
@@ -156,6 +159,9 @@ class Family(ABC):
     lora_targets: ClassVar[str]
     special_tokens: ClassVar[tuple[str, ...]]
     end_token: ClassVar[str]
+    image_token: ClassVar[str] = ""
+    kernels: ClassVar[Mapping[str, str]] = {}
+    sizes: ClassVar[tuple[str, ...]] = ("hidden_size", "num_hidden_layers")
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
     export_example: ClassVar[str] = ""
     cache_keeps_gradients: ClassVar[bool] = True
@@ -246,9 +252,9 @@ class Family(ABC):
             joined[name] = torch.cat([part[name] for part in parts])
         return joined
 
-    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
-        """Return the rows and columns of visual tokens of the first page among features."""
-        raise UsageError(f"a page of a {self.name} model has no grid of visual tokens")
+    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int] | None:
+        """Return the rows and columns of visual tokens of the first page among features; None if it has no grid."""
+        return None
 
     def preprocess_queries(self, processors: Processors, queries: Sequence[str]) -> Features:
         """Turn queries into left-padded features; in the paper's template they stand alone."""
@@ -327,11 +333,6 @@ class Family(ABC):
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
         """Return a page as its server would resize it, and how many tokens its image takes there."""
         raise UsageError(f"a {self.name} model cannot be used on a server")
-
-    @property
-    def image_token(self) -> str:
-        """What stands for the image in the page prompt of an export."""
-        return ""
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    Idefics3ImageProcessorPil,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, Idefics3ImageProcessorPil, PreTrainedModel
 from transformers.image_utils import SizeDict
 
 from ...errors import RandSlotError
@@ -30,7 +23,8 @@ from ...files import write_json
 from ...pages import open_page
 from ..content import Content
 from ..hub import Source
-from .family import Family, Features, Processors, Seen, need_file
+from .family import Features, Processors, Seen, need_file
+from .vision_model import VisionModel
 
 IMAGE_TOKEN = "<image>"
 AROUND_TILES = "<fake_token_around_image>"
@@ -38,12 +32,11 @@ WHOLE_PAGE = "<global-img>"
 MOST_SIDE = 6  # the tokenizer has names for tiles up to <row_6_col_6>
 
 
-class SmolVLM(Family):
+class SmolVLM(VisionModel):
     """SmolVLM: tiles of a page stand in the text by rows, each behind its name, and a small whole page comes last."""
 
     name = "smolvlm"
     model_type = "idefics3"
-    reads = "image"
     # The paper's prompt in the words of this family. Its user turn opens with "User:" and ends with <end_of_utterance>,
     # where Qwen has "user\n" and <|im_end|>; what stands around an image comes with the tiles. <|endoftext|> is a token
     # of both. Queries have no template, as everywhere.
@@ -60,6 +53,7 @@ class SmolVLM(Family):
         *(f"<row_{row}_col_{column}>" for row in range(1, MOST_SIDE + 1) for column in range(1, MOST_SIDE + 1)),
     )
     end_token = "<end_of_utterance>"
+    image_token = IMAGE_TOKEN
 
     # -- making a backbone
 
@@ -80,12 +74,6 @@ class SmolVLM(Family):
             processor, config["vision_config"]["patch_size"], config["scale_factor"]
         )
         return processor
-
-    def make_config(self, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-        options = dict(shape["config"])
-        options["text_config"] = {"vocab_size": len(tokenizer)} | options["text_config"]
-        options["text_config"] |= {"bos_token_id": None, "eos_token_id": None}
-        return AutoConfig.for_model(**options, image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN))
 
     # -- from pages to features
 
@@ -143,9 +131,6 @@ class SmolVLM(Family):
     def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
         return [model.vision_model, model.connector]
 
-    def without_pixels(self, features: Features) -> Features:
-        return {name: value for name, value in features.items() if name != "pixel_values"}
-
     def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
         content = super().read_content(model, features)
         if seen is None:
@@ -158,13 +143,6 @@ class SmolVLM(Family):
         return model.text_model
 
     # -- serving
-
-    @property
-    def image_token(self) -> str:
-        return IMAGE_TOKEN
-
-    def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return AutoModelForImageTextToText.from_config(config)
 
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
         processors.image.size = {"longest_edge": longest_edge(processors.image, visual_tokens)}

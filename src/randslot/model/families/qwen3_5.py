@@ -7,6 +7,8 @@ the inputs of padded positions to zero, which leaves both at zero.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .qwen_vl import QwenVL
 
 
@@ -22,6 +24,7 @@ class Qwen35(QwenVL):
     lora_targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|in_proj_qkv|out_proj)"
     spare_weights = ("lm_head.", "mtp.")  # the head, and the layer that predicts several tokens
     video_processor = "Qwen3VLVideoProcessor"
+    kernels: ClassVar = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
     cache_keeps_gradients = False  # transformers writes each state over the one before
 
 

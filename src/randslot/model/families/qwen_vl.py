@@ -14,30 +14,23 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2VLImageProcessorPil,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from ...errors import RandSlotError
 from ...pages import limit_aspect, open_page
 from ..content import Content
 from ..hub import Source
-from .family import Family, Features, Processors, Seen, need_file
+from .family import Features, Processors, Seen, need_file
+from .vision_model import VisionModel
 
 IMAGE_TOKEN = "<|image_pad|>"
 ASPECT = 200  # above 200:1 the image processor refuses a page
 
 
-class QwenVL(Family):
+class QwenVL(VisionModel):
     """A vision-language model of Qwen: visual tokens stand among those of the text, placed in three dimensions."""
 
-    reads = "image"
     # Appendix A of the paper, character for character. Its queries have no prompt at all.
     page_prompt = (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
@@ -53,6 +46,7 @@ class QwenVL(Family):
         "<|video_pad|>",
     )
     end_token = "<|im_end|>"
+    image_token = IMAGE_TOKEN
     export_example = """\
     image = image_processor(images, return_tensors="pt")
     counts = image["image_grid_thw"].prod(-1) // image_processor.merge_size**2
@@ -70,17 +64,13 @@ class QwenVL(Family):
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
         return Qwen2VLImageProcessorPil(**shape["image_processor"])
 
-    def make_config(self, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-        options = dict(shape["config"])
-        options["text_config"] = {"vocab_size": len(tokenizer)} | options["text_config"]
-        options["text_config"] |= {"bos_token_id": None, "eos_token_id": None}
-        return AutoConfig.for_model(
-            **options,
-            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
-            video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-            vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-            vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        )
+    def token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        return {
+            **super().token_ids(tokenizer),
+            "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+            "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+            "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        }
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         proj = model.visual.patch_embed.proj
@@ -108,7 +98,7 @@ class QwenVL(Family):
         ids = [first + before + [image_token] * count + after + last for count in counts]
         return processors.pad(ids) | {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
 
-    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int]:
+    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int] | None:
         _, rows, columns = features["image_grid_thw"][0].tolist()
         return rows // processors.image.merge_size, columns // processors.image.merge_size
 
@@ -123,9 +113,6 @@ class QwenVL(Family):
 
     def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
         return [model.visual]
-
-    def without_pixels(self, features: Features) -> Features:
-        return {name: value for name, value in features.items() if name != "pixel_values"}
 
     def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
         """Embed tokens and page images, and place them.
@@ -152,13 +139,6 @@ class QwenVL(Family):
         return model.language_model
 
     # -- serving
-
-    @property
-    def image_token(self) -> str:
-        return IMAGE_TOKEN
-
-    def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return AutoModelForImageTextToText.from_config(config)
 
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
         processors.image.size = image_size(processors.image, visual_tokens)
