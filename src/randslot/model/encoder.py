@@ -94,7 +94,7 @@ class SlotEncoder(InputModule):
         learned = self.teacher.num_vectors("query") if self.teacher else None
         if learned is not None and settings.query_vectors > learned:
             raise UsageError(
-                f"query_vectors={settings.query_vectors}: this student has learned {learned} of its teacher, and no more"
+                f"query_vectors={settings.query_vectors}: this student has learned {learned} of its teacher"
             )
 
     def _make_strategy(self, name: str) -> Strategy:

@@ -81,9 +81,7 @@ def serve(
     refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
     with (
         listen(visitors.host, visitors.port) as listener,
-        Library(
-            folder, model, query_model=query_model, create=new, trust_remote_code=trust_remote_code
-        ) as library,
+        Library(folder, model, query_model=query_model, create=new, trust_remote_code=trust_remote_code) as library,
         LocalService(library, refusal=refusal),
     ):
         service = Service(library, read_only=read_only, add_from=allowed)

@@ -64,8 +64,8 @@ class Distillation:
     folder for the student and its run.
 
     layers: only so many of the student's first ones; 0: all. warmup: steps in which the rate rises; then it falls to
-    zero as a cosine. validation: the share of queries that are held out. save_every: steps between checkpoints; 0: none.
-    cache: a folder for the teacher's vectors, which several students can share; by default one in the output.
+    zero as a cosine. validation: the share of queries that are held out. save_every: steps between checkpoints; 0:
+    none. cache: a folder for the teacher's vectors, which several students can share; by default one in the output.
     """
 
     teacher: str
@@ -143,7 +143,8 @@ def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
     for name in (one.name for one in fields(options) if one.name not in FREE):
         if before.get(name) != now[name]:
             raise UsageError(
-                f"{folder} holds a run with another {name} ({before.get(name)!r}, not {now[name]!r}): choose another output"
+                f"{folder} holds a run with another {name} ({before.get(name)!r}, not {now[name]!r}): choose another "
+                "output"
             )
 
 
@@ -189,6 +190,7 @@ class Run:
         num = min(round(options.validation * len(order)), MOST_HELD_OUT)
         num = max(num, 1) if options.validation else 0
         self.held_out, self.learned = np.sort(order[:num]), np.sort(order[num:])
+        self.epoch, self.order = -1, self.learned  # which epoch it is, and how its queries follow each other
         self.steps_an_epoch = math.ceil(len(self.learned) / options.batch)
         self.num_steps = options.epochs * self.steps_an_epoch
 
@@ -216,8 +218,8 @@ class Run:
         head = f", a projection to {self.student.dimension}" if self.student.encoder.head is not None else ""
         guess = f"; the mean of all has a cosine of {self.constant_cosine:.4f}" if len(self.held_out) else ""
         self.console.print(
-            f"student {self.options.student}: {size:.1f} million weights{head}; {len(self.learned):,} queries to learn, "
-            f"{len(self.held_out):,} held out{guess}"
+            f"student {self.options.student}: {size:.1f} million weights{head}; {len(self.learned):,} queries to learn"
+            f", {len(self.held_out):,} held out{guess}"
         )
         if self.state.step:
             self.console.print(f"going on from step {self.state.step} of {self.num_steps}")
@@ -248,8 +250,10 @@ class Run:
 
     def _choose_rows(self) -> NDArray[np.int64]:
         epoch, place = divmod(self.state.step, self.steps_an_epoch)
-        order: NDArray[np.int64] = np.random.default_rng([self.options.seed, epoch]).permutation(self.learned)
-        return order[place * self.options.batch : (place + 1) * self.options.batch]
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.order = np.random.default_rng([self.options.seed, epoch]).permutation(self.learned)
+        return self.order[place * self.options.batch : (place + 1) * self.options.batch]
 
     def _compare(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the cosines (B, K) between the vectors of student and teacher."""
@@ -312,8 +316,8 @@ class Run:
         options, state = self.options, self.state
         self.student.eval()
         self.student.model_card_data.trained_on = (
-            f"{state.step} steps of {options.batch} queries out of {len(self.learned):,}, by the cosine to the vectors of "
-            f"its teacher; `{OPTIONS}` has every setting, `{RUN}` versions and time."
+            f"{state.step} steps of {options.batch} queries out of {len(self.learned):,}, by the cosine to the "
+            f"vectors of its teacher; `{OPTIONS}` has every setting, `{RUN}` versions and time."
         )
         self.student.save_pretrained(str(self.folder))
         record = {

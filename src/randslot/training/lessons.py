@@ -166,7 +166,8 @@ def _pack(query: str, vectors: NDArray[np.float32], teacher: Identity) -> bytes:
         raise RandSlotError(f"the teacher makes no vectors that can be learned of {query[:80]!r}")
     if not np.isfinite(vectors).all():
         raise RandSlotError(f"the teacher makes vectors of {query[:80]!r} that are not finite")
-    return (vectors / lengths).astype("<f2").tobytes()
+    packed: bytes = (vectors / lengths).astype("<f2").tobytes()
+    return packed
 
 
 def load_lessons(
