@@ -4,8 +4,8 @@
     python benchmarks/distill.py                 # measure them, best on a machine without other work
 
 The teacher is the embedded miniature, the student a text model of two layers and 96 dimensions (light.json), from
-random weights. It learns from questions about sample reports of the training split, and is asked those of the test split,
-whose pages have the teacher's vectors. Times of real sizes are of random weights: a query of 16 tokens in the
+random weights. It learns from questions about sample reports of the training split, and is asked those of the test
+split, whose pages have the teacher's vectors. Times of real sizes are of random weights: a query of 16 tokens in the
 shape of Qwen2.5-VL-3B, whose language model is timed with 2 and with 8 of its 36 layers and the difference scaled
 (all would take 13 GB), and in that of SmolLM2-135M with a projection.
 """

@@ -73,7 +73,7 @@ def distill(
     student: Annotated[
         str,
         typer.Option(
-            help="A text model to begin with, by folder or hub id, or a shape to build: tiny, or a JSON file"
+            help="A text model to begin with, by folder or hub id, or a shape to build: tiny, or a JSON file."
         ),
     ],
     queries: Annotated[
