@@ -2,6 +2,7 @@
 
     python benchmarks/distill.py --students      # first make the students, in data/distill: minutes on one core
     python benchmarks/distill.py                 # measure them, best on a machine without other work
+    python benchmarks/distill.py --shapes        # time a query in real sizes, on a machine without other work
 
 The first teacher is the embedded miniature, its student a text model of two layers and 96 dimensions (light.json), from
 random weights. It learns from questions about sample reports of the training split, and is asked those of the test
@@ -204,12 +205,18 @@ def measure_shapes(repeats: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--students", action="store_true")
+    parser.add_argument("--shapes", action="store_true")
     parser.add_argument("--study", default="", help="a model of the study")
     parser.add_argument("--backbone", default="data/smollm2-3", help="what the student of that begins with")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.shapes:
+        shapes = measure_shapes(options.repeats)
+        print_table(shapes)
+        keep("distill-shapes", shapes)
+        return
     plans = {"embedded": plan_embedded()}
     if options.study:
         plans["a model of the study"] = plan_study(options.study, options.backbone)
@@ -223,11 +230,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             tests = test_embedded(Path(folder)) if name == "embedded" else list(test_study())
             rows += measure(name, plan, tests)
-    shapes = measure_shapes(options.repeats)
     print_table(rows)
-    print()
-    print_table(shapes)
-    keep("distill", rows + shapes)
+    keep("distill", rows)
 
 
 if __name__ == "__main__":
