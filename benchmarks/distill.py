@@ -87,7 +87,7 @@ def plan_study(teacher: str, backbone: str) -> dict[str, Distillation]:
     """Return how the student of a model of the study is made."""
     files = (str(MANUALS / "pairs.jsonl"), str(MANUALS / "spans.jsonl"))
     output = str(WORK / "light-study")
-    made = Distillation(teacher, backbone, files, output, layers=1, epochs=6, learning_rate=1e-3)
+    made = Distillation(teacher, backbone, files, output, layers=1, epochs=4, learning_rate=5e-4)
     return {"student, 1 layer": made}
 
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--students", action="store_true")
     parser.add_argument("--shapes", action="store_true")
     parser.add_argument("--study", default="", help="a model of the study")
-    parser.add_argument("--backbone", default="data/smollm2-3", help="what the student of that begins with")
+    parser.add_argument("--backbone", default="data/smollm2-3-start", help="what the student of that begins with")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
