@@ -14,7 +14,7 @@ from .commands.evaluation import evaluate, manuals, report, samples
 from .commands.help import PlainCommand, PlainGroup
 from .commands.index import IndexCommand, index
 from .commands.library import library_app
-from .commands.models import export, pairs, pretrain, train
+from .commands.models import distill, export, pairs, pretrain, train
 from .commands.search import SearchCommand, search
 from .commands.service import demo, doctor, mcp, serve
 from .errors import RandSlotError, UsageError
@@ -36,7 +36,7 @@ EXTRAS = {
 }
 SEARCH = "Search"
 OTHERS = {
-    "Models": (train, pretrain, pairs, export),
+    "Models": (train, pretrain, distill, pairs, export),
     "Research": (samples, manuals, evaluate, report, analyse, compare, study, profile),
 }
 

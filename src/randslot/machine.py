@@ -1,8 +1,10 @@
-"""The machine that a figure was measured on."""
+"""The machine, versions and commit that a figure or a run was made with."""
 
 from __future__ import annotations
 
 import platform
+import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +23,18 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def find_commit() -> str | None:
+    """Return the commit of the repository that this process was started in, if it was in one."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of Python and of what training is made of."""
+    names = ("randslot", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

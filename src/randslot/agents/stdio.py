@@ -24,12 +24,12 @@ DRAW_SECONDS = 20.0
 class LocalLibrary:
     """A library of this machine as the tools of agents use it."""
 
-    def __init__(self, place: str, model: str | None = None) -> None:
-        self.shared = SharedLibrary(place, model)
+    def __init__(self, place: str, model: str | None = None, query_model: str | None = None) -> None:
+        self.shared = SharedLibrary(place, model, query_model)
         self.renderers = Renderers(1, DRAW_SECONDS)
         with self.shared.use() as opened:  # what is wrong is told at the start
             if isinstance(opened, Library) and opened.choose_by() != "words":
-                Thread(target=lambda: opened.model, name="model", daemon=True).start()  # takes seconds
+                Thread(target=lambda: opened.query_model, name="model", daemon=True).start()  # takes seconds
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +67,9 @@ class LocalLibrary:
         return f"{Path(file.source).as_uri()}#page={page}"
 
 
-def serve_stdio(place: str, folders: Sequence[str | Path] = (), model: str | None = None) -> None:
+def serve_stdio(
+    place: str, folders: Sequence[str | Path] = (), model: str | None = None, query_model: str | None = None
+) -> None:
     """Answer an agent until it closes standard input.
 
     Errors: as `Library`; ModuleNotFoundError without the extra.
@@ -75,7 +77,7 @@ def serve_stdio(place: str, folders: Sequence[str | Path] = (), model: str | Non
     from .mcp_server import make_server
 
     allowed = check_folders(folders)
-    with LocalLibrary(place, model) as library:
+    with LocalLibrary(place, model, query_model) as library:
         answers = Answers(library, allowed)
         try:
             server: Any = make_server(answers)

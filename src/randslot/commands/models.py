@@ -1,4 +1,4 @@
-"""The commands that make models: `train`, `pretrain`, `pairs`, `export`."""
+"""The commands that make models: `train`, `pretrain`, `distill`, `pairs`, `export`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import RandSlotError, UsageError
+from .help import ADVANCED
+from .options import TrustRemoteCode
 
 
 def train(
@@ -63,6 +65,82 @@ def pretrain(
     randslot pretrain embedded-reading --set data=data/train/texts.jsonl -o runs/reading
     """
     train(recipe, [*(changes or []), "objective=reading"], output, resume)
+
+
+def distill(
+    model: Annotated[str, typer.Argument(help="The teacher: a folder, a hub id, embedded, or the URL of a server.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for the student and its run.")],
+    student: Annotated[
+        str,
+        typer.Option(
+            help="A text model to begin with, by folder or hub id, or a shape to build: tiny, or a JSON file."
+        ),
+    ],
+    queries: Annotated[
+        list[str],
+        typer.Option(metavar="FILE", help="A query on each line, or training pairs as in pairs.jsonl; may repeat."),
+    ],
+    epochs: Annotated[int, typer.Option(metavar="N", help="How often each query is learned.")] = 10,
+    batch: Annotated[int, typer.Option(metavar="N", help="Queries that are learned at once.")] = 32,
+    rate: Annotated[float, typer.Option(metavar="X", help="The learning rate.")] = 3e-4,
+    layers: Annotated[int, typer.Option(metavar="N", help="Only the first ones of the student; 0: all.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in the output folder was stopped.")] = (
+        False
+    ),
+    validation: Annotated[
+        float, typer.Option(metavar="X", rich_help_panel=ADVANCED, help="The share of queries that is held out.")
+    ] = 0.05,
+    warmup: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps in which the rate rises.")
+    ] = 50,
+    seed: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="For the order of queries, and new weights.")
+    ] = 42,
+    save_every: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
+    ] = 500,
+    column: Annotated[
+        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Where rows have their query.")
+    ] = "query",
+    cache: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel=ADVANCED,
+            show_default=False,
+            help="For the teacher's vectors, which several students may share; else in the output.",
+        ),
+    ] = "",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Make a small model that reads queries in place of a large one; pages keep the vectors of the large one.
+
+    randslot distill runs/my-model -o light --student HuggingFaceTB/SmolLM2-135M --queries pairs.jsonl
+
+    randslot distill runs/my-model -o light --student tiny --queries questions.txt --epochs 20 --rate 1e-3
+
+    randslot search "deferred tax" -l mylib --query-model light
+    """
+    from ..training.distill import Distillation, distill
+
+    options = Distillation(
+        model,
+        student,
+        tuple(queries),
+        output,
+        query_column=column,
+        layers=layers,
+        epochs=epochs,
+        batch=batch,
+        learning_rate=rate,
+        warmup=warmup,
+        validation=validation,
+        seed=seed,
+        save_every=save_every,
+        cache=cache,
+        trust_remote_code=trust_remote_code,
+    )
+    distill(options, resume=resume)
 
 
 def pairs(

@@ -47,6 +47,12 @@ Place = Annotated[
 ModelPlace = Annotated[
     str | None, typer.Option(rich_help_panel=ADVANCED, help="Where the library's model is, if it has moved.")
 ]
+QueryModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL", rich_help_panel=ADVANCED, help="A student of the library's model, which reads queries for it."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

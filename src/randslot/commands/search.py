@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError
 from .help import ADVANCED, PlainCommand
-from .options import AsJson, ModelPlace, Place, QueryVectors, SearchBy, TrustRemoteCode, read_pairs
+from .options import AsJson, ModelPlace, Place, QueryModel, QueryVectors, SearchBy, TrustRemoteCode, read_pairs
 
 EXCLUDED = re.compile(r"-[^\W\d_]{3}")  # how a word that pages must not have begins; -l and -k10 are options
 
@@ -67,6 +67,7 @@ def search(
     ] = False,
     query_vectors: QueryVectors = None,
     model: ModelPlace = None,
+    query_model: QueryModel = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Find pages in a library, by words, by vectors, or by both.
@@ -80,6 +81,8 @@ def search(
     randslot search "deferred tax" -l mylib --filter source=report.pdf --filter page=10-20 --explain
 
     randslot search - -l mylib --json < questions.txt
+
+    randslot search "deferred tax" -l mylib --query-model light
     """
     from ..library.opening import open_hit
     from ..library.served_library import open_library
@@ -93,12 +96,15 @@ def search(
         raise UsageError("empty query: ask for something that a page could have")
     chosen = _filters(filters or [])
     how: Any = by.value if by else None
-    ignored = [name for name, given in (("--exact", exact), ("--query-vectors", query_vectors)) if given]
+    for_vectors = {"--exact": exact, "--query-vectors": query_vectors, "--query-model": query_model}
+    ignored = [name for name, given in for_vectors.items() if given]
     if by is SearchBy.words and ignored:
         raise UsageError(f"{' and '.join(ignored)} can change searches by vectors only, and --by words has none")
     with (
         show_waiting("searching"),
-        open_library(library, model, create=False, trust_remote_code=trust_remote_code) as opened,
+        open_library(
+            library, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
+        ) as opened,
     ):
         results = opened.search_all(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies

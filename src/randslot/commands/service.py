@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .help import ADVANCED
-from .options import ModelPlace, Place, TrustRemoteCode
+from .options import ModelPlace, Place, QueryModel, TrustRemoteCode
 
 AddFrom = Annotated[
     list[str] | None,
@@ -40,6 +40,7 @@ def serve(
         typer.Option(rich_help_panel=ADVANCED, help="Let pages of https://example.org use the API; may repeat."),
     ] = None,
     model: ModelPlace = None,
+    query_model: QueryModel = None,
     trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
@@ -48,6 +49,8 @@ def serve(
     randslot serve -l mylib
 
     randslot serve -l newlib --new
+
+    randslot serve -l mylib --query-model light
 
     RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
     """
@@ -60,6 +63,7 @@ def serve(
         new=new,
         read_only=read_only,
         model=model,
+        query_model=query_model,
         add_from=add_from or (),
         trust_remote_code=trust_remote_code,
     )
@@ -69,6 +73,7 @@ def mcp(
     library: Place,
     add_from: AddFrom = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
+    query_model: QueryModel = None,
 ) -> None:
     """Let an agent search and read a library, by the Model Context Protocol on standard input and output.
 
@@ -78,7 +83,7 @@ def mcp(
     """
     from ..agents.stdio import serve_stdio
 
-    serve_stdio(library, add_from or (), model)
+    serve_stdio(library, add_from or (), model, query_model)
 
 
 def doctor(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
-from ..model.reader import LATER_SETTINGS, Identity, PageReader, read_identity
+from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Binding = Identity  # its name in earlier versions
@@ -13,6 +13,8 @@ Binding = Identity  # its name in earlier versions
 # May differ: where the same model is now, and how long queries are. The template, which older libraries do not name, is
 # part of the weights.
 FREE = ("name", "revision", "query_vectors", "template")
+# May differ, too, between the pages of a library and the teacher of a student, who is asked for queries alone.
+OF_PAGES = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
@@ -23,14 +25,45 @@ def check_model(bound: Identity, other: Identity, library: str, advice: str = ""
     if bound.weights != other.weights:
         advice = advice or "open it with its own model, or make another library"
         raise UsageError(f"library {library} belongs to {bound}, and this is {other}: {advice}")
+    if differences := _compare(bound, other, FREE):
+        advice = advice or "load the model so, or make another library"
+        raise UsageError(f"library {library} was made with {', '.join(differences)}: {advice}")
+
+
+def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> list[str]:
+    """Return in what two sets of settings differ, but for some that may."""
     ours, theirs = LATER_SETTINGS | bound.as_dict(), LATER_SETTINGS | other.as_dict()
     differences = []
     for name in {**ours, **theirs}:
-        if name not in FREE and ours.get(name) != theirs.get(name):
+        if name not in free and ours.get(name) != theirs.get(name):
             differences.append(f"{name}={ours.get(name)!r} and not {theirs.get(name)!r}")
-    if differences:
-        advice = advice or "load the model so, or make another library"
-        raise UsageError(f"library {library} was made with {', '.join(differences)}: {advice}")
+    return differences
+
+
+def check_query_model(bound: Identity, model: PageReader, library: str) -> None:
+    """Refuse a model for queries that is neither a student of the one a library belongs to, nor that itself.
+
+    Errors: UsageError in one line that says what differs.
+    """
+    teacher = find_teacher(model)
+    spoken = teacher or model.identity
+    if bound.weights != spoken.weights:
+        what = f"a student of {teacher}" if teacher else "neither that nor a student of it"
+        raise UsageError(f"library {library} belongs to {bound}, and {model.identity} is {what}")
+    if differences := _compare(bound, spoken, (*FREE, *OF_PAGES)):
+        raise UsageError(f"library {library} was made with {', '.join(differences)}: distill its model as it is there")
+
+
+def refuse_student(model: PageReader) -> None:
+    """Refuse a student as the model of a library.
+
+    Errors: UsageError in one line.
+    """
+    if teacher := find_teacher(model):
+        raise UsageError(
+            f"{model.identity} is a student, which makes vectors of queries alone: index with {teacher}, and name the "
+            "student by --query-model when searching"
+        )
 
 
 def read_binding(values: Any, library: str) -> Identity:
@@ -62,6 +95,7 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
         options["template"] = bound.settings.get("template")
         options |= _trust(bound, library, trust_remote_code)
     reader: PageReader = open_model(place, **options)
+    refuse_student(reader)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)
     check_model(bound, reader.identity, library)

@@ -25,7 +25,7 @@ from ..pages.ocr import MISSING, find_engine
 from ..words.languages import find_language
 from ..words.snippets import Found
 from .address import is_address, read_address
-from .binding import EMBEDDED, check_model, load_bound, read_binding
+from .binding import EMBEDDED, check_model, check_query_model, load_bound, read_binding, refuse_student
 from .completion import BoundModel, Ocr, complete_pages, count_unread, read_words
 from .fill import Fill
 from .filters import check_metadata
@@ -58,6 +58,7 @@ class Library:
         folder: Name,
         model: Name | PageReader | Identity | None = None,
         *,
+        query_model: Name | PageReader | None = None,
         create: bool = True,
         repair: bool = False,
         trust_remote_code: bool = False,
@@ -67,13 +68,15 @@ class Library:
         folder: a folder, or the address of a server as in "qdrant://host:6334/papers". model: a folder, a hub id, a
         loaded model, or the binding of another library. A new library without a model finds pages by their words; one
         that is there and has no vectors gets those of the model with the next `add`. An open one loads its own model
-        when it is needed. repair: open it also if its pages are lost, to verify it. trust_remote_code: let the model
+        when it is needed. query_model: a student of that model, which searches then ask in its place: it is not loaded
+        for them. repair: open it also if its pages are lost, to verify it. trust_remote_code: let the model
         run Python files of its own, which you should have read.
 
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
         another process, or has lost its pages.
         """
         self._model: PageReader | None = None
+        self._query_model: PageReader | None = None
         self.trust_remote_code = trust_remote_code
         self._encoding, self._writing = Lock(), Lock()
         self.location = open_location(folder, create=create)
@@ -88,6 +91,8 @@ class Library:
             self.trust = read_trust(about.get("trust"))
             if about["model"] is None and model is not None:
                 self._adopt(model, create)
+            if query_model is not None:
+                self._query_model = self._take_query_model(query_model)
         except BaseException:
             self.location.abandon()
             raise
@@ -106,7 +111,20 @@ class Library:
             self._model = _load(model, self.trust_remote_code)
         else:
             self._model = _as_reader(model)
+        refuse_student(self._model)
         return self._model.identity
+
+    def _take_query_model(self, model: Name | PageReader) -> PageReader:
+        """Load a model for queries, if it is not loaded, and return it.
+
+        Errors: UsageError if it is not for this library.
+        """
+        if self.binding is None:
+            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+        is_name = isinstance(model, str | os.PathLike)
+        reader = _load(model, self.trust_remote_code) if is_name else _as_reader(model)
+        check_query_model(self.binding, reader, self.name)
+        return reader
 
     def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity | None:
         if about.get("format") not in FORMATS:
@@ -123,6 +141,7 @@ class Library:
             self._model = load_bound(binding, os.fspath(model), self.name, trust_remote_code=self.trust_remote_code)
         elif model is not None:
             self._model = _as_reader(model)
+            refuse_student(self._model)
             check_model(binding, self._model.identity, self.name)
         return binding
 
@@ -157,6 +176,19 @@ class Library:
                     raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
                 self._model = load_bound(self.binding, None, self.name, trust_remote_code=self.trust_remote_code)
             return self._model
+
+    @property
+    def query_model(self) -> PageReader:
+        """What makes the vectors of queries: the student that was named, or the library's model.
+
+        Errors: as `model`.
+        """
+        return self.model if self._query_model is None else self._query_model
+
+    @property
+    def has_student(self) -> bool:
+        """Whether another model than the library's own makes the vectors of queries."""
+        return self._query_model is not None
 
     @property
     def home(self) -> Location:
@@ -256,9 +288,9 @@ class Library:
         return count_unread(self.store, self.manifest)
 
     def _estimate_trust(self) -> None:
-        """Find out whether the model can read these pages, and keep it for searches to come."""
+        """Find out whether the model can read these pages, and keep it for searches to come, also by a student."""
         visible = {file.id for file in self.manifest.find(state="done")}
-        trust = estimate_trust(self.store, visible, lambda lines: self._encode(list(lines), None))
+        trust = estimate_trust(self.store, visible, lambda lines: self._encode_by(self.model, list(lines), None))
         if trust is not None and trust != self.trust:
             self.trust = trust
             self.location.write(self._read_about() | {"trust": trust.as_dict()})
@@ -435,7 +467,7 @@ class Library:
         return self._searcher().find_on_page(query, page)
 
     def embed_queries(self, queries: Sequence[str]) -> list[Vectors]:
-        """Return the vectors of queries by the library's model; from any thread, as its budget may change between.
+        """Return the vectors of queries, as a search compares them; from any thread, as its budget may change between.
 
         Errors: UsageError if the library has no vectors.
         """
@@ -446,7 +478,9 @@ class Library:
         return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, self._encode)
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
-        model = self.model
+        return self._encode_by(self.query_model, queries, num)
+
+    def _encode_by(self, model: PageReader, queries: list[str], num: int | None) -> list[Vectors]:
         with self._encoding:
             return model.embed_queries(queries, num_vectors=num)
 

@@ -150,6 +150,7 @@ def open_library(
     place: Name,
     model: Any = None,
     *,
+    query_model: Any = None,
     create: bool = True,
     repair: bool = False,
     trust_remote_code: bool = False,
@@ -159,11 +160,18 @@ def open_library(
     Errors: as `Library`; UsageError for a model, which a service does not change.
     """
     try:
-        return Library(place, model, create=create, repair=repair, trust_remote_code=trust_remote_code)
+        return Library(
+            place,
+            model,
+            query_model=query_model,
+            create=create,
+            repair=repair,
+            trust_remote_code=trust_remote_code,
+        )
     except InUseError as error:
         if error.socket is None:
             raise
-        if model is not None:
+        if model is not None or query_model is not None:
             raise UsageError(f"{error}, to give it a model") from error
         return ServedLibrary(os.fspath(place), error.socket)
 

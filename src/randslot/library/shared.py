@@ -21,12 +21,15 @@ class SharedLibrary:
     ask opens it.
     """
 
-    def __init__(self, library: Library | Name, model: str | None = None) -> None:
-        """library: one that is open, which stays so, or where it is. model: where its model is, if it has moved."""
+    def __init__(self, library: Library | Name, model: str | None = None, query_model: str | None = None) -> None:
+        """library: one that is open, which stays so, or where it is. model: where its model is, if it has moved.
+
+        query_model: a student of that model, which searches ask in its place.
+        """
         self.lock, self.closing = Lock(), ExitStack()
         self.own = library if isinstance(library, Library) else None
         self.place: Library | Name = library
-        self.model = model
+        self.model, self.query_model = model, query_model
         if not isinstance(library, Library) and not is_address(os.fspath(library)):
             self.place = os.path.abspath(os.path.expanduser(library))  # the process may go elsewhere meanwhile
 
@@ -54,7 +57,7 @@ class SharedLibrary:
 
     def _open(self) -> Library | ServedLibrary:
         assert not isinstance(self.place, Library), "it would be our own"
-        opened = open_library(self.place, self.model, create=False)
+        opened = open_library(self.place, self.model, query_model=self.query_model, create=False)
         if isinstance(opened, Library):
             self.own = self.closing.enter_context(opened)
             self.closing.enter_context(LocalService(opened))

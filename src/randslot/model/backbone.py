@@ -163,11 +163,17 @@ def find_shape(name: str) -> str | None:
     return shape if (resources.files(__package__) / "shapes" / f"{shape}.json").is_file() else None
 
 
+def list_shapes() -> list[str]:
+    """Return the names of all shapes that ship with the package."""
+    files = (resources.files(__package__) / "shapes").iterdir()
+    return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
+
+
 def _read_shape(shape: str) -> dict[str, Any]:
     shapes = resources.files(__package__) / "shapes"
     file = Path(shape) if shape.endswith(".json") else Path(str(shapes / f"{shape}.json"))
     if not file.is_file():
-        known = ", ".join(sorted(f.name.removesuffix(".json") for f in shapes.iterdir() if f.name.endswith(".json")))
+        known = ", ".join(list_shapes())
         raise UsageError(f"unknown backbone shape {shape!r}; known ones: {known}, or the path of a .json file")
     blueprint = read_json(file)
     if not isinstance(blueprint.get("config"), dict):

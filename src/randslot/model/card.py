@@ -8,6 +8,8 @@ from typing import Any
 
 from sentence_transformers.multi_vector_encoder.model_card import MultiVectorEncoderModelCardData
 
+from .reader import Identity, find_teacher
+
 TAGS = ["sentence-transformers", "multi-vector", "late-interaction", "visual-document-retrieval", "randslot"]
 
 
@@ -46,11 +48,16 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
         metadata: dict[str, Any] = super().get_model_specific_metadata()
         return metadata | {
             "settings": encoder.get_config_dict(),
+            "teacher": _describe_teacher(find_teacher(encoder)),
             "trained_on": self.trained_on,
             "family": encoder.family.name,
             "backbone": _short(encoder.source.name),
             "revision": encoder.source.revision or "not recorded",
         }
+
+
+def _describe_teacher(teacher: Identity | None) -> str:
+    return f"{_short(teacher.name)} (weights {teacher.weights})" if teacher else ""
 
 
 def _short(name: str | None) -> str:

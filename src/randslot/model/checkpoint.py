@@ -1,7 +1,8 @@
 """The files of a saved model: what `save_pretrained` writes and `load` reads, strictly.
 
-randslot.json               settings, how many slots are stored, which backbone
+randslot.json               settings, how many slots are stored, which backbone; of a student, whose vectors it makes
 slots.safetensors           the weights of the strategy, if it has any (of fixed and learned slots: their tables)
+head.safetensors            of a student: the projection to the dimension of its teacher, if that is another
 adapter_model.safetensors   with an adapter: it alone, as PEFT writes it, and adapter_config.json
 model.safetensors           without one: all weights, as transformers writes them, and config.json
 backbone/                   with an adapter on a backbone that was built in memory: its weights
@@ -28,12 +29,14 @@ from ..files import read_json
 from .backbone import bars_in_terminals, load_backbone, load_processors
 from .families.family import Backbone
 from .hub import Source, find
-from .reader import SIDES, Side
+from .reader import SIDES, Identity, Side, read_identity
 from .slots import seeded
 
 FORMAT = 1
 CONFIG = "randslot.json"
 SLOTS = "slots.safetensors"
+HEAD = "head.safetensors"
+TEACHER = "teacher"  # in randslot.json
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 INNER_BACKBONE = "backbone"
@@ -42,12 +45,17 @@ PEFT_PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Saved:
-    """What a model folder holds: a backbone with its adapter, settings, slot counts and the strategy's weights."""
+    """What a model folder holds: a backbone with its adapter, settings, slot counts and the strategy's weights.
+
+    teacher, head: of a student, whose vectors it makes, and the weights of its projection.
+    """
 
     backbone: Backbone
     settings: dict[str, Any]
     rows: dict[Side, int]
     tables: dict[str, Tensor]
+    teacher: Identity | None
+    head: dict[str, Tensor]
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
@@ -77,9 +85,12 @@ def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
 
 
 def save_files(
-    path: Path, backbone: Backbone, settings: dict[str, Any], rows: dict[Side, int], tables: dict[str, Tensor]
+    path: Path, backbone: Backbone, values: dict[str, Any], rows: dict[Side, int], weights: dict[str, dict[str, Tensor]]
 ) -> None:
-    """Write a model's files into a folder that exists; what an earlier model left there is replaced."""
+    """Write a model's files into a folder that exists; what an earlier model left there is replaced.
+
+    values: settings, and of a student its teacher. weights: all but the backbone's, by the names of their files.
+    """
     adapter = has_adapter(backbone.model)
     home = backbone.source
     if adapter and home.folder == path.resolve():
@@ -91,14 +102,15 @@ def save_files(
     else:
         _save_weights(backbone, path)
     backbone.processors.save(path)
-    if tables:
-        save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path / SLOTS)
+    for name, tensors in weights.items():
+        if tensors:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path / name)
     reference = {
         "family": backbone.family.name,
         "name": home.name if named else None,
         "revision": home.revision if named else None,
     }
-    config = {"format": FORMAT, **settings, "stored": rows, "adapter": adapter, "backbone": reference}
+    config = {"format": FORMAT, **values, "stored": rows, "adapter": adapter, "backbone": reference}
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     share_weights(path, CONFIG)
 
@@ -123,7 +135,7 @@ def _save_weights(backbone: Backbone, path: Path) -> None:
 
 def _clear(path: Path, keep: Path | None) -> None:
     """Take away the weights of an earlier model, but not those that this one still needs."""
-    for pattern in (CONFIG, SLOTS, ADAPTER, ADAPTER_CONFIG, "config.json", "model*.safetensors", "*.index.json"):
+    for pattern in (CONFIG, SLOTS, HEAD, ADAPTER, ADAPTER_CONFIG, "config.json", "model*.safetensors", "*.index.json"):
         for file in path.glob(pattern):
             file.unlink()
     if (path / INNER_BACKBONE / "config.json").is_file() and keep != (path / INNER_BACKBONE).resolve():
@@ -196,9 +208,19 @@ def read_files(
     if config["adapter"]:
         parts = parts.with_processors(load_processors(parts.family, source))
         _load_adapter(parts, source)
-    settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone"}}
+    settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", TEACHER}}
     tables = _read_tensors(source, SLOTS) if _file(source, SLOTS).is_file() else {}
-    return Saved(parts, settings, config["stored"], tables)
+    head = _read_tensors(source, HEAD) if _file(source, HEAD).is_file() else {}
+    return Saved(parts, settings, config["stored"], tables, _read_teacher(source, config), head)
+
+
+def _read_teacher(source: Source, config: dict[str, Any]) -> Identity | None:
+    if TEACHER not in config:
+        return None
+    try:
+        return read_identity(config[TEACHER])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RandSlotError(f"{_file(source, CONFIG)} does not say whose student the model is: {error}") from error
 
 
 def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path | None) -> Source:

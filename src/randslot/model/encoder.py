@@ -15,21 +15,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from sentence_transformers.base.modules import InputModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import RandSlotError, UsageError
 from .card import RandSlotCard
-from .checkpoint import SLOTS, check_fit, read_files, save_files
+from .checkpoint import HEAD, SLOTS, TEACHER, check_fit, read_files, save_files
 from .content import Content
 from .families.family import Backbone, Family, Processors, Seen
 from .hub import Source, find
-from .preprocessing import Preprocessor
-from .reader import Side
+from .preprocessing import Preprocessor, sort_inputs
+from .reader import Identity, Side
 from .readout import read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
 from .settings import Settings, read_settings
-from .slots import STRATEGIES, Sequential, Strategy
+from .slots import STRATEGIES, Sequential, Strategy, seeded
 
 
 class SlotEncoder(InputModule):
@@ -52,6 +53,8 @@ class SlotEncoder(InputModule):
         self.image_processor = backbone.processors.image
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
         self.settings = settings
+        self.teacher: Identity | None = None  # of a student: whose vectors of queries it makes
+        self.head: nn.Linear | None = None  # to the dimension of that, if it is another
         self.slots = self._make_strategy(settings.slots)
         self.plain_queries = False  # special tokens in queries are plain text
         self.loops = False  # in training run every prefix anew, as the paper does, each with dropout of its own
@@ -76,6 +79,7 @@ class SlotEncoder(InputModule):
         least = self.family.least_tokens(self.processors)
         if settings.visual_tokens < least:
             raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
+        self._check_learned(settings)
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(
@@ -86,8 +90,23 @@ class SlotEncoder(InputModule):
         self.slots.seed = strategy.seed = settings.seed
         self.inference_slots = strategy
 
+    def _check_learned(self, settings: Settings) -> None:
+        learned = self.teacher.num_vectors("query") if self.teacher else None
+        if learned is not None and settings.query_vectors > learned:
+            raise UsageError(
+                f"query_vectors={settings.query_vectors}: this student has learned {learned} of its teacher"
+            )
+
     def _make_strategy(self, name: str) -> Strategy:
-        return STRATEGIES[name](self.get_embedding_dimension(), self.rows, self.settings.seed)
+        return STRATEGIES[name](self.hidden_size, self.rows, self.settings.seed)
+
+    def follow(self, teacher: Identity) -> None:
+        """Make it a student: from now on it makes vectors of queries alone, in the dimension of a teacher."""
+        self.teacher = teacher
+        if teacher.dimension != self.hidden_size:
+            with seeded(self.settings.seed):
+                self.head = nn.Linear(self.hidden_size, teacher.dimension)
+            nn.init.zeros_(self.head.bias)
 
     @property
     def family(self) -> Family:
@@ -120,9 +139,14 @@ class SlotEncoder(InputModule):
         length: int = self.backbone.config.get_text_config().max_position_embeddings
         return length
 
-    def get_embedding_dimension(self) -> int:
+    @property
+    def hidden_size(self) -> int:
+        """The dimension of slots, and of vectors before a projection."""
         dim: int = self.backbone.config.get_text_config().hidden_size
         return dim
+
+    def get_embedding_dimension(self) -> int:
+        return self.head.out_features if self.head is not None else self.hidden_size
 
     def get_config_dict(self) -> dict[str, Any]:
         return asdict(self.settings)
@@ -161,7 +185,12 @@ class SlotEncoder(InputModule):
         The side is named by `task` ("query" or "document"); without one, text is a query and an image a page. A prompt
         for queries is the instruction of the template, or stands before each query if it has none.
         """
+        if self.teacher is not None and sort_inputs(inputs, task)[1] == "page":
+            self._refuse_pages()
         return self.preprocessor(inputs, prompt, task)
+
+    def _refuse_pages(self) -> None:
+        raise UsageError(f"this is a student, which makes vectors of queries alone: pages are for {self.teacher}")
 
     def open_page(self, page: Any) -> Any:
         """Open a page as the model takes it."""
@@ -179,6 +208,8 @@ class SlotEncoder(InputModule):
     def read(self, content: Content, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return what `forward` does, of features that are embedded and placed already."""
         side: Side = features["side"]
+        if self.teacher is not None and side == "page":
+            self._refuse_pages()
         num = self.settings.vectors(side) - 1
         strategy = self.slots if self.training else self.inference_slots
         if strategy.every_token:
@@ -193,6 +224,8 @@ class SlotEncoder(InputModule):
             vectors = read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
         else:
             vectors = read_once(self.parts, content, strategy(side, num, features["keys"]))
+        if self.head is not None:
+            vectors = F.normalize(self.head(vectors.to(self.head.weight.dtype)).float(), dim=-1)
         mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
         return {"token_embeddings": vectors, "attention_mask": mask}
 
@@ -224,7 +257,9 @@ class SlotEncoder(InputModule):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the module into a folder; see `checkpoint.py`."""
         parts = self.parts.with_processors(self.processors)
-        save_files(Path(output_path), parts, self.get_config_dict(), self.rows, self.slots.state_dict())
+        values = self.get_config_dict() | ({TEACHER: self.teacher.as_dict()} if self.teacher else {})
+        head = self.head.state_dict() if self.head is not None else {}
+        save_files(Path(output_path), parts, values, self.rows, {SLOTS: self.slots.state_dict(), HEAD: head})
 
     @classmethod
     def load(
@@ -273,5 +308,11 @@ def load_encoder(
             raise RandSlotError(f"{source.name} lacks {SLOTS}")
         check_fit(f"slot tables of {source.name}", saved.tables, expected)
         encoder.slots.load_state_dict(saved.tables)
+    if saved.teacher is not None:
+        encoder.follow(saved.teacher)
+        expected = encoder.head.state_dict() if encoder.head is not None else {}
+        check_fit(f"projection of {source.name}", saved.head, expected)
+        if encoder.head is not None:
+            encoder.head.load_state_dict(saved.head)
     encoder.use(**changes or {})
     return encoder

@@ -74,6 +74,8 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
         reason = f": {why_not_served(STRATEGIES[slots])}" if slots in STRATEGIES else ""
         raise UsageError(f"slots {slots!r} is not one of {', '.join(list_served())}{reason}")
     model = load(name, device="cpu", dtype="float32")
+    if model.teacher is not None:
+        raise UsageError(f"cannot export {name}: it is a student, which servers would take for a model of pages too")
     encoder = model.encoder
     trained, slots = encoder.settings.slots, slots or encoder.settings.inference
     if reason := why_not_served(STRATEGIES[slots]):

@@ -20,7 +20,7 @@ from .ahead import cut_by_positions
 from .encoder import SlotEncoder
 from .families.family import Backbone, Family
 from .preprocessing import PreparedPage, Preprocessor
-from .reader import Identity, Reads, Side, Vectors
+from .reader import Identity, Reads, Side, Vectors, find_teacher
 from .settings import Settings
 
 
@@ -89,6 +89,11 @@ class RandSlotModel(MultiVectorEncoder):
         settings = asdict(self.settings)
         del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # its vectors do not depend on it
         return Identity(home.name, home.revision, self.weights_key, encoder.dtype, self.dimension, settings, self.reads)
+
+    @property
+    def teacher(self) -> Identity | None:
+        """Whose vectors of queries it makes, if it is a student; it then makes none of pages."""
+        return find_teacher(self.encoder)
 
     @property
     def dimension(self) -> int:

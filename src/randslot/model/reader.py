@@ -66,6 +66,12 @@ def read_identity(values: Mapping[str, Any]) -> Identity:
     return Identity(**{key: values[key] for key in own}, settings=settings, reads=reads)
 
 
+def find_teacher(model: object) -> Identity | None:
+    """Return whose vectors of queries a student makes; None for a model that has vectors of its own."""
+    teacher: Identity | None = getattr(model, "teacher", None)
+    return teacher
+
+
 class PageReader(Protocol):
     """A model that turns queries and pages into vectors that can be compared by MaxSim."""
 

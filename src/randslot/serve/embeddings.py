@@ -59,13 +59,13 @@ class Embeddings:
         self.pages.close()
 
     def model(self) -> PageReader:
-        """Return the model that encodes.
+        """Return the model that encodes queries, and pages if it is the library's own.
 
         Errors: Refused if the library has none.
         """
         if self.library.binding is None:
             raise Refused(404, "this library has no model: it finds pages by their words")
-        return self.library.model
+        return self.library.query_model
 
     async def embed_queries(self, texts: Sequence[str]) -> list[Encoded]:
         """Return the vectors of queries.
@@ -81,6 +81,8 @@ class Embeddings:
         Errors: Refused for what the model does not read, and if too many are waiting.
         """
         reads = self.model().reads
+        if self.library.has_student:
+            raise Refused(400, "this service has a light model for queries, which makes no vectors of pages")
         texts = [page for page in pages if isinstance(page, str)]
         if reads == "image" and texts:
             raise Refused(400, "this model reads images of pages, not their text: send an image_url")

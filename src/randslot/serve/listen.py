@@ -66,12 +66,13 @@ def serve(
     new: bool = False,
     read_only: bool = False,
     model: str | None = None,
+    query_model: str | None = None,
     add_from: Sequence[str] = (),
     trust_remote_code: bool = False,
 ) -> None:
     """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come.
 
-    add_from: folders below which agents may add documents.
+    query_model: a student of the library's model, for searches. add_from: folders below which agents may add documents.
     """
     visitors.check()
     allowed = check_folders(add_from)
@@ -80,7 +81,7 @@ def serve(
     refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
     with (
         listen(visitors.host, visitors.port) as listener,
-        Library(folder, model, create=new, trust_remote_code=trust_remote_code) as library,
+        Library(folder, model, query_model=query_model, create=new, trust_remote_code=trust_remote_code) as library,
         LocalService(library, refusal=refusal),
     ):
         service = Service(library, read_only=read_only, add_from=allowed)

@@ -100,7 +100,7 @@ class Service:
         """add_from: folders below which agents may add documents."""
         self.library, self.add_from = library, tuple(add_from)
         if library.choose_by() != "words":
-            _ = library.model  # the first search should not wait for it
+            _ = library.query_model  # the first search should not wait for it
         self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
         self.searches = Searches(library)
         self.embeddings = Embeddings(library)

@@ -54,7 +54,7 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str, *, te
 
     Errors: UsageError for a place or column that is not there; RandSlotError for a file that cannot be read.
     """
-    dataset = _read_jsonl(Path(data)) if data.endswith(".jsonl") else _read_dataset(data, split)
+    dataset = read_rows(data, split)
     for column in (query_column, page_column):
         if column not in dataset.column_names:
             raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
@@ -70,6 +70,14 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str, *, te
     path = Path(data)
     base = path.parent if path.is_file() else path if path.is_dir() else Path()
     return Pairs(dataset.add_column("row", list(range(1, len(dataset) + 1))), data, base, texts)
+
+
+def read_rows(data: str, split: str) -> Dataset:
+    """Read the rows of a hub id, a folder, or a .jsonl or .parquet file.
+
+    Errors: UsageError for a place that is not there; RandSlotError for a file that cannot be read.
+    """
+    return _read_jsonl(Path(data)) if data.endswith(".jsonl") else _read_dataset(data, split)
 
 
 def _read_jsonl(file: Path) -> Dataset:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from transformers.utils.logging import (
 from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
 from ..files import write_json
+from ..machine import find_commit, list_versions
 from ..model.checkpoint import save_backbone
 from ..model.loading import load, untrained
 from ..model.model import RandSlotModel
@@ -297,14 +296,14 @@ class Run:
             "seconds_of_this_process": round(seconds, 1),
             "processes": self.world,
             "seed": self.recipe.seed,
-            "commit": _commit(),
+            "commit": find_commit(),
             "optimizer": trainer.args.optim,
             "attention": model.backbone.model.config._attn_implementation,
             "precision": self.hardware.precision,
             "fallbacks": list(self.hardware.fallbacks),
             "broken_images_passed_over": num_skipped,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
-            "versions": _versions(),
+            "versions": list_versions(),
         }
         write_json(self.folder / RUN, record)
         if num_skipped:
@@ -355,17 +354,3 @@ def _is_whole(checkpoint: Path, world: int) -> bool:
     states = {file.name for file in checkpoint.glob("rng_state*.pth")}
     of_all = {f"rng_state_{rank}.pth" for rank in range(world)} if world > 1 else set()
     return bool(states) and (of_all <= states or "rng_state.pth" in states)
-
-
-def _commit() -> str | None:
-    """Return the commit of the repository that the run was started in, if it was in one."""
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return answer.stdout.strip() or None
-
-
-def _versions() -> dict[str, str]:
-    names = ("randslot", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets")
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...errors import RandSlotError
+from ...errors import RandSlotError, UsageError
 from ...pages import NoTextError, read_page_text
 from ..hub import Source
 from ..template import PAGE
@@ -55,6 +55,18 @@ class TextModel(Family):
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         before, after = processors.template.page_prompt.split(PAGE)
         return processors.pad(processors.tokenize_inside(before, after, pages))
+
+    def keep_layers(self, model: PreTrainedModel, num: int) -> None:
+        """Keep only the first layers of a model.
+
+        Errors: UsageError if it has fewer.
+        """
+        if num > len(model.layers):
+            raise UsageError(f"layers={num}: this {self.name} model has {len(model.layers)}")
+        model.layers = model.layers[:num]
+        model.config.num_hidden_layers = num
+        if getattr(model.config, "layer_types", None):
+            model.config.layer_types = model.config.layer_types[:num]
 
     # -- serving
 

@@ -1,0 +1,238 @@
+"""What a student keeps of its teacher, and how long a query takes with each.
+
+    python benchmarks/distill.py --students      # first make the students, in data/distill: minutes on one core
+    python benchmarks/distill.py                 # measure them, best on a machine without other work
+    python benchmarks/distill.py --shapes        # time a query in real sizes, on a machine without other work
+
+The first teacher is the embedded miniature, its student a text model of two layers and 96 dimensions (light.json), from
+random weights. It learns from questions about sample reports of the training split, and is asked those of the test
+split, whose pages have the teacher's vectors. `--study MODEL` adds a second one, a model of studies/smollm2.toml: its
+student is the first layer of its backbone, learns from the titles and words of the study's training pages, and is asked
+for the pages of its test manuals.
+
+Times of real sizes are of random weights: a query of 16 tokens in the shape of Qwen2.5-VL-3B, whose language model is
+timed with 2 and with 8 of its 36 layers and the difference scaled (all would take 13 GB), and in that of SmolLM2-135M
+with a projection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from embedded import NUM_REPORTS, HeldOut
+from record import keep, print_table, time_ways
+
+import randslot
+from randslot.lab.evaluation.metrics import ndcg_of_each
+from randslot.lab.evaluation.tasks import own_task
+from randslot.model.model import RandSlotModel
+from randslot.model.student import make_student
+from randslot.pages import read_page_text
+from randslot.samples.reports import make_reports
+from randslot.samples.sets import ask_all
+from randslot.training.distill import Distillation, distill
+
+HERE = Path(__file__).parent
+WORK = Path("data/distill")
+REPORTS = (500, 2000)  # of the training split, that questions are about
+PASSES = 4  # through the questions about the most reports; students of fewer see theirs more often
+MANUALS = Path("data/study-manuals")
+TIMED, WARMING = 40, 5  # queries
+LARGE, SMALL = "qwen2.5-vl-3b", "smollm2-135m"
+LAYERS = (2, 8)  # of the large shape, that are timed
+
+
+@dataclass(frozen=True)
+class Test:
+    """Queries about pages, and the grades of those that count."""
+
+    pages: list[str]
+    ids: list[str]
+    queries: list[str]
+    grades: list[dict[str, int]]
+
+
+def plan_embedded() -> dict[str, Distillation]:
+    """Return how the students of the miniature are made, and write the questions that they learn from."""
+    plan = {}
+    for num in REPORTS:
+        file = WORK / f"questions-{num}.txt"
+        if not file.is_file():
+            WORK.mkdir(parents=True, exist_ok=True)
+            asked = ask_all(make_reports(num, split="train", seed=1))
+            file.write_text("\n".join(one.question.text for one in asked), encoding="utf-8")
+        plan[f"student, {num:,} reports"] = Distillation(
+            "embedded",
+            str(HERE / "light.json"),
+            (str(file),),
+            str(WORK / f"light-{num}"),
+            epochs=PASSES * max(REPORTS) // num,
+            learning_rate=1e-3,
+        )
+    return plan
+
+
+def plan_study(teacher: str, backbone: str) -> dict[str, Distillation]:
+    """Return how the student of a model of the study is made."""
+    files = (str(MANUALS / "pairs.jsonl"), str(MANUALS / "spans.jsonl"))
+    output = str(WORK / "light-study")
+    made = Distillation(teacher, backbone, files, output, layers=1, epochs=4, learning_rate=5e-4)
+    return {"student, 1 layer": made}
+
+
+def test_embedded(folder: Path) -> list[Test]:
+    """Return the test split of the sample reports."""
+    held_out = HeldOut(NUM_REPORTS, folder)
+    texts = [one.question.text for one in held_out.asked]
+    return [Test(held_out.pages, held_out.page_ids, texts, [one.grades for one in held_out.asked])]
+
+
+def test_study() -> Iterator[Test]:
+    """Yield the test manuals of the study, with their titles, and the questions about them."""
+    for folder in sorted((MANUALS / "tasks" / "test").iterdir()):
+        for subset in own_task(folder).subsets():
+            pages = [read_page_text(subset.pages.open(i)) for i in range(len(subset.pages.ids))]
+            grades = [subset.grades[id] for id in subset.queries]
+            yield Test(pages, list(subset.pages.ids), list(subset.queries.values()), grades)
+
+
+def count_weights(model: RandSlotModel) -> float:
+    """Return the weights of a model in millions."""
+    return sum(weight.numel() for weight in model.parameters()) / 1e6
+
+
+def measure(name: str, plan: dict[str, Distillation], tests: list[Test]) -> list[dict[str, Any]]:
+    """Return a row for a teacher and for each of its students: quality, the mean over tests, and time of a query."""
+    teacher = randslot.load(next(iter(plan.values())).teacher, device="cpu")
+    models = {name: teacher} | {what: randslot.load(made.output, device="cpu") for what, made in plan.items()}
+    scores: dict[str, list[float]] = {what: [] for what in models}
+    cosines: dict[str, list[float]] = {what: [] for what in models}
+    for test in tests:
+        pages = teacher.encode_document(test.pages, batch_size=10)
+        wanted = np.stack(teacher.embed_queries(test.queries))
+        for what, model in models.items():
+            found = np.stack(model.embed_queries(test.queries))
+            similarities = teacher.similarity([torch.from_numpy(one) for one in found], pages).numpy()
+            scores[what].append(float(np.mean(ndcg_of_each(similarities, test.ids, test.grades, 5))))
+            cosines[what].append(float((found * wanted).sum(-1).mean()))
+    seconds = time_queries(models, tests[0].queries)
+    whole = statistics.mean(scores[name])
+    rows = []
+    for what, model in models.items():
+        score = statistics.mean(scores[what])
+        rows.append(
+            {
+                "queries by": what,
+                "million weights": count_weights(model),
+                "queries": sum(len(test.queries) for test in tests),
+                "cosine": statistics.mean(cosines[what]),
+                "nDCG@5": score,
+                "% kept": 100 * score / whole,
+                "ms a query": 1000 * seconds[what],
+            }
+        )
+    return rows
+
+
+def time_queries(models: dict[str, RandSlotModel], queries: list[str]) -> dict[str, float]:
+    """Return the median seconds of a query, asked one by one, of models in turns."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for query in queries[: WARMING + TIMED]:
+        for name, model in models.items():
+            start = time.perf_counter()
+            model.embed_queries([query])
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values[WARMING:]) for name, values in times.items()}
+
+
+def build_large(layers: int, folder: Path) -> RandSlotModel:
+    """Build the large shape with a few of its layers; the vision tower, which no query sees, is as small as can be."""
+    shape = read_shape(LARGE)
+    shape["config"]["text_config"]["num_hidden_layers"] = layers
+    shape["config"]["vision_config"] |= {"depth": 1, "fullatt_block_indexes": [0]}
+    file = folder / f"large-{layers}.json"
+    file.write_text(json.dumps(shape))
+    return randslot.untrained(str(file), device="cpu", dtype="float32").eval()
+
+
+def read_shape(name: str) -> dict[str, Any]:
+    file = resources.files("randslot.model") / "shapes" / f"{name}.json"
+    shape: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return shape
+
+
+def measure_shapes(repeats: int) -> list[dict[str, Any]]:
+    """Return the time of a query in a large shape and in a small one that projects to its dimension."""
+    depth = read_shape(LARGE)["config"]["text_config"]["num_hidden_layers"]
+    few, some = LAYERS
+    with tempfile.TemporaryDirectory() as name:
+        first, second = build_large(few, Path(name)), build_large(some, Path(name))
+    student = make_student(SMALL, replace(first.identity, name=LARGE)).eval()
+    query = ["sixteen letters!"]  # a token each
+    seconds = time_ways(
+        {
+            "first": lambda: first.embed_queries(query),
+            "second": lambda: second.embed_queries(query),
+            "student": lambda: student.embed_queries(query),
+        },
+        repeats,
+    )
+    times = (depth - few) / (some - few)
+    whole = seconds["first"] + times * (seconds["second"] - seconds["first"])
+    vision = [weight for part in first.family.vision_parts(first.encoder.backbone) for weight in part.parameters()]
+    weights = count_weights(first) + times * (count_weights(second) - count_weights(first))
+    weights -= sum(weight.numel() for weight in vision) / 1e6
+    rows = []
+    for what, size, value in (
+        (f"{LARGE}, its language model", weights, whole),
+        (f"{SMALL} with a projection", count_weights(student), seconds["student"]),
+    ):
+        rows.append({"random weights": what, "million weights": size, "ms a query": 1000 * value})
+    return [row | {"times the student": row["ms a query"] / rows[1]["ms a query"]} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--students", action="store_true")
+    parser.add_argument("--shapes", action="store_true")
+    parser.add_argument("--study", default="", help="a model of the study")
+    parser.add_argument("--backbone", default="data/smollm2-3-start", help="what the student of that begins with")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.shapes:
+        shapes = measure_shapes(options.repeats)
+        print_table(shapes)
+        keep("distill-shapes", shapes)
+        return
+    plans = {"embedded": plan_embedded()}
+    if options.study:
+        plans["a model of the study"] = plan_study(options.study, options.backbone)
+    if options.students:
+        for plan in plans.values():
+            for made in plan.values():
+                distill(made, resume=(Path(made.output) / "distill.json").is_file())
+        return
+    rows = []
+    for name, plan in plans.items():
+        with tempfile.TemporaryDirectory() as folder:
+            tests = test_embedded(Path(folder)) if name == "embedded" else list(test_study())
+            rows += measure(name, plan, tests)
+    print_table(rows)
+    keep("distill", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A student: a small text model that makes the vectors of queries as a large one does. Whose, it records by hash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.util import get_device_name
+
+from ..errors import UsageError
+from .backbone import build_backbone, list_shapes, load_backbone
+from .checkpoint import has_adapter, is_saved_model, read_files
+from .encoder import SlotEncoder
+from .families.family import Backbone
+from .families.text_model import TextModel
+from .hub import find
+from .model import RandSlotModel
+from .reader import Identity
+from .settings import Settings
+
+TINY = "llama-tiny"  # the shape that "tiny" stands for
+
+
+def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 42) -> RandSlotModel:
+    """Make a student that has not learned yet, in float32, with zero slots.
+
+    name: a folder or hub id of a text model, whose weights it begins with; or a shape to build with random ones, by its
+    name, "tiny", or a JSON file. layers: only so many of the first ones; 0: all.
+
+    Errors: UsageError for a teacher without a fixed number of vectors, and for a student that is no text model, or an
+    adapter.
+    """
+    num = teacher.num_vectors("query")
+    if num is None:
+        raise UsageError(f"{teacher} has a vector for every token of a query: a student learns a fixed number of them")
+    parts = _find_parts(name, seed)
+    if not isinstance(parts.family, TextModel):
+        raise UsageError(f"student {name} is a {parts.family} model: queries are text, so name a text model")
+    if layers:
+        parts.family.keep_layers(parts.model, layers)
+    settings: dict[str, Any] = {"slots": "zero", "query_vectors": num, "page_vectors": num, "seed": seed}
+    encoder = SlotEncoder(parts, Settings(**settings))
+    encoder.follow(teacher)
+    return RandSlotModel(modules=[encoder], device=get_device_name())
+
+
+def _find_parts(name: str, seed: int) -> Backbone:
+    shape = TINY if name == "tiny" else name
+    if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):
+        return build_backbone(shape, seed=seed, dtype=torch.float32)
+    source = find(name)
+    if not is_saved_model(source):
+        return load_backbone(source, dtype=torch.float32)
+    saved = read_files(source, dtype=torch.float32)
+    if has_adapter(saved.backbone.model):
+        raise UsageError(f"student {name} is an adapter: name its backbone, {saved.backbone.source.name}")
+    if saved.teacher is not None:
+        raise UsageError(f"student {name} is a student already: name what it was made of")
+    return saved.backbone

@@ -1,0 +1,165 @@
+"""A student of the library's model reads queries, and the large model is not loaded for them; others are refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+import randslot
+from randslot.agents.stdio import LocalLibrary
+from randslot.cli import app
+from randslot.errors import UsageError
+from randslot.library import library as module
+from randslot.library.library import Library
+from randslot.model.reader import Identity
+from randslot.model.student import make_student
+from randslot.serve.app import make_app
+from randslot.serve.guard import Access
+from randslot.serve.service import Service
+from support.libraries import ToyReader
+from support.pdf import write_pdf
+
+
+@dataclass
+class ToyStudent(ToyReader):
+    """Says what its teacher says, word for word."""
+
+    teacher: Identity = field(default_factory=lambda: ToyReader().identity)
+
+    @property
+    def identity(self) -> Identity:
+        return replace(ToyReader().identity, weights="student")
+
+
+@pytest.fixture
+def light(model, tmp_path) -> Path:
+    """A student that has learned nothing, of the model of these tests."""
+    make_student("tiny", model.identity).save_pretrained(str(tmp_path / "light"))
+    return tmp_path / "light"
+
+
+@pytest.fixture
+def no_large_model(monkeypatch) -> None:
+    """Fail if the model of a library is loaded."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("the large model was loaded")
+
+    monkeypatch.setattr(module, "load_bound", refuse)
+
+
+@pytest.fixture
+def indexed(saved, papers, tmp_path) -> Path:
+    with Library(tmp_path / "lib", saved) as library:
+        library.add(papers, workers=1)
+    return tmp_path / "lib"
+
+
+def test_searches_by_a_student_find_what_its_teacher_finds(tmp_path, papers):
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(papers, workers=1)
+        wanted = [(hit.id, hit.score) for hit in library.search("tax", 7)]
+    with Library(tmp_path / "lib", query_model=ToyStudent()) as library:
+        assert [(hit.id, hit.score) for hit in library.search("tax", 7)] == wanted
+        assert library.compare("tax", wanted[0][0]).shape == (3, 2)
+
+
+def test_the_large_model_is_not_loaded_to_search(indexed, light, no_large_model):
+    with Library(indexed, query_model=light) as library:
+        (hit,) = library.search("tax", 1, by="vectors")
+        student = randslot.load(light)
+        assert hit.score == pytest.approx(library.compare("tax", hit.id).max(1).sum(), abs=1e-2)
+        assert (library.embed_queries(["tax"])[0] == student.embed_queries(["tax"])[0]).all()
+        assert library.has_student
+        with pytest.raises(AssertionError, match="was loaded"):
+            _ = library.model
+
+
+def test_indexing_still_takes_the_large_model_and_trust_is_in_its_vectors(indexed, light, monkeypatch, tmp_path):
+    asked: list[Any] = []
+    monkeypatch.setattr(module, "estimate_trust", lambda store, visible, embed: asked.append(embed(["tax"])))
+    write_pdf(tmp_path / "more.pdf", 1, [])
+    with Library(indexed, query_model=light) as library:
+        before = len(library)
+        assert not library.add(tmp_path / "more.pdf", workers=1).failed
+        assert len(library) == before + 1
+        assert (asked[0][0] == library.model.embed_queries(["tax"])[0]).all()
+
+
+def test_other_settings_of_pages_do_not_matter_to_a_student(model, tmp_path, papers):
+    student = make_student("tiny", model.identity)
+    model.use(page_vectors=2, visual_tokens=9)
+    try:
+        with Library(tmp_path / "lib", model, query_model=student) as library:
+            library.add(papers, workers=1)
+            assert library.search("tax", 1)
+    finally:
+        model.use(page_vectors=4, visual_tokens=16)
+
+
+def test_the_student_of_another_model_is_refused(indexed, other, saved):
+    with pytest.raises(UsageError, match=r"belongs to .*, and a model in memory .* is a student of a model in memory"):
+        Library(indexed, query_model=make_student("tiny", other.identity))
+    with pytest.raises(UsageError, match="is neither that nor a student of it"):
+        Library(indexed, query_model=other)
+    random = randslot.load(saved, inference="random").identity
+    with pytest.raises(UsageError, match="was made with inference='zero' and not 'random': distill its model"):
+        Library(indexed, query_model=make_student("tiny", random))
+    with Library(indexed, query_model=saved) as library:  # the model itself
+        assert library.search("tax", 1)
+
+
+def test_a_library_of_words_has_no_use_for_a_student(tmp_path, light):
+    Library(tmp_path / "words").close()
+    with pytest.raises(UsageError, match="has no vectors"):
+        Library(tmp_path / "words", query_model=light)
+
+
+def test_a_student_is_not_the_model_of_a_library(indexed, light, tmp_path, papers):
+    message = "is a student, which makes vectors of queries alone: index with"
+    answer = CliRunner().invoke(app, ["index", str(papers), "-l", str(tmp_path / "new"), "--model", str(light)])
+    assert isinstance(answer.exception, UsageError)
+    assert message in str(answer.exception)
+    for model in (str(light), randslot.load(light)):
+        with pytest.raises(UsageError, match=message):
+            Library(indexed, model)
+
+
+def test_commands_take_a_student(indexed, light, no_large_model, tmp_path):
+    logging.getLogger("randslot").setLevel(logging.ERROR)
+    words = ["search", "tax", "-l", str(indexed), "--query-model", str(light)]
+    answer = CliRunner().invoke(app, [*words, "--by", "vectors", "--json"])
+    assert answer.exit_code == 0, answer.exception
+    with Library(indexed, query_model=light) as library:
+        assert [hit["id"] for hit in json.loads(answer.stdout)] == [
+            hit.id for hit in library.search("tax", by="vectors")
+        ]
+    refused = CliRunner().invoke(app, [*words, "--by", "words"])
+    assert "--query-model can change searches by vectors only" in str(refused.exception)
+    missing = CliRunner().invoke(app, [*words[:-1], str(tmp_path / "nowhere")])
+    assert "no model found" in str(missing.exception)
+
+
+def test_a_service_and_an_agent_take_a_student(indexed, light, no_large_model):
+    with Library(indexed, query_model=light) as library:
+        service = Service(library, read_only=True)
+        try:
+            client = TestClient(make_app(service, Access()), base_url="http://127.0.0.1")
+            assert client.post("/api/search", json={"query": "tax", "by": "vectors"}).json()["hits"]
+            (row,) = client.post("/pooling", json={"input": ["tax"]}).json()["data"]
+            assert len(row["data"]) == 4
+            assert client.get("/v1/models").json()["data"][0]["id"] == "light"
+            page = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a page"}]}]}
+            refused = client.post("/pooling", json=page)
+            assert (refused.status_code, "makes no vectors of pages" in refused.text) == (400, True)
+        finally:
+            service.close()
+    with LocalLibrary(str(indexed), query_model=str(light)) as agent:
+        assert agent.search("tax", 1, None)

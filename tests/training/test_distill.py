@@ -1,0 +1,269 @@
+"""A student learns a teacher's vectors of queries from queries alone, stops and goes on, and says whose they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import randslot
+from randslot.cli import app
+from randslot.errors import RandSlotError, UsageError
+from randslot.model.model import RandSlotModel
+from randslot.model.student import make_student
+from randslot.training import distill as module
+from randslot.training.distill import Distillation, distill
+from randslot.training.lessons import read_queries
+from support.models import make
+from support.others import save_minilm
+
+QUERIES = [f"{word} in {year}" for word in ("tax", "fleet", "staff", "sales") for year in (2021, 2023)]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("teachers") / "large"
+    make("qwen3-vl", visual_tokens=16).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("queries") / "questions.txt"
+    file.write_text("\n\n".join(QUERIES), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def options(teacher, questions, tmp_path) -> Distillation:
+    return Distillation(
+        str(teacher), "tiny", (str(questions),), str(tmp_path / "light"), epochs=2, batch=3, learning_rate=1e-3
+    )
+
+
+def shape(folder: Path, **changes: int) -> str:
+    """Write the shape of a student that is narrower than its teacher."""
+    config = {"model_type": "llama", "tie_word_embeddings": True, "hidden_size": 32, "intermediate_size": 64}
+    config |= {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, **changes}
+    file = folder / "narrow.json"
+    file.write_text(json.dumps({"config": config}))
+    return str(file)
+
+
+def vectors(model: RandSlotModel) -> np.ndarray:
+    return np.stack(model.embed_queries(QUERIES))
+
+
+def test_a_student_learns_its_teachers_vectors_and_is_a_saved_model(options, teacher, tmp_path):
+    narrow = replace(options, student=shape(tmp_path), epochs=80, batch=8, learning_rate=1e-2, validation=0.0)
+    learned = distill(narrow)
+    loaded, large = randslot.load(narrow.output), randslot.load(teacher)
+    assert np.array_equal(vectors(loaded), vectors(learned))
+    wanted = vectors(large)
+    assert vectors(loaded).shape == wanted.shape == (len(QUERIES), 4, 64)
+    assert (vectors(loaded) * wanted).sum(-1).mean() > 0.97
+    assert np.allclose(np.linalg.norm(vectors(loaded), axis=-1), 1)
+    scores = np.einsum("qkd,pkd->qp", vectors(loaded), wanted)
+    assert (scores.argmax(1) == np.arange(len(QUERIES))).all()
+    assert loaded.teacher == large.identity
+    assert loaded.dimension == 64 != loaded.encoder.hidden_size
+    assert loaded.weights_key == learned.weights_key != large.weights_key
+    assert "A student for queries alone" in Path(narrow.output, "README.md").read_text()
+
+
+def test_an_equal_dimension_needs_no_projection(options):
+    student = distill(options)
+    assert student.encoder.head is None
+    assert not Path(options.output, "head.safetensors").exists()
+    record = json.loads(Path(options.output, "run.json").read_text())
+    assert len(record["cosines"]) == 2
+    assert record["held_out"] == 1
+    assert record["teacher"]["weights"] == student.teacher.weights
+
+
+def test_a_student_has_no_vectors_of_pages_and_no_more_than_it_learned(options):
+    student = distill(options)
+    for page in (Image.new("RGB", (64, 64)), "the text of a page"):
+        with pytest.raises(UsageError, match=r"vectors of queries alone: pages are for .*large"):
+            student.embed_pages([page])
+    assert student.embed_queries(["tax"], num_vectors=2)[0].shape == (2, 64)
+    with pytest.raises(UsageError, match="has learned 4"):
+        student.embed_queries(["tax"], num_vectors=5)
+
+
+def test_only_some_layers_are_kept(options, tmp_path):
+    student = distill(replace(options, student=shape(tmp_path), layers=1))
+    assert randslot.load(options.output).encoder.backbone.config.num_hidden_layers == 1
+    assert len(student.encoder.backbone.layers) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
+    start = make(family)
+    start.save_pretrained(str(tmp_path / "start"))
+    student = make_student(str(tmp_path / "start"), randslot.load(options.teacher).identity, layers=1)
+    name = "embed_tokens.weight"
+    assert torch.equal(student.encoder.backbone.state_dict()[name], start.encoder.backbone.state_dict()[name])
+
+
+def test_a_model_of_one_vector_can_be_a_teacher(options, tmp_path):
+    folder = save_minilm(tmp_path / "minilm")
+    student = distill(replace(options, teacher=str(folder)))
+    assert vectors(student).shape == (len(QUERIES), 1, randslot.open_model(str(folder)).dimension)
+
+
+# -- stop and go on
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    original = module.Run._step
+
+    def step(run: module.Run) -> float:
+        if run.state.step == steps:
+            raise Stopped
+        return original(run)
+
+    monkeypatch.setattr(module.Run, "_step", step)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, monkeypatch):
+    whole = distill(replace(options, output=str(tmp_path / "whole")))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Stopped):
+            distill(replace(options, save_every=2))
+    with pytest.raises(UsageError, match="holds a run already: go on with it by --resume"):
+        distill(options)
+    with pytest.raises(UsageError, match="another learning_rate"):
+        distill(replace(options, learning_rate=1e-4), resume=True)
+    monkeypatch.setattr(module, "load_lessons", None)  # the teacher has said all, and is not needed again
+    resumed = distill(options, resume=True)
+    assert resumed.weights_key == whole.weights_key
+    records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "light")]
+    assert records[0]["cosines"] == records[1]["cosines"]
+    assert not (tmp_path / "light" / "checkpoint.pt").exists()
+    assert distill(options, resume=True).weights_key == whole.weights_key  # finished already
+
+
+def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
+    monkeypatch.setattr("randslot.training.lessons.BATCH", 4)
+    asked: list[str] = []
+    original = RandSlotModel.embed_queries
+
+    def embed(model, queries, num_vectors=None):
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        asked.extend(queries)
+        return original(model, queries, num_vectors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RandSlotModel, "embed_queries", embed)
+        with pytest.raises(KeyboardInterrupt):
+            distill(options)
+    file = Path(options.output, "teacher", "vectors.f16")
+    with file.open("ab") as half:
+        half.write(b"123")
+    distill(options, resume=True)
+    kept = np.fromfile(file, np.float16).reshape(len(QUERIES), 4, 64)
+    wanted = np.stack(original(randslot.load(options.teacher), QUERIES))
+    assert np.abs(kept - wanted).max() < 1e-3
+
+
+def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
+    shared = replace(options, cache=str(tmp_path / "cache"))
+    distill(shared)
+    with monkeypatch.context() as patch:
+        patch.setattr(RandSlotModel, "embed_queries", None)
+        distill(replace(shared, output=str(tmp_path / "second"), seed=1))
+    other = tmp_path / "other"
+    randslot.tiny("qwen3-vl", seed=1).save_pretrained(str(other))
+    with pytest.raises(UsageError, match=r"has vectors of .*large.*and this is .*other"):
+        distill(replace(shared, teacher=str(other), output=str(tmp_path / "third")))
+
+
+# -- queries, and what is refused
+
+
+def test_queries_come_from_lines_and_from_rows(tmp_path):
+    (tmp_path / "a.txt").write_text("tax\n\n  fleet \ntax\n")
+    rows = [{"query": ["staff", "sales"], "image": "x.png"}, {"query": ["tax"], "image": "y.png"}]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_queries([str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")]) == ["tax", "fleet", "staff", "sales"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"tax\n", "1 different queries are too few"),
+        ("a.txt", b"\xff\xfe", "is not UTF-8 text"),
+        ("a.jsonl", b'{"question": "tax"}', "has no column 'query'; it has question"),
+        ("a.jsonl", b'{"query": "tax"}\n{"query": " "}', "row 2: empty query"),
+        ("missing.txt", None, "no pairs at .*missing.txt"),
+    ],
+)
+def test_bad_queries_are_told_in_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RandSlotError, match=message) as error:
+        read_queries([str(tmp_path / name)])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"student": "qwen3-vl-tiny"}, "is a qwen3-vl model: queries are text"),
+        ({"student": "nowhere"}, "no model found at 'nowhere'"),
+        ({"layers": 9}, "layers=9: this llama model has 2"),
+        ({"epochs": 0}, "epochs must be between 1 and"),
+        ({"queries": ()}, "queries is missing"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(options, changes, message):
+    with pytest.raises(UsageError, match=message):
+        distill(replace(options, **changes))
+
+
+def test_who_cannot_teach_or_learn_is_refused(options, teacher, tmp_path):
+    randslot.tiny("qwen3-vl", slots="tokens").save_pretrained(str(tmp_path / "tokens"))
+    with pytest.raises(UsageError, match="a vector for every token"):
+        distill(replace(options, teacher=str(tmp_path / "tokens"), output=str(tmp_path / "a")))
+    distill(replace(options, epochs=1))
+    with pytest.raises(UsageError, match="is a student itself"):
+        distill(replace(options, teacher=options.output, output=str(tmp_path / "b")))
+    with pytest.raises(UsageError, match="is a student already"):
+        make_student(options.output, randslot.load(teacher).identity)
+    randslot.tiny("llama", lora=True).save_pretrained(str(tmp_path / "adapter"))
+    with pytest.raises(UsageError, match="is an adapter"):
+        make_student(str(tmp_path / "adapter"), randslot.load(teacher).identity)
+    with pytest.raises(UsageError, match="is the folder of"):
+        distill(replace(options, output=str(teacher)))
+    with pytest.raises(UsageError, match="holds a model already"):
+        distill(replace(options, output=str(tmp_path / "tokens")))
+
+
+def test_the_command_makes_a_student(options, tmp_path):
+    words = ["distill", options.teacher, "-o", str(tmp_path / "made"), "--student", "tiny"]
+    words += ["--queries", *options.queries, "--cache", str(tmp_path / "cache")]
+    more = "--epochs 1 --batch 6 --rate 1e-3 --layers 1 --validation 0.2 --warmup 2 --seed 7 --save-every 1 --column q"
+    words += more.split()
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.exception
+    assert "held-out queries" in answer.stderr
+    kept = json.loads((tmp_path / "made" / "distill.json").read_text())
+    assert (kept["epochs"], kept["batch"], kept["learning_rate"], kept["layers"]) == (1, 6, 1e-3, 1)
+    assert (kept["warmup"], kept["validation"], kept["seed"]) == (2, 0.2, 7)
+    assert (kept["save_every"], kept["query_column"]) == (1, "q")
+    assert (tmp_path / "cache" / "vectors.f16").is_file()
+    assert "go on with it by --resume" in str(CliRunner().invoke(app, words).exception)
+    assert "finished already" in CliRunner().invoke(app, [*words, "--resume"]).stderr
