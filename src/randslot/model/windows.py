@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 LEAST = 60  # words of a window, about; a page with fewer gets fewer windows
 
 
@@ -15,4 +17,4 @@ def cut_windows(text: str, most: int) -> list[str]:
     if num == 1:
         return [text]
     starts = [i * len(words) // num for i in range(num + 1)]
-    return [" ".join(words[start:end]) for start, end in zip(starts, starts[1:], strict=False)]
+    return [" ".join(words[start:end]) for start, end in pairwise(starts)]
