@@ -34,8 +34,9 @@ from record import keep, print_table
 from randslot.lab.analysis.compare import judge_tasks
 from randslot.lab.evaluation.manuals import list_questions
 from randslot.lab.evaluation.metrics import ndcg
-from randslot.lab.evaluation.search import evaluate_search
+from randslot.lab.evaluation.search import ask_library, fill_library
 from randslot.lab.evaluation.tasks import own_task
+from randslot.library.library import Library
 from randslot.library.results import By
 from randslot.library.stores.store import StoreQuery, Where
 from randslot.library.stores.tuning import DEFAULT_TUNING
@@ -43,7 +44,7 @@ from randslot.model import open_model
 from randslot.model.use_reader import NAME, UseReader
 from randslot.model.windows import cut_windows
 from randslot.words.query import read_query
-from words import HALVES, Half, Question, combine, grade, open_half
+from words import CUTS, HALVES, Half, Question, combine, grade, open_half
 
 Array = NDArray[Any]
 Encode = Callable[[Sequence[str]], Array]  # from texts to unit vectors
@@ -192,29 +193,27 @@ def measure(half: Half, models: dict[str, Callable[[], Encode]], windows: Sequen
 def measure_searches(manuals: Path, folder: Path, half: str) -> list[dict[str, Any]]:
     """Return what somebody gets who searches a library by words, by vectors and by both."""
     task = own_task(manuals / half)
-    searches: dict[str, tuple[By, str | None]] = {
-        "words": ("words", None),
-        f"{NAME} alone": ("vectors", NAME),
-        f"{NAME} and words": ("both", NAME),
-    }
-    results = {
-        search: evaluate_search(task, folder / "reader", by=by, model=model, tell=print)
-        for search, (by, model) in searches.items()
-    }
-    first = results["words"]
+    subsets = list(task.subsets())
+    pages = manuals / half / "pages"
+    searches: dict[str, By] = {"words": "words", f"{NAME} alone": "vectors", f"{NAME} and words": "both"}
+    with Library(folder / f"reader-{half}", NAME) as library:
+        fill_library(library, pages, print)
+        found = {name: [ask_library(library, subset, by, pages) for subset in subsets] for name, by in searches.items()}
+        print(f"{half}: {library.trust}")
     rows = []
-    for search, result in results.items():
-        row: dict[str, Any] = {"half": half, "search": search, "nDCG@5": 100 * result.ndcg[5]}
-        row["nDCG@10"] = 100 * result.ndcg[10]
-        for language, subset in result.subsets.items():
-            row[f"{language} ({subset.queries} questions)"] = 100 * subset.ndcg[5]
+    for search, results in found.items():
+        row: dict[str, Any] = {"half": half, "search": search}
+        for cut in CUTS:
+            row[f"nDCG@{cut}"] = 100 * float(np.mean([result.ndcg[cut] for result in results]))
+        for subset, result in zip(subsets, results, strict=True):
+            row[f"{subset.name} ({result.queries} questions)"] = 100 * result.ndcg[5]
         parts = [
             100 * (np.array(own.each) - np.array(other.each))
-            for own, other in zip(result.subsets.values(), first.subsets.values(), strict=True)
+            for own, other in zip(results, found["words"], strict=True)
         ]
         difference, low, high, verdict = judge_tasks({"set": parts}, np.random.default_rng(42))["set"]
         gain = {"minus words": difference, "from": low, "to": high, "verdict": verdict}
-        rows.append(row | (NO_GAIN if result is first else gain))
+        rows.append(row | (NO_GAIN if search == "words" else gain))
     return rows
 
 
