@@ -57,7 +57,7 @@ class UseReader:
 
     @cached_property
     def _encoder(self) -> Any:
-        return import_module(MODULE).USE()
+        return import_module(MODULE).USE(threads=1)  # its products are small: more threads wait for each other
 
     @cached_property
     def _weights_key(self) -> str:
