@@ -19,6 +19,7 @@ from randslot.model import EmbeddingModel, open_model
 from randslot.model.embedding_loading import _without_video
 from randslot.model.loading import adopt
 from randslot.model.reader import read_identity
+from randslot.model.windows import cut_windows
 from support import others
 from support.models import noise
 
@@ -181,7 +182,9 @@ def test_pages_of_every_model_with_several_vectors_can_be_reduced(folders: dict[
     ("name", "options", "line"),
     [
         ("minilm", {"reduction": "kmeans", "page_vectors": 4}, "is for models of several vectors a page"),
-        ("minilm", {"page_vectors": 4}, "one vector a query and one a page"),
+        ("minilm", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
+        ("minilm", {"query_vectors": 4}, "only RandSlot models have it"),
+        ("qwen3-vl-embedding", {"page_vectors": 4}, "only a text can be read in several windows"),
         ("colbert", {"page_vectors": 4}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "kmeans"}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "best", "page_vectors": 4}, "'best' is not one of none, random"),
@@ -212,6 +215,39 @@ def test_a_model_of_text_says_which_texts_it_cuts(folders: dict[str, Path], name
     model = open_model(str(folders[name]), device="cpu")
     assert model.identity.reads == "text"
     assert (model.is_cut("a few words"), model.is_cut("word " * 100)) == (False, True)
+
+
+def test_a_text_is_read_in_windows(folders: dict[str, Path]) -> None:
+    model = open_model(str(folders["minilm"]), device="cpu", page_vectors=4)
+    long, short = " ".join(f"word{i}" for i in range(150)), "a page about tax in 2023"
+    pages = model.embed_pages([long, short])
+    assert [len(page) for page in pages] == [2, 1]  # no window is much shorter than it must be
+    parts = [" ".join(f"word{i}" for i in some) for some in (range(75), range(75, 150))]
+    model.use(page_vectors=1)
+    expected = [model.embed_pages([part])[0] for part in (*parts, short)]
+    np.testing.assert_allclose(np.concatenate(pages), np.concatenate(expected), atol=1e-5)
+
+
+def test_a_page_is_as_near_as_its_nearest_window(folders: dict[str, Path]) -> None:
+    model = open_model(str(folders["minilm"]), device="cpu", page_vectors=8)
+    texts = ["tax " * 70 + "hello world " * 200, "x"]
+    assert (model.settings.label, model.identity.num_vectors("page")) == ("windows", 8)
+    own = model.similarity(model.encode_query(QUERIES), model.encode_document(texts)).numpy()
+    pages = model.embed_pages(texts)
+    expected = [[max_sim(query, page) for page in pages] for query in model.embed_queries(QUERIES)]
+    np.testing.assert_allclose(own, expected, atol=1e-5)
+    assert len(pages[0]) == 8
+
+
+def test_windows_hold_every_word_once() -> None:
+    words = [f"word{i}" for i in range(500)]
+    for most in (1, 2, 3, 4, 8):
+        windows = cut_windows("\n".join(words), most)
+        assert len(windows) == most
+        assert " ".join(windows).split() == words
+        counts = [len(window.split()) for window in windows]
+        assert max(counts) - min(counts) <= 1
+    assert cut_windows("", 4) == [""]
 
 
 def test_a_model_that_somebody_has_loaded_can_be_adopted(folders: dict[str, Path]) -> None:

@@ -29,6 +29,7 @@ from .hub import Source
 from .preprocessing import check_query
 from .reader import Identity, Reads, Side, Vectors
 from .reductions import REDUCTIONS
+from .windows import cut_windows
 
 LARGEST = 65504.0  # that half precision can hold, in which libraries keep vectors
 PIXELS = (400_000, 4_000_000)  # of a page image: at least and at most, whatever an image processor says
@@ -104,9 +105,14 @@ class EmbeddingModel:
         most = getattr(self.model[0], "document_length", None) or self.model.max_seq_length
         if self.reads != "text" or most is None:
             return False
-        text = self.model.prompts.get("document", "") + page
-        num: int = len(self.model.tokenizer(text, verbose=False)["input_ids"])
-        return bool(num > most)
+        prompt = self.model.prompts.get("document", "")
+        for window in self._cut(page):
+            if len(self.model.tokenizer(prompt + window, verbose=False)["input_ids"]) > most:
+                return True
+        return False
+
+    def _cut(self, page: str) -> list[str]:
+        return cut_windows(page, self.settings.page_vectors or 1) if self.settings.in_windows else [page]
 
     def num_vectors(self, side: Side) -> int | None:
         return self.settings.num_vectors(side)
@@ -129,10 +135,19 @@ class EmbeddingModel:
     def encode_document(self, pages: Sequence[Any], batch_size: int = 8) -> list[Tensor]:
         """Return the vectors (L, D) of each page, as the model makes them, or fewer by the reduction."""
         opened = [self._open(page) for page in pages]
+        if self.settings.in_windows:
+            return self._encode_windows([str(page) for page in opened], batch_size)
         encoded = _as_rows(self.model.encode_document(opened, batch_size=batch_size, **self._how()))
         if not self.settings.is_reduced:
             return encoded
         return [self._reduce(vectors, page) for vectors, page in zip(encoded, opened, strict=True)]
+
+    def _encode_windows(self, pages: Sequence[str], batch_size: int) -> list[Tensor]:
+        """Return a vector for each window of each page."""
+        cut = [self._cut(page) for page in pages]
+        windows = [window for some in cut for window in some]
+        encoded: Tensor = self.model.encode_document(windows, batch_size=batch_size, **self._how())
+        return list(encoded.split([len(some) for some in cut])) if windows else []
 
     def _how(self) -> dict[str, Any]:
         own = {} if self.settings.several else {"convert_to_tensor": True}
@@ -161,6 +176,9 @@ class EmbeddingModel:
             scores: Tensor = self.model.similarity(list(queries), list(pages), device=device)
         else:
             scores = self.model.similarity(torch.cat(list(queries)), torch.cat(list(pages)))
+            if self.settings.in_windows:  # a page is as near as the nearest of its windows
+                parts = scores.split([len(page) for page in pages], dim=1)
+                scores = torch.stack([part.max(dim=1).values for part in parts], dim=1)
         return scores
 
     # -- a reader of pages

@@ -23,7 +23,8 @@ class EmbeddingSettings:
     kind: of several vectors a text or page, or of one. similarity: how they are compared. unit: whether they have the
     length of one. prompts, default_prompt_name: what stands before queries ("query") and pages ("document").
 
-    reduction, page_vectors, seed: bring each page to at most so many vectors, as `reductions.py` does.
+    reduction, page_vectors, seed: bring each page to at most so many vectors, as `reductions.py` does. A text model of
+    one vector reads a page in at most `page_vectors` windows, as `windows.py` cuts them, with a vector for each.
     trust_remote_code, code: whether the model runs code of its own, and a hash of that.
     """
 
@@ -60,8 +61,10 @@ class EmbeddingSettings:
                 "reduction and page_vectors go together for a model with a vector for every token, as in "
                 "--reduction kmeans --page-vectors 32"
             )
-        if not self.several and {self.query_vectors, self.page_vectors} != {1}:
-            raise UsageError("this model has one vector a query and one a page, and no others can be asked for")
+        if not self.several and self.query_vectors != 1:
+            raise UsageError("this model has one vector a query, and no others can be asked for")
+        if not self.several and self.reads == "image" and self.page_vectors != 1:
+            raise UsageError("this model has one vector a page: only a text can be read in several windows")
         if self.several and self.query_vectors is not None:
             raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
         for name in ("page_vectors", "seed"):
@@ -80,10 +83,15 @@ class EmbeddingSettings:
         return self.reduction != NO_REDUCTION
 
     @property
+    def in_windows(self) -> bool:
+        """Whether a model of one vector reads the text of a page in several windows."""
+        return not self.several and self.page_vectors != 1
+
+    @property
     def label(self) -> str:
-        """What tells runs of one model apart in tables: "tokens", "tokens by kmeans", or "one vector"."""
+        """What tells runs of one model apart in tables: "tokens", "tokens by kmeans", "one vector", or "windows"."""
         if not self.several:
-            return "one vector"
+            return "windows" if self.in_windows else "one vector"
         return f"tokens by {self.reduction}" if self.is_reduced else "tokens"
 
     def num_vectors(self, side: Side) -> int | None:
