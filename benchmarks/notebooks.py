@@ -59,7 +59,10 @@ def _show(value: Any) -> dict[str, Any]:
     if hasattr(value, "_repr_png_"):
         file = io.BytesIO()
         value.quantize(64).save(file, "PNG", optimize=True)
-        return {"image/png": base64.b64encode(file.getvalue()).decode(), "text/plain": [f"<{value.width} x {value.height}>"]}
+        return {
+            "image/png": base64.b64encode(file.getvalue()).decode(),
+            "text/plain": [f"<{value.width} x {value.height}>"],
+        }
     return {"text/plain": _lines(repr(value))}
 
 

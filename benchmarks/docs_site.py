@@ -1,6 +1,6 @@
 """The documentation site: the pages of docs/ as HTML in data/site, which opens without a server or a network.
 
-python benchmarks/site.py              # needs the extra `docs`; `make docs` makes an environment for it
+python benchmarks/docs_site.py              # needs the extra `docs`; `make docs` makes an environment for it
 
 Zensical builds it by zensical.toml, and fails at a link or an anchor that leads nowhere. It reads a copy of docs/, in
 which notebooks have become Markdown, and files of the repository that pages link to have become pages of their own.
@@ -8,7 +8,6 @@ which notebooks have become Markdown, and files of the repository that pages lin
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -24,7 +23,7 @@ DOCS, CONFIG = ROOT / "docs", ROOT / "zensical.toml"
 WORK, SITE = ROOT / "data" / "site-pages", ROOT / "data" / "site"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-WORKER, SCRIPTS = Path(__file__).with_name("site_worker.js"), "assets/javascripts"
+WORKER, SCRIPTS = Path(__file__).with_suffix(".js"), "assets/javascripts"
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages that were opened from files
 OUTSIDE = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="https?:[^>]*>|<link\b[^>]*\bhref="https?:[^>]*>""")
 KINDS = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
@@ -67,10 +66,10 @@ def find_anchors(text: str) -> set[str]:
     return {make_slug(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head)) for head in heads}
 
 
-def convert_notebook(file: Path, pictures: Path) -> str:
+def convert_notebook(file: Path) -> str:
     """Return a notebook as Markdown: its texts, its code, and what the code printed or drew."""
     parts = []
-    for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"]):
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(source)
@@ -79,9 +78,7 @@ def convert_notebook(file: Path, pictures: Path) -> str:
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
-                picture = pictures / f"{file.stem}-{number}.png"
-                picture.write_bytes(base64.b64decode(data["image/png"]))
-                parts.append(f"![What the code above shows]({picture.name})")
+                parts.append(f"![What the code above shows](data:image/png;base64,{data['image/png']})")
             else:
                 text = "".join(output.get("text") or data["text/plain"])
                 parts.append(f"```text\n{text.rstrip()}\n```")
@@ -108,9 +105,9 @@ def show_file(path: Path) -> str:
     return text if path.suffix == ".md" else f"# {name}\n\n````{KINDS.get(path.suffix, 'text')}\n{text}````\n"
 
 
-def read_page(file: Path, pictures: Path) -> tuple[str, list[Path]]:
+def read_page(file: Path) -> tuple[str, list[Path]]:
     """Return a page for the site, with its links as the site needs them, and the files that they lead to."""
-    text = convert_notebook(file, pictures) if file.suffix == ".ipynb" else show_file(file)
+    text = convert_notebook(file) if file.suffix == ".ipynb" else show_file(file)
     if file.suffix not in (".md", ".ipynb"):
         return text, []
     targets = []
@@ -142,7 +139,7 @@ def stage() -> None:
         page = WORK / "docs" / name_page(file)
         if not page.exists():
             page.parent.mkdir(parents=True, exist_ok=True)
-            text, targets = read_page(file, page.parent)
+            text, targets = read_page(file)
             page.write_text(text, encoding="utf-8")
             waiting += targets
 
