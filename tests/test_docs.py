@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import docs_site
@@ -14,6 +15,7 @@ from reference import PARTS, make_commands, make_reference
 
 import randslot
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = [*sorted(DOCS.glob("*.md")), *list_notebooks()]
 
 
@@ -106,15 +108,43 @@ def test_a_page_that_loads_from_another_host_is_refused(tmp_path):
         docs_site.keep_inside(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site as `make docs` does it, strict about links; data/ is left alone."""
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docs_site, "WORK", folder / "work")
+        patch.setattr(docs_site, "SITE", folder / "site")
+        docs_site.main()
+    return folder / "site"
+
+
 @pytest.mark.slow
-def test_the_site_is_built(tmp_path, monkeypatch):
-    """As `make docs` does it, strict about links; data/ is left alone."""
-    monkeypatch.setattr(docs_site, "WORK", tmp_path / "work")
-    monkeypatch.setattr(docs_site, "SITE", tmp_path / "site")
-    docs_site.main()
-    pages = {file.name for file in (tmp_path / "site").glob("*.html")}
+@pytest.mark.xdist_group("site")
+def test_the_site_is_built(site):
+    pages = {file.name for file in site.glob("*.html")}
     assert {"index.html", "choose.html", "library.html", "reference.html", "changelog.html"} <= pages
-    assert (tmp_path / "site" / "notebooks" / "four-vectors.html").is_file()
+    assert (site / "notebooks" / "four-vectors.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("site")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_the_site_opens_from_files_and_can_be_searched(site):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "notebooks" / "search-pdfs.html").as_uri())
+        page.keyboard.press("Control+k")
+        page.get_by_placeholder("Search").fill("crash safety")
+        page.get_by_role("option", name="Crash safety").click()
+        page.wait_for_url("**/library.html*")
+        browser.close()
+    assert not [url for url in asked if url.startswith("http")]
 
 
 @pytest.mark.slow
