@@ -17,8 +17,8 @@ from typing import Any
 import griffe
 from typer.main import get_command
 
-from randslot import help as helps
 from randslot.cli import app
+from randslot.commands import help as helps
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
