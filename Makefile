@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test quick check browser qdrant benchmark screenshot handbook embedded oldest newest versions container release clean
+.PHONY: demo test quick check browser qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
+.PHONY: container release clean
 
 demo: $(READY)
 	$(BIN)/randslot demo
@@ -53,7 +54,18 @@ benchmark: $(READY)
 screenshot: $(READY) browser
 	$(BIN)/python benchmarks/screenshot.py
 
-# The README and docs/ as src/randslot/handbook.pdf; needs Chromium. Run it again when they have changed.
+# The documentation site in data/site, which opens without a server; a link that leads nowhere fails it.
+docs: $(READY)
+	$(BIN)/python benchmarks/reference.py --check
+	$(BIN)/python benchmarks/docs_site.py
+
+# docs/reference.md and docs/commands.md from the code; what the notebooks of docs/ print.
+reference: $(READY)
+	$(BIN)/python benchmarks/reference.py
+notebooks: $(READY)
+	$(BIN)/python benchmarks/notebooks.py
+
+# The pages of the site as src/randslot/handbook.pdf; needs Chromium. Run it again when they have changed.
 handbook: $(READY) browser
 	$(BIN)/python benchmarks/handbook.py
 

@@ -1,9 +1,10 @@
-"""The handbook: the README and docs/*.md as one PDF with contents, bookmarks and page numbers, which ships.
+"""The handbook: the pages of the site as one PDF with contents, bookmarks and page numbers, which ships.
 
     python benchmarks/handbook.py              # writes src/randslot/handbook.pdf
 
-Markdown becomes HTML (markdown-it-py, which comes with rich), and Chromium prints it. A chapter is a file; their order
-is that of the README's "Read on", and a file that is not there comes last. The same text gives the same bytes.
+Markdown becomes HTML (markdown-it-py, which comes with rich), and Chromium prints it. A chapter is a page of docs/, in
+the order of the site's navigation (zensical.toml), but for the reference, which `--help` and docstrings have too, and
+the notebooks. The same text gives the same bytes.
 handbook.json beside it has questions for the demo; their pages are found again by the words that answer them.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import io
 import itertools
 import json
 import re
@@ -23,8 +25,10 @@ from html import escape
 from pathlib import Path
 
 import pypdfium2
+from docs_site import DOCS, make_slug, read_nav
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 import randslot
@@ -35,11 +39,12 @@ HANDBOOK = ROOT / "src" / "randslot" / "handbook.pdf"
 QUESTIONS = HANDBOOK.with_suffix(".json")
 STYLE = Path(__file__).with_suffix(".css")
 DATE = "20261117000000"  # of every build, in place of the clock's
-OVERVIEW, READ_ON = "In short", "## Read on"
+REFERENCE = ("commands.md", "reference.md")  # made from the code: no chapters
 LINES = {98: "short", 108: "middle", 10**6: "long"}  # the size of code by the characters of its longest line
 COLUMNS = {5: "narrow", 8: "middle", 11: "wide", 10**6: "widest"}  # the size of a table by its columns
 WIDTH = 643  # of the text in CSS pixels: 170 mm
 MAX_BYTES = 1_500_000
+PIXELS, COLOURS = 900, 16  # of a picture: its width, and how many
 KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 NUMBER = re.compile(r"[-+]?[\d,. ]+(e-?\d+)?( ?± ?.*| ?x .*| ?to .*| ?of .*| ?%)?|-|whole")
 HYPHENS = re.compile(r"[\w-]*\w-\w[\w-]{,30}")
@@ -72,31 +77,19 @@ class Chapter:
 
 
 def find_files() -> list[Path]:
-    """Return the README and the files of docs/ in the README's order."""
-    readme = ROOT / "README.md"
-    listed = [ROOT / name for name in re.findall(r"\((docs/[\w-]+\.md)\)", _split_readme(readme)[1])]
-    return [readme, *dict.fromkeys([*listed, *sorted((ROOT / "docs").glob("*.md"))])]
-
-
-def _split_readme(file: Path) -> tuple[str, str]:
-    text, found, rest = file.read_text(encoding="utf-8").partition(READ_ON)
-    if not found:
-        sys.exit(f"{file} has no {READ_ON!r}: the order of the chapters is taken from there")
-    return text, rest
+    """Return the files of the chapters in the order of the site."""
+    files = [DOCS / name for name in read_nav()]
+    return [file for file in files if file.suffix == ".md" and file.parent == DOCS and file.name not in REFERENCE]
 
 
 def read_chapter(file: Path, markdown: MarkdownIt) -> Chapter:
     """Parse a file and give its headings the anchors that GitHub gives them, behind the name of the chapter."""
-    if file.name == "README.md":
-        chapter = Chapter(file, markdown.parse(re.sub(r"^# .*", f"# {OVERVIEW}", _split_readme(file)[0])))
-    else:
-        chapter = Chapter(file, markdown.parse(file.read_text(encoding="utf-8")))
+    chapter = Chapter(file, markdown.parse(file.read_text(encoding="utf-8")))
     for token, inline in itertools.pairwise(chapter.tokens):
         if token.type != "heading_open":
             continue
         text = "".join(child.content for child in inline.children or [])
-        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-        anchor = f"{chapter.name}-{slug}" if chapter.headings else chapter.name
+        anchor = f"{chapter.name}-{make_slug(text)}" if chapter.headings else chapter.name
         chapter.headings.append(Heading(int(token.tag[1]), text, anchor))
         token.attrSet("id", anchor)
     if not chapter.headings or chapter.headings[0].level != 1:
@@ -109,6 +102,7 @@ class Layout:
 
     def __init__(self, chapters: list[Chapter], markdown: MarkdownIt) -> None:
         self.markdown = markdown
+        self.files = {chapter.file for chapter in chapters}
         self.anchors = {heading.anchor for chapter in chapters for heading in chapter.headings}
         self.num_figures = 0
 
@@ -168,13 +162,11 @@ class Layout:
             return href
         path, _, section = href.partition("#")
         file = (chapter.file.parent / path).resolve() if path else chapter.file
-        if file.suffix != ".md" or file.parent not in (ROOT, ROOT / "docs"):
-            return None
+        if file not in self.files:
+            return None  # the reference, a notebook, a file of the repository
         anchor = f"{file.stem.lower()}-{section}" if section else file.stem.lower()
         if anchor in self.anchors:
             return f"#{anchor}"
-        if file.parent == ROOT:
-            return None  # the changelog is no chapter
         sys.exit(f"{chapter.file}: the link {href} leads nowhere")
 
     def _figure(self, image: Token, chapter: Chapter) -> Token:
@@ -182,9 +174,20 @@ class Layout:
         file = (chapter.file.parent / str(image.attrs["src"])).resolve()
         if not file.is_file():
             sys.exit(f"{chapter.file}: there is no picture {file}")
-        data = f"data:{KINDS[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"
+        content = _shrink(file) if file.suffix == ".png" else file.read_bytes()
+        data = f"data:{KINDS[file.suffix]};base64,{base64.b64encode(content).decode()}"
         caption = f"<b>Figure {self.num_figures}.</b> {escape(image.content)}."
         return _html(f'<figure><img src="{data}" alt=""><figcaption>{caption}</figcaption></figure>\n')
+
+
+def _shrink(file: Path) -> bytes:
+    """Return a picture for print, with few colours: a PDF keeps pixels less well than PNG does."""
+    picture = Image.open(file).convert("RGB")
+    if picture.width > PIXELS:
+        picture = picture.resize((PIXELS, picture.height * PIXELS // picture.width), Image.Resampling.LANCZOS)
+    shrunk = io.BytesIO()
+    picture.quantize(COLOURS).save(shrunk, "PNG")
+    return shrunk.getvalue()
 
 
 def _html(html: str) -> Token:

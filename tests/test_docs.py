@@ -1,0 +1,159 @@
+"""The documentation: links lead somewhere, the site has every page, the reference is true, notebooks run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import docs_site
+import pytest
+from docs_site import DOCS, ROOT, find_anchors, find_links, read_nav
+from notebooks import list_notebooks, run_notebook
+from reference import PARTS, make_commands, make_reference
+
+import randslot
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PAGES = [*sorted(DOCS.glob("*.md")), *list_notebooks()]
+
+
+def read_texts(file: Path) -> str:
+    """Return the Markdown of a page, or of the texts in a notebook."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+@pytest.mark.parametrize("file", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=lambda file: file.name)
+def test_every_link_leads_to_a_file_and_a_heading(file):
+    text = read_texts(file)
+    own = set(re.findall(r"\]\(#([^)]+)\)", text))
+    assert own <= find_anchors(text), own - find_anchors(text)
+    for path, anchor in find_links(text):
+        target = (file.parent / path).resolve()
+        assert target.exists(), path
+        assert target.is_relative_to(ROOT), path
+        if anchor:
+            assert anchor in find_anchors(read_texts(target)), f"{path}#{anchor}"
+
+
+def test_the_site_has_every_page_once():
+    """A new page goes into `nav` of zensical.toml."""
+    listed = [(DOCS / name).resolve() for name in read_nav()]
+    assert sorted(listed) == sorted([*PAGES, ROOT / "CHANGELOG.md"])
+
+
+def test_every_page_begins_with_its_title():
+    for file in PAGES:
+        first = read_texts(file).splitlines()[0]
+        assert re.fullmatch(r"# \S.*", first), file
+
+
+def test_anchors_are_those_of_github():
+    assert find_anchors("# What K = 4 costs\n\n```\n# no\n```\n\n## A `name`, [a link](x.md)") == {
+        "what-k--4-costs",
+        "a-name-a-link",
+    }
+
+
+def test_the_reference_is_what_the_code_says():
+    reference = (DOCS / "reference.md").read_text(encoding="utf-8")
+    assert reference == make_reference(), "run make reference"
+    for name in {*randslot.__all__} - {"__version__"}:
+        assert f"\n### {name}\n" in reference
+    assert all(f"\n## {part}\n" in reference for part in PARTS)
+
+
+def test_the_commands_are_what_the_command_line_says():
+    assert (DOCS / "commands.md").read_text(encoding="utf-8") == make_commands(), "run make reference"
+
+
+def test_pages_for_the_site_show_notebooks_and_files_of_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs_site, "WORK", tmp_path)
+    docs_site.stage()
+    notebook, guide, source = (
+        (tmp_path / "docs" / name).read_text(encoding="utf-8")
+        for name in ("notebooks/search-pdfs.md", "guide.md", "repository/src/randslot/model/slots.py.md")
+    )
+    assert "```python\n" in notebook
+    assert "```text\n" in notebook
+    assert "](../search-pdfs.md)" in notebook
+    assert "](data:image/png;base64," in notebook
+    assert "](repository/src/randslot/model/slots.py.md)" in guide
+    assert "````python\n" in source
+    assert '"changelog.md"' in (tmp_path / "zensical.toml").read_text(encoding="utf-8")
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    monkeypatch.setattr(docs_site, "DOCS", tmp_path)
+    (tmp_path / "page.md").write_text("# Page\n\n[gone](gone.md)\n")
+    with pytest.raises(SystemExit, match=r"the link gone\.md leads nowhere"):
+        docs_site.read_page(tmp_path / "page.md")
+
+
+def test_a_page_that_loads_from_another_host_is_refused(tmp_path):
+    (tmp_path / "assets" / "javascripts").mkdir(parents=True)
+    page = tmp_path / "below" / "page.html"
+    page.parent.mkdir()
+    page.write_text(f'<script src="{docs_site.SHIM}"></script><a href="https://example.org">elsewhere</a>')
+    docs_site.keep_inside(tmp_path)
+    assert 'src="../assets/javascripts/docs_site.js"' in page.read_text()
+    page.write_text('<link rel="stylesheet" href="https://fonts.example/css">')
+    with pytest.raises(SystemExit, match="loads from another host"):
+        docs_site.keep_inside(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site as `make docs` does it, strict about links; data/ is left alone."""
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docs_site, "WORK", folder / "work")
+        patch.setattr(docs_site, "SITE", folder / "site")
+        docs_site.main()
+    return folder / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("site")
+def test_the_site_is_built(site):
+    pages = {file.name for file in site.glob("*.html")}
+    assert {"index.html", "choose.html", "library.html", "reference.html", "changelog.html"} <= pages
+    assert (site / "notebooks" / "four-vectors.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("site")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_the_site_opens_from_files_and_can_be_searched(site):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "notebooks" / "search-pdfs.html").as_uri())
+        page.keyboard.press("Control+k")
+        page.get_by_placeholder("Search").fill("crash safety")
+        page.get_by_role("option", name="Crash safety").click()
+        page.wait_for_url("**/library.html*")
+        browser.close()
+    assert not [url for url in asked if url.startswith("http")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", list_notebooks(), ids=lambda file: file.stem)
+def test_notebooks_run_and_show_what_they_print(file, tmp_path, capsys):
+    book = json.loads(file.read_text(encoding="utf-8"))
+    assert file.stat().st_size < 200_000
+    assert not re.search(r"/tmp|/home|/root|/work", json.dumps(book))
+    again = run_notebook(file, tmp_path)
+    for before, after in zip(book["cells"], again["cells"], strict=True):
+        shown, now = ([output["output_type"] for output in cell.get("outputs", [])] for cell in (before, after))
+        assert shown == now, "run make notebooks"
