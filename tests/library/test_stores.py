@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -400,6 +401,31 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared)
         found = store.search(by_vectors(queries), 5, Where(), exact=how)
         both = [{hit.id for hit in a} & {hit.id for hit in b} for a, b in zip(found, wanted, strict=True)]
         assert np.mean([len(ids) / 5 for ids in both]) >= 0.98
+    store.close()
+
+
+CODED = Tuning(codes_from=DIM, compress_from=1, candidates=25, witness_rank=20)
+
+
+@pytest.mark.parametrize(
+    ("alike", "certainty", "in_full"), [(True, 2.0, True), (True, 0.0, False), (False, 2.0, False)]
+)
+def test_codes_are_not_trusted_where_all_scores_are_alike(tmp_path, alike, certainty, in_full):
+    """Pages of noise are all scored in full; those that a query is near to are found by their codes."""
+    random = np.random.default_rng(0)
+    queries = [unit(random, 4) for _ in range(5)]
+    pages = [StoredPage(FILES[0], number, "", unit(random, 4)) for number in range(1, 601)]
+    if not alike:
+        near = [query + 0.05 * random.standard_normal(query.shape) for query in queries for _ in range(6)]
+        pages += [StoredPage(FILES[1], i + 1, "", (v / np.linalg.norm(v, axis=1)[:, None])) for i, v in enumerate(near)]
+    store = EdgeStore(tmp_path / "pages", DIM, replace(CODED, certainty=certainty))
+    store.add(pages)
+    store.optimize()
+    found = store.search(by_vectors(queries), 5, Where(), exact=False)
+    assert store.warm == in_full  # all vectors were read
+    for exact in (False, True):
+        longer = store.search(by_vectors(queries), 10, Where(), exact)
+        assert ([hits[:5] for hits in longer] == found) == (in_full or not alike)
     store.close()
 
 
