@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--to", choices=("folder", "server"), required=True)
     arguments = parser.parse_args()
     source = make_source(arguments)
-    with open_target(arguments.to, arguments.folder, arguments.dim) as target:
+    with open_target(arguments.to, arguments.folder.resolve(), arguments.dim) as target:
         row: dict[str, Any] = {
             "to": f"a {arguments.to}",
             "size": f"4 x {arguments.dim}",

@@ -25,7 +25,7 @@ from randslot.library.stores.connection import connect
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.server import ServerStore
 from randslot.library.stores.store import Contents, Store, StoredPage, StoredText, StoreQuery, Where, page_id
-from randslot.library.stores.tuning import Tuning
+from randslot.library.stores.tuning import DEFAULT_TUNING, Tuning
 from randslot.library.texts import make_stored_text
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
@@ -58,10 +58,10 @@ def make_store(kind: str, folder: Path, dim: int | None = DIM, server: str = "")
         yield from on_server(server, dim)
 
 
-def on_server(base: str, dim: int | None) -> Iterator[Store]:
+def on_server(base: str, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> Iterator[Store]:
     with new_collection(base) as url:
         connection = connect(read_address(url))
-        yield ServerStore(connection, dim)
+        yield ServerStore(connection, dim, tuning)
         connection.close()
 
 
@@ -427,6 +427,19 @@ def test_codes_are_not_trusted_where_all_scores_are_alike(tmp_path, alike, certa
         longer = store.search(by_vectors(queries), 10, Where(), exact)
         assert ([hits[:5] for hits in longer] == found) == (in_full or not alike)
     store.close()
+
+
+def test_a_server_is_asked_again_where_all_scores_are_alike(node):
+    random = np.random.default_rng(0)
+    queries = [unit(random, 4) for _ in range(5)]
+    pages = [StoredPage(file, number, "", unit(random, 4)) for file in FILES for number in range(1, 101)]
+    for store in on_server(node, DIM, CODED):
+        store.add(pages)
+        for where in (Where(), Where(files=frozenset(FILES[:3]))):
+            found = store.search(by_vectors(queries), 5, where, exact=False)
+            assert found == store.search(by_vectors(queries), 5, where, exact=True)
+            longer = store.search(by_vectors(queries), 30, where, exact=False)
+            assert [hits[:5] for hits in longer] == found
 
 
 @pytest.mark.parametrize(("codes_from", "by_default"), [(DIM, []), (DIM + 1, ["vectors"])])
