@@ -1,9 +1,9 @@
 """The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
 
 Vectors are kept in half precision, and large ones have codes beside them, one bit a number. By default a search
-compares codes, then scores the best candidates in full; an exact one scores every page, and so does every search of
-small vectors, since comparing their codes takes no less time. There is no graph: a page is four vectors, and comparing
-the codes of all pages takes milliseconds.
+compares codes, then scores the best candidates in full; an exact one scores every page, and so does one that finds
+codes in doubt (codes.py), and every search of small vectors, since comparing their codes takes no less time. There is
+no graph: a page is four vectors, and comparing the codes of all pages takes milliseconds.
 
 Terms are a sparse vector, which the engine weighs by how rare they are. Phrases are looked up in an index of words.
 """
