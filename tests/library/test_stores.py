@@ -408,7 +408,7 @@ CODED = Tuning(codes_from=DIM, compress_from=1, candidates=25, witness_rank=20)
 
 
 @pytest.mark.parametrize(
-    ("alike", "certainty", "in_full"), [(True, 2.0, True), (True, 0.0, False), (False, 2.0, False)]
+    ("alike", "certainty", "in_full"), [(True, 1.5, True), (True, 0.0, False), (False, 1.5, False)]
 )
 def test_codes_are_not_trusted_where_all_scores_are_alike(tmp_path, alike, certainty, in_full):
     """Pages of noise are all scored in full; those that a query is near to are found by their codes."""

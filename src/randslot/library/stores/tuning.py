@@ -29,7 +29,7 @@ class Tuning:
     codes_from: int = 1024
     certain_rank: int = 5
     witness_rank: int = 100
-    certainty: float = 2.0
+    certainty: float = 1.5
     pool: int = 100
     rank_offset: int = 1
 
