@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from randslot.library.stores.connection import connect
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.server import ServerStore
 from randslot.library.stores.store import Contents, Store, StoredPage, StoredText, StoreQuery, Where, page_id
-from randslot.library.stores.tuning import Tuning
+from randslot.library.stores.tuning import DEFAULT_TUNING, Tuning
 from randslot.library.texts import make_stored_text
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
@@ -57,10 +58,10 @@ def make_store(kind: str, folder: Path, dim: int | None = DIM, server: str = "")
         yield from on_server(server, dim)
 
 
-def on_server(base: str, dim: int | None) -> Iterator[Store]:
+def on_server(base: str, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> Iterator[Store]:
     with new_collection(base) as url:
         connection = connect(read_address(url))
-        yield ServerStore(connection, dim)
+        yield ServerStore(connection, dim, tuning)
         connection.close()
 
 
@@ -401,6 +402,44 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared)
         both = [{hit.id for hit in a} & {hit.id for hit in b} for a, b in zip(found, wanted, strict=True)]
         assert np.mean([len(ids) / 5 for ids in both]) >= 0.98
     store.close()
+
+
+CODED = Tuning(codes_from=DIM, compress_from=1, candidates=25, witness_rank=20)
+
+
+@pytest.mark.parametrize(
+    ("alike", "certainty", "in_full"), [(True, 1.5, True), (True, 0.0, False), (False, 1.5, False)]
+)
+def test_codes_are_not_trusted_where_all_scores_are_alike(tmp_path, alike, certainty, in_full):
+    """Pages of noise are all scored in full; those that a query is near to are found by their codes."""
+    random = np.random.default_rng(0)
+    queries = [unit(random, 4) for _ in range(5)]
+    pages = [StoredPage(FILES[0], number, "", unit(random, 4)) for number in range(1, 601)]
+    if not alike:
+        near = [query + 0.05 * random.standard_normal(query.shape) for query in queries for _ in range(6)]
+        pages += [StoredPage(FILES[1], i + 1, "", (v / np.linalg.norm(v, axis=1)[:, None])) for i, v in enumerate(near)]
+    store = EdgeStore(tmp_path / "pages", DIM, replace(CODED, certainty=certainty))
+    store.add(pages)
+    store.optimize()
+    found = store.search(by_vectors(queries), 5, Where(), exact=False)
+    assert store.warm == in_full  # all vectors were read
+    for exact in (False, True):
+        longer = store.search(by_vectors(queries), 10, Where(), exact)
+        assert ([hits[:5] for hits in longer] == found) == (in_full or not alike)
+    store.close()
+
+
+def test_a_server_is_asked_again_where_all_scores_are_alike(node):
+    random = np.random.default_rng(0)
+    queries = [unit(random, 4) for _ in range(5)]
+    pages = [StoredPage(file, number, "", unit(random, 4)) for file in FILES for number in range(1, 101)]
+    for store in on_server(node, DIM, CODED):
+        store.add(pages)
+        for where in (Where(), Where(files=frozenset(FILES[:3]))):
+            found = store.search(by_vectors(queries), 5, where, exact=False)
+            assert found == store.search(by_vectors(queries), 5, where, exact=True)
+            longer = store.search(by_vectors(queries), 30, where, exact=False)
+            assert [hits[:5] for hits in longer] == found
 
 
 @pytest.mark.parametrize(("codes_from", "by_default"), [(DIM, []), (DIM + 1, ["vectors"])])

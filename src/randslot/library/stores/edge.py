@@ -1,9 +1,9 @@
 """The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
 
 Vectors are kept in half precision, and large ones have codes beside them, one bit a number. By default a search
-compares codes, then scores the best candidates in full; an exact one scores every page, and so does every search of
-small vectors, since comparing their codes takes no less time. There is no graph: a page is four vectors, and comparing
-the codes of all pages takes milliseconds.
+compares codes, then scores the best candidates in full; an exact one scores every page, and so does one that finds
+codes in doubt (codes.py), and every search of small vectors, since comparing their codes takes no less time. There is
+no graph: a page is four vectors, and comparing the codes of all pages takes milliseconds.
 
 Terms are a sparse vector, which the engine weighs by how rare they are. Phrases are looked up in an index of words.
 """
@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import qdrant_edge as edge
 from ...errors import RandSlotError, first_line
 from ...files import read_json
 from ...words.terms import Terms
+from .codes import search_by_codes
 from .payload import PART, PLACE, make_changes, make_payload, read_page
 from .store import Contents, DamagedError, Origin, StoredPage, StoreHit, StoreQuery, Where, group_pages, read_split
 from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
@@ -110,7 +112,13 @@ class EdgeStore:
     # -- searches
 
     def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
-        exact = exact or not self.coded
+        if exact or not self.coded:
+            return self._search(queries, k, where, exact=True)
+        by_codes = partial(self._search, where=where, exact=False)
+        in_full = partial(self._search, where=where, exact=True)
+        return search_by_codes(queries, k, self.tuning, by_codes, in_full)
+
+    def _search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         if exact and not self.warm and any(query.vectors is not None for query in queries):
             _read_through(self.folder, "vectors")
             self.warm = True
@@ -125,20 +133,24 @@ class EdgeStore:
             pool = self.tuning.pool_for(k)
             prefetches = [
                 edge.Prefetch(pool, _nearest_words(query), params=_rare_among(where), filter=some),
-                edge.Prefetch(pool, _nearest_vectors(query), params=self._vector_search(pool, exact), filter=some),
+                edge.Prefetch(
+                    pool, _nearest_vectors(query), params=self._vector_search(pool, pool, exact), filter=some
+                ),
             ]
             weights = [1.0, query.vectors_weight]
             # This engine counts ranks from 0.
             together: Any = edge.Fusion.Rrf(k=self.tuning.rank_offset + 1, weights=weights)
             return edge.QueryRequest(k, query=together, prefetches=prefetches, with_payload=PLACE)
         if query.vectors is not None:
-            how = self._vector_search(k, exact)
-            return edge.QueryRequest(k, query=_nearest_vectors(query), params=how, filter=some, with_payload=PLACE)
+            limit = k if exact else self.tuning.hits_for(k)
+            how = self._vector_search(k, limit, exact)
+            return edge.QueryRequest(limit, query=_nearest_vectors(query), params=how, filter=some, with_payload=PLACE)
         how = _rare_among(where)
         return edge.QueryRequest(k, query=_nearest_words(query), params=how, filter=some, with_payload=PLACE)
 
-    def _vector_search(self, k: int, exact: bool) -> edge.SearchParams:
-        codes = edge.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k))
+    def _vector_search(self, k: int, limit: int, exact: bool) -> edge.SearchParams:
+        oversampling = self.tuning.oversampling_for(k, limit)
+        codes = edge.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=oversampling)
         return edge.SearchParams(exact=exact, quantization=codes)
 
     # -- what is stored

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nlargest
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from ...errors import BusyError, RandSlotError, UsageError
 from ...words.terms import Terms
 from ..address import SETTINGS
 from ..records import is_id
+from .codes import search_by_codes
 from .connection import Connection, any_of, chunks, equal
 from .payload import PART, PLACE, make_changes, make_payload, read_page
 from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Vectors, Where, read_split
@@ -167,6 +169,13 @@ class ServerStore:
         self.connection.write("delete", collection_name=self.name, points_selector=equal(file=file))
 
     def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+        if exact or self.dim is None or not self.tuning.has_codes(self.dim):
+            return self._search_files(queries, k, where, exact=True)
+        by_codes = partial(self._search_files, where=where, exact=False)
+        in_full = partial(self._search_files, where=where, exact=True)
+        return search_by_codes(queries, k, self.tuning, by_codes, in_full)
+
+    def _search_files(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         if where.files is None:
             return self._search(queries, k, where, exact)
         found: list[list[StoreHit]] = [[] for _ in queries]
@@ -175,7 +184,8 @@ class ServerStore:
             part = replace(where, files=frozenset(files))
             for hits, more in zip(found, self._search(queries, k, part, exact), strict=True):
                 hits.extend(more)
-        return [nlargest(k, hits, key=_score) for hits in found]
+        most = k if exact else self.tuning.hits_for(k)
+        return [nlargest(most, hits, key=_score) for hits in found]
 
     def _search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         """Search in requests below the server's limit: each query comes with the whole filter."""
@@ -209,7 +219,7 @@ class ServerStore:
                 using=VECTOR_NAME,
                 limit=pool,
                 filter=some,
-                params=self._vector_search(pool, exact),
+                params=self._vector_search(pool, pool, exact),
             )
             weights = [1.0, query.vectors_weight]
             # This engine counts ranks from 0.
@@ -217,16 +227,16 @@ class ServerStore:
             return models.QueryRequest(query=together, prefetch=[words, vectors], limit=k, with_payload=PLACE)
         if query.vectors is not None:
             wanted: Any = query.vectors.tolist()
-            name, how = VECTOR_NAME, self._vector_search(k, exact)
+            limit = k if exact else self.tuning.hits_for(k)
+            name, how = VECTOR_NAME, self._vector_search(k, limit, exact)
         else:
             assert query.terms is not None
-            wanted, name, how = _sparse(query.terms), TERMS_NAME, _rare_among(where)
-        return models.QueryRequest(query=wanted, using=name, limit=k, filter=some, with_payload=PLACE, params=how)
+            wanted, name, how, limit = _sparse(query.terms), TERMS_NAME, _rare_among(where), k
+        return models.QueryRequest(query=wanted, using=name, limit=limit, filter=some, with_payload=PLACE, params=how)
 
-    def _vector_search(self, k: int, exact: bool) -> models.SearchParams:
-        codes = models.QuantizationSearchParams(
-            ignore=exact, rescore=True, oversampling=self.tuning.oversampling_for(k)
-        )
+    def _vector_search(self, k: int, limit: int, exact: bool) -> models.SearchParams:
+        oversampling = self.tuning.oversampling_for(k, limit)
+        codes = models.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=oversampling)
         return models.SearchParams(exact=exact, quantization=codes)
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:

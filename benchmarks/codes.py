@@ -1,0 +1,102 @@
+"""When codes are not trusted: recall and time of searches by codes alone, of the default, and of exact ones.
+
+python benchmarks/codes.py --folder FOLDER --likes uniform clusters reports manuals
+
+FOLDER has the fits that benchmarks/growth.py makes; their vectors are turned into 2,048 dimensions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from growth import CHUNK, Floats, Source, make_source
+from loading import make_pages
+from record import keep, print_table
+
+from randslot.library.stores.codes import error_of_codes, is_doubtful
+from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.store import StoreHit, StoreQuery, Where
+from randslot.library.stores.tuning import DEFAULT_TUNING
+
+QUERIES, HITS = 50, 5
+TRUSTING = replace(DEFAULT_TUNING, certainty=0.0)
+
+
+def measure(source: Source, folder: Path, pages: int) -> dict[str, Any]:
+    place = folder / f"codes-{uuid.uuid4()}"
+    store = EdgeStore(place, source.dim)
+    try:
+        for first in range(0, pages, CHUNK):
+            store.add(make_pages(source, first, source.chunk(first // CHUNK)[: pages - first]))
+        store.optimize()
+        queries = source.queries()[:QUERIES]
+        exact, exact_ms = search(store, queries, exact=True)
+        found, default_ms = search(store, queries, exact=False)
+        store.tuning = TRUSTING
+        by_codes, codes_ms = search(store, queries, exact=False)
+        many, _ = search(store, queries, exact=False, k=DEFAULT_TUNING.witness_rank)
+    finally:
+        store.close()
+        shutil.rmtree(place, ignore_errors=True)
+    doubts, margins = [], []
+    for query, hits in zip(queries, many, strict=True):
+        doubts.append(is_doubtful(StoreQuery(query), hits, DEFAULT_TUNING))
+        ahead = hits[DEFAULT_TUNING.certain_rank - 1].score - hits[DEFAULT_TUNING.witness_rank - 1].score
+        margins.append(ahead / error_of_codes(*query.shape))
+    return {
+        "vectors": f"{source.like.stem}, 4 x {source.dim}",
+        "pages": f"{pages:,}",
+        "5th ahead of 100th, standard errors": statistics.mean(margins),
+        "searches in doubt": f"{100 * statistics.mean(doubts):.0f} %",
+        "recall@5 by codes alone": recall(by_codes, exact),
+        "recall@5 of the default": recall(found, exact),
+        "CPU ms by codes alone": codes_ms,
+        "CPU ms of the default": default_ms,
+        "CPU ms exact": exact_ms,
+        "load of the machine": os.getloadavg()[0],
+    }
+
+
+def search(store: EdgeStore, queries: Floats, *, exact: bool, k: int = HITS) -> tuple[list[list[StoreHit]], float]:
+    """Return hits, and the median of the processor time of a search."""
+    found, seconds = [], []
+    for query in queries:
+        start = time.process_time()
+        found += store.search([StoreQuery(query)], k, Where(), exact)
+        seconds.append(time.process_time() - start)
+    return found, 1000 * statistics.median(seconds)
+
+
+def recall(found: Sequence[Sequence[StoreHit]], truth: Sequence[Sequence[StoreHit]]) -> float:
+    shared = []
+    for some, wanted in zip(found, truth, strict=True):
+        shared.append(len({hit.id for hit in some[:HITS]} & {hit.id for hit in wanted}) / HITS)
+    return statistics.mean(shared)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--likes", nargs="+", default=["uniform", "clusters"])
+    parser.add_argument("--pages", type=int, default=10_000)
+    parser.add_argument("--dim", type=int, default=2048)
+    arguments = parser.parse_args()
+    rows = []
+    for like in arguments.likes:
+        arguments.like = like
+        rows.append(measure(make_source(arguments), arguments.folder, arguments.pages))
+        print_table(rows[-1:])
+    keep("codes", rows)
+
+
+if __name__ == "__main__":
+    main()
