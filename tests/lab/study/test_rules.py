@@ -22,6 +22,7 @@ from randslot.lab.study.measures import MEASURES, compute_measures, measure_rows
 from randslot.lab.study.plan import (
     CHOICE,
     STRATEGIES,
+    Beside,
     Candidate,
     Extra,
     Job,
@@ -484,6 +485,31 @@ def test_a_report_from_rows_alone(tmp_path):
     assert pictures["budgets"].count(b'id="FillBetween') == 2 * 7  # bands of all lines here, none in the paper's panel
     assert write_report(study).read_text() == text
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
+
+
+def test_another_study_stands_beside_the_papers_figures(tmp_path):
+    """Its differences, verdicts, averages, sweeps and extras; an arm that it lacks is left empty."""
+    before = small_study(tmp_path / "before")
+    write_rows(before, {("random", "random"): {"k4": 0.5}, ("zero", "zero"): {"k4": 0.8}})
+    study = small_study(tmp_path / "after")
+    single = replace(study.extra[0], name="single", title="Single")
+    beside = Beside(str(tmp_path / "before" / "study.toml"), "the miniature")
+    study = replace(study, extra=[*study.extra, single], beside=beside)
+    write_rows(study, {("random", "random"): {"k4": 0.8}, ("zero", "zero"): {"k4": 0.6}})
+    text = write_report(study).read_text()
+    found = measure_rows(read_rows(before))
+    there = {key: np.mean(measured.seeds("k4")) for key, measured in found.items()}
+    difference = there["random", "random"] - there["zero", "zero"]
+    claimed = f"| RandSlot is better than Zero-Feedback | +1.5 | +1.0 | {difference:+.2f} | contradicted | +"
+    assert claimed in text
+    (average,) = [line for line in text.splitlines() if line.startswith("| Zero-Feedback |") and "43.9" in line]
+    assert average.endswith(f"| 45.1 | {there['zero', 'zero']:.1f} |")
+    (single_line,) = [line for line in text.splitlines() if line.startswith("| Single |") and "±" in line][:1]
+    assert single_line.endswith("| - |")
+    assert "| the miniature: RandSlot |" in text
+    assert "In the miniature: it " in text
+    assert "In [the miniature](../before/report.md) these were" in text
+    assert "the miniature" not in write_report(replace(study, beside=None)).read_text()
 
 
 @pytest.mark.slow

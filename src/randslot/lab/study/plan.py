@@ -84,6 +84,16 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Another study, whose figures stand in the report too: its file, and what tables call it."""
+
+    __pydantic_config__ = STRICT
+
+    study: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Job:
     """One model to train and look at: on the test pages, or only its score on the validation pages.
 
@@ -131,6 +141,7 @@ class Study:
     train_reports: int = 0  # how many reports training pages are made from; 0: the recipe's data
     set: dict[str, Any] = field(default_factory=dict)  # other values for the recipe, the same for all runs
     extra: list[Extra] = field(default_factory=list)
+    beside: Beside | None = None  # in the report
 
     def __post_init__(self) -> None:
         if bool(self.sets) == bool(self.layouts):
@@ -329,7 +340,7 @@ def make_study(values: dict[str, Any]) -> Study:
         for problem in error.errors():
             if problem["type"] == "unexpected_keyword_argument":
                 *place, key = problem["loc"]
-                kinds = {"extra": Extra, "candidates": Candidate}
+                kinds = {"extra": Extra, "candidates": Candidate, "beside": Beside}
                 check_keys([str(key)], [part.name for part in fields(kinds[str(place[0])] if place else Study)])
         raise UsageError(explain(error)) from error
 
