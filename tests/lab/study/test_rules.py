@@ -508,7 +508,7 @@ def test_another_study_stands_beside_the_papers_figures(tmp_path):
     assert single_line.endswith("| - |")
     assert "| the miniature: RandSlot |" in text
     assert "In the miniature: it " in text
-    assert "In [the miniature](../before/report.md) these were" in text
+    assert "In [the miniature](../before/report.md) these were" in " ".join(text.split())
     assert "the miniature" not in write_report(replace(study, beside=None)).read_text()
 
 
