@@ -494,7 +494,7 @@ def test_another_study_stands_beside_the_papers_figures(tmp_path):
     study = small_study(tmp_path / "after")
     single = replace(study.extra[0], name="single", title="Single")
     beside = Beside(str(tmp_path / "before" / "study.toml"), "the miniature")
-    study = replace(study, extra=[*study.extra, single], beside=beside)
+    study = replace(study, extra=[*study.extra, single], beside=beside, note="It began warm.")
     write_rows(study, {("random", "random"): {"k4": 0.8}, ("zero", "zero"): {"k4": 0.6}})
     text = write_report(study).read_text()
     found = measure_rows(read_rows(before))
@@ -509,6 +509,7 @@ def test_another_study_stands_beside_the_papers_figures(tmp_path):
     assert "| the miniature: RandSlot |" in text
     assert "In the miniature: it " in text
     assert "In [the miniature](../before/report.md) these were" in " ".join(text.split())
+    assert "\n\nIt began warm.\n\n**Of " in text
     assert "the miniature" not in write_report(replace(study, beside=None)).read_text()
 
 

@@ -142,6 +142,7 @@ class Study:
     set: dict[str, Any] = field(default_factory=dict)  # other values for the recipe, the same for all runs
     extra: list[Extra] = field(default_factory=list)
     beside: Beside | None = None  # in the report
+    note: str = ""  # in the report too: what else its readers should know
 
     def __post_init__(self) -> None:
         if bool(self.sets) == bool(self.layouts):

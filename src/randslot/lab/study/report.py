@@ -131,13 +131,14 @@ class Report:
         kind = "sets" if study.sets else "layouts"
         claims_counted, claims_listed = ", ".join(counts), "\n\n".join(lists)
         other = self.other.describe(Path(study.report)) if self.other else ""
+        note = f"{study.note}\n\n" if study.note else ""
         return _fill(f"""# {study.title}
 
 Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {_list(study.seeds)},
 {first.steps:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
 {queries:,} questions about {pages:,} held-out pages of {len(first.tasks)} {kind}, each of which is a task.
 
-**Of {len(self.claims)} claims of the paper, {claims_counted}.** {other}
+{note}**Of {len(self.claims)} claims of the paper, {claims_counted}.** {other}
 
 {claims_listed}
 
