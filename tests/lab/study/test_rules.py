@@ -405,7 +405,7 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
     assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == CONFIRMED
     assert verdicts["wins are spread more evenly (H) than in Fixed-Random"] == NOISE
     assert verdicts["page readouts gain more together than in Zero-Feedback"] == CONFIRMED
-    assert judge_extra(study.extra[0], "random", found)[1] == "it holds"
+    assert judge_extra(study, study.extra[0], found)[1] == "it holds"
     by_text = {claim.question.text: claim for claim in claims}
     first = by_text["RandSlot is better than Zero-Feedback"]
     assert first.question.paper == {"Qwen2.5-VL-3B": 1.5, "Qwen3-VL-4B": 1.0}
@@ -426,7 +426,7 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
 def test_no_worse_needs_the_whole_interval_above_the_margin(shares, verdict, tmp_path):
     study = small_study(tmp_path)
     found = measure_rows(make_rows(study, {("nested", "random"): shares}), draws=500)
-    assert judge_extra(study.extra[0], "random", found)[1] == verdict
+    assert judge_extra(study, study.extra[0], found)[1] == verdict
 
 
 def test_one_seed_that_disagrees_is_noise(tmp_path):
@@ -643,10 +643,25 @@ def test_an_extra_may_be_trained_with_one_vector_and_judged_against_four(tmp_pat
     recipe = study.make_recipe(Job("single", 42, 3))
     assert (recipe.query_vectors, recipe.page_vectors) == (1, 1)
     rows = make_rows(study, {("random", "random"): {"k1": 0.2, "k4": 0.8}, ("single", "zero"): {"k1": 0.5}})
-    (claim,), verdict = judge_extra(single, "zero", measure_rows(rows, draws=500))
+    (claim,), verdict = judge_extra(study, single, measure_rows(rows, draws=500))
     assert verdict == "it holds"
     assert claim.question.text == "1 vector a side: below RandSlot with 4"
     assert claim.difference == pytest.approx(-30, abs=6)
+
+
+def test_an_extra_may_be_judged_against_one_that_is_named_before_it(tmp_path):
+    study = small_study(tmp_path)
+    (nested,) = study.extra
+    fixed = Extra("fixed_nested", "F", "Fixed is better.", "nested", {"slots": "fixed"}, better=[4])
+    with pytest.raises(UsageError, match=r"extra 'fixed_nested': against is one of random, .*feedback, not 'nested'"):
+        replace(study, extra=[fixed, nested])
+    study = replace(study, extra=[nested, fixed])
+    rows = make_rows(study, {("nested", "random"): {"k4": 0.2}, ("fixed_nested", "fixed"): {"k4": 0.5}})
+    found = measure_rows(rows, draws=500)
+    (claim,), verdict = judge_extra(study, fixed, found)
+    assert (verdict, claim.question.text) == ("it holds", "4 vectors a side: better than RandSlot, nested budgets")
+    assert claim.difference == pytest.approx(30, abs=6)
+    assert judge_extra(study, fixed, {key: found[key] for key in found if key[0] != "nested"}) is None
 
 
 def test_rows_from_before_a_new_key_of_recipes_are_still_good(tmp_path):

@@ -36,9 +36,8 @@ class OtherStudy:
     def verdict(self, extra: str) -> str | None:
         """Return whether the hypothesis of an extra of that name holds there; None if that study lacks it."""
         for one in self.study.extra:
-            inference = self.study.inferences(one.name)[0]
-            if one.name == extra and (extra, inference) in self.found:
-                return judge_extra(one, inference, self.found)[1]
+            if one.name == extra and (judged := judge_extra(self.study, one, self.found)):
+                return judged[1]
         return None
 
     def describe(self, report: Path) -> str:

@@ -327,13 +327,13 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         for extra in self.study.extra:
             known = extra.name in self.choice.get("hypotheses", {})
             when = "Written down before the runs" if known else "No record says that this was written before the runs"
-            inference = self.study.inferences(extra.name)[0]
-            if (extra.name, inference) not in self.found:
+            judged = judge_extra(self.study, extra, self.found)
+            if judged is None:
                 sections.append(
                     _fill(f"## Extra: {extra.title}\n\n{when}: *{extra.hypothesis}* Its runs are not finished.\n")
                 )
                 continue
-            claims, verdict = judge_extra(extra, inference, self.found)
+            claims, verdict = judged
             there = self.other.verdict(extra.name) if self.other else None
             other = f" In {self.beside[0]}: {there}." if there else ""
             lines = [[claim.question.text, *self._judged(claim, 2)] for claim in claims]
