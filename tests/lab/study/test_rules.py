@@ -74,6 +74,20 @@ def test_the_real_study_is_the_papers_five_strategies_under_one_recipe():
     assert [job.name for job in study.jobs(600, 20)[-4:]] == ["feedback-2024", "nested-42", "nested-123", "nested-2024"]
 
 
+def test_the_study_on_pretrained_weights_is_the_papers_but_for_rate_and_batch():
+    study = read_study(ROOT / "studies" / "smollm2.toml")
+    (candidate, _), steps = study.candidates, 120
+    values = {arm: study.values(Job(arm, 42, steps, candidate=candidate.name)) for arm in study.arms}
+    paper = {"lora": True, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.05, "temperature": 0.07}
+    paper |= {"query_vectors": 4, "page_vectors": 4, "rate_left": 0.5, "learning_rate": 1e-3, "batch": 16}
+    for arm in STRATEGIES:
+        assert {name: values[arm][name] for name in paper} == paper
+        assert {name for name in values[arm] if values[arm][name] != values["random"][name]} <= {"slots"}
+    assert (values["single"]["query_vectors"], values["single"]["page_vectors"]) == (1, 1)
+    assert [values[arm]["lora"] for arm in ("random_full", "fixed_full")] == [False, False]
+    assert len(study.jobs(steps, 0, candidate.name)) == 9 * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
