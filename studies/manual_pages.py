@@ -2,10 +2,11 @@
 
     python studies/manual_pages.py data/study-manuals
 
-It writes pairs.jsonl (training), tasks/validation/NAME and tasks/test/NAME: sets as `randslot evaluate --data` takes
-them. Packages are fetched by name and unpacked, never installed. A package is on one side only, and no manual of a side
-is a translation of one on another. The task "questions" asks what people could ask about the test manuals; all other
-queries are titles.
+It writes pairs.jsonl (training: a title, and the beginning of its page's text), spans.jsonl (the same, and any words of
+a page's beginning in a title's place, for a shared start), tasks/validation/NAME and tasks/test/NAME: sets as `randslot
+evaluate --data` takes them. Packages are fetched by name and unpacked, never installed. A package is on one side only,
+and no manual of a side is a translation of one on another. The task "questions" asks what people could ask about the
+test manuals; all other queries are titles.
 
 A title is kept if it stands among the first characters of its page, which are what a small model gets to see of it, and
 if it names one page of its manual only.
@@ -17,6 +18,7 @@ import argparse
 import gzip
 import json
 import random
+import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -29,8 +31,10 @@ from randslot.lab.evaluation.manuals import list_questions, unpack_debian
 from randslot.pages import Page
 from randslot.training.outlines import is_useful, read_outline
 
-SEEN = 480  # characters of a page among which a title must stand: about 128 tokens
-MOST_PAGES = 250  # of a held-out manual: those with titles first
+SEEN = 320  # characters of a page among which a title must stand: about 96 tokens
+KEPT = 800  # characters of a page's text in a training pair
+SPANS, SPAN_SEEN = 4, 200  # of a training page, and among how many of its first characters
+MOST_PAGES = 100  # of a held-out manual: those with titles first
 SEED = 0
 
 # Packages and their manuals; None: all PDFs but those left out. R's and LilyPond's references, and the code of LaTeX
@@ -60,10 +64,11 @@ QUESTIONS = {"ngspice": "ngspice", "octave": "octave", "swig": "swig", "openafs-
 
 @dataclass(frozen=True)
 class Manual:
-    """A PDF, and its titles by page (from 1)."""
+    """A PDF, its titles by page (from 1), and the texts of those pages."""
 
     file: Path
     titles: dict[int, list[str]]
+    texts: dict[int, str]
 
 
 def read_manual(file: Path) -> Manual:
@@ -71,10 +76,15 @@ def read_manual(file: Path) -> Manual:
     entries = list(dict.fromkeys(entry for entry in read_outline(file) if is_useful(entry[0])))
     counts = Counter(title.casefold() for title, _ in entries)
     titles: dict[int, list[str]] = {}
+    texts: dict[int, str] = {}
     for title, number in entries:
-        if counts[title.casefold()] == 1 and plain(title) in plain(Page(file, number).text().text[:SEEN]):
+        if counts[title.casefold()] > 1:
+            continue
+        if number not in texts:
+            texts[number] = Page(file, number).text().text
+        if plain(title) in plain(texts[number][:SEEN]):
             titles.setdefault(number, []).append(title)
-    return Manual(file, titles)
+    return Manual(file, titles, texts)
 
 
 def plain(text: str) -> str:
@@ -109,20 +119,29 @@ def write_pairs(output: Path, packages: Path) -> int:
     """Write the training pairs: a row a title."""
     rows: list[dict[str, Any]] = []
     for package, left_out in TRAINING.items():
-        for number, file in enumerate(fetch(package, packages), start=1):  # several may have one name
+        for file in fetch(package, packages):
             if file.name in left_out:
                 continue
-            name = f"{package}-{number}-{file.stem}.pdf"
-            titles = read_manual(file).titles
-            if not titles:
-                continue
-            target = output / "train" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-            for page, asked in titles.items():
-                rows += [{"query": title, "image": f"train/{name}#page={page}"} for title in asked]
+            manual = read_manual(file)
+            for page, titles in manual.titles.items():
+                rows += [{"query": title, "page": manual.texts[page][:KEPT]} for title in titles]
     write_lines(output / "pairs.jsonl", rows)
+    write_lines(output / "spans.jsonl", cut_spans(rows))
     return len(rows)
+
+
+def cut_spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return some words in a row from the beginning of every page, each with its page, and the titles between them."""
+    dice = random.Random(SEED)
+    spans: list[dict[str, Any]] = []
+    for text in dict.fromkeys(row["page"] for row in rows):
+        words = text[:SPAN_SEEN].split()
+        for _ in range(SPANS):
+            first, num = dice.randrange(max(len(words) - 3, 1)), dice.randint(2, 6)
+            spans.append({"query": " ".join(words[first : first + num]), "page": text})
+    mixed = [*rows, *spans]
+    dice.shuffle(mixed)
+    return mixed
 
 
 def choose_pages(manual: Manual, also: set[int]) -> list[int]:
@@ -142,6 +161,10 @@ def copy_pages(file: Path, pages: list[int], target: Path) -> None:
     with pdfium.PdfDocument(file) as pdf, pdfium.PdfDocument.new() as some:
         some.import_pages(pdf, [number - 1 for number in pages])
         some.save(target)
+    # It has the day and a random number in it: without them the same pages are the same file, and the same study.
+    made = re.sub(rb"/CreationDate\(D:\d{14}", b"/CreationDate(D:20000101000000", target.read_bytes())
+    made = re.sub(rb"/ID\[<\w{32}><\w{32}>\]", b"/ID[<%b><%b>]" % (b"0" * 32, b"0" * 32), made)
+    target.write_bytes(made)
 
 
 def write_task(folder: Path, name: str, manual: Manual, pages: list[int]) -> None:

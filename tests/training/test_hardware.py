@@ -36,6 +36,16 @@ def test_without_a_gpu_every_fallback_is_said(monkeypatch):
     assert choose_hardware(make_recipe({"backbone": "x", "precision": "fp32", "optimizer": "adamw"})).fallbacks == ()
 
 
+def test_a_cpu_computes_in_bfloat16_if_it_is_told_to(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    randslot.train(small(data, tmp_path / "run", lora=True, precision="bf16-anywhere", steps=2))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["precision"] == "bf16"
+    assert not any("float32 instead" in line for line in record["fallbacks"])
+    losses = [float(line.split(",")[1]) for line in (tmp_path / "run" / "losses.csv").read_text().splitlines()[1:]]
+    assert all(0 < loss < 10 for loss in losses)
+
+
 def test_with_all_that_the_paper_used_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)

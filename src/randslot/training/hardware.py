@@ -44,10 +44,12 @@ def choose_hardware(recipe: Recipe) -> Hardware:
     on_gpu = torch.cuda.is_available()
     fallbacks = []
     precision = recipe.precision
-    if precision == "bf16" and not on_gpu:
+    if precision == "bf16-anywhere":
+        precision = "bf16"
+    elif precision == "bf16" and not on_gpu:
         fallbacks.append("no GPU here: float32 instead of bfloat16")
         precision = "fp32"
-    if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if on_gpu and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         fallbacks.append("this GPU has no bfloat16: float32 instead")
         precision = "fp32"
     attention = "sdpa"

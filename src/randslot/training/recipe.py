@@ -24,7 +24,7 @@ CHOICES = {
     "on_bad_row": ("stop", "skip"),
     "repeated_pages": ("mask", "negatives"),
     "optimizer": ("paged_adamw_8bit", "adamw"),
-    "precision": ("bf16", "fp32"),
+    "precision": ("bf16", "fp32", "bf16-anywhere"),
     "execution": ("pass", "loop"),
 }
 LEAST = {
@@ -124,7 +124,7 @@ class Recipe(Settings):
     gradient_cache: bool = True  # hold one micro-batch at a time, for a second forward; false: all of them
     gradient_checkpointing: bool = True
     execution: str = "pass"  # all readouts in one pass; "loop": every prefix anew as in the paper, K times the work
-    precision: str = "bf16"  # on a GPU; a CPU computes in float32
+    precision: str = "bf16"  # on a GPU; a CPU computes in float32, unless it is "bf16-anywhere"
     workers: int = 4  # processes that open page images, on each device
 
     # The output.

@@ -8,6 +8,7 @@ import tomllib
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,15 @@ from rich.console import Console
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.files import write_json
+from randslot.lab.study import beside as other
+from randslot.lab.study import report
 from randslot.lab.study.claims import CONFIRMED, CONTRADICTED, NOISE, judge_claims, judge_crossover, judge_extra
 from randslot.lab.study.conduct import Watch, choose, conduct, run_jobs
 from randslot.lab.study.measures import MEASURES, compute_measures, measure_rows
 from randslot.lab.study.plan import (
     CHOICE,
     STRATEGIES,
+    Beside,
     Candidate,
     Extra,
     Job,
@@ -68,6 +72,20 @@ def test_the_real_study_is_the_papers_five_strategies_under_one_recipe():
         assert differing <= {"slots", "prefixes"}
     assert {len(study.jobs(600, 20)), len(set(study.jobs(600, 20)))} == {18}
     assert [job.name for job in study.jobs(600, 20)[-4:]] == ["feedback-2024", "nested-42", "nested-123", "nested-2024"]
+
+
+def test_the_study_on_pretrained_weights_is_the_papers_but_for_rate_and_batch():
+    study = read_study(ROOT / "studies" / "smollm2.toml")
+    (candidate, _), steps = study.candidates, 120
+    values = {arm: study.values(Job(arm, 42, steps, candidate=candidate.name)) for arm in study.arms}
+    paper = {"lora": True, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.05, "temperature": 0.07}
+    paper |= {"query_vectors": 4, "page_vectors": 4, "rate_left": 0.5, "learning_rate": 1e-3, "batch": 16}
+    for arm in STRATEGIES:
+        assert {name: values[arm][name] for name in paper} == paper
+        assert {name for name in values[arm] if values[arm][name] != values["random"][name]} <= {"slots"}
+    assert (values["single"]["query_vectors"], values["single"]["page_vectors"]) == (1, 1)
+    assert [values[arm]["lora"] for arm in ("random_full", "fixed_full")] == [False, False]
+    assert len(study.jobs(steps, 0, candidate.name)) == 9 * 3
 
 
 @pytest.mark.parametrize(
@@ -401,7 +419,7 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
     assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == CONFIRMED
     assert verdicts["wins are spread more evenly (H) than in Fixed-Random"] == NOISE
     assert verdicts["page readouts gain more together than in Zero-Feedback"] == CONFIRMED
-    assert judge_extra(study.extra[0], "random", found)[1] == "it holds"
+    assert judge_extra(study, study.extra[0], found)[1] == "it holds"
     by_text = {claim.question.text: claim for claim in claims}
     first = by_text["RandSlot is better than Zero-Feedback"]
     assert first.question.paper == {"Qwen2.5-VL-3B": 1.5, "Qwen3-VL-4B": 1.0}
@@ -422,7 +440,7 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
 def test_no_worse_needs_the_whole_interval_above_the_margin(shares, verdict, tmp_path):
     study = small_study(tmp_path)
     found = measure_rows(make_rows(study, {("nested", "random"): shares}), draws=500)
-    assert judge_extra(study.extra[0], "random", found)[1] == verdict
+    assert judge_extra(study, study.extra[0], found)[1] == verdict
 
 
 def test_one_seed_that_disagrees_is_noise(tmp_path):
@@ -484,6 +502,34 @@ def test_a_report_from_rows_alone(tmp_path):
     assert pictures["budgets"].count(b'id="FillBetween') == 2 * 7  # bands of all lines here, none in the paper's panel
     assert write_report(study).read_text() == text
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
+
+
+def test_another_study_stands_beside_the_papers_figures(tmp_path, monkeypatch):
+    """Its differences, verdicts, averages, sweeps and extras; an arm that it lacks is left empty."""
+    for module in (report, other):
+        monkeypatch.setattr(module, "measure_rows", partial(measure_rows, draws=200))
+    before = small_study(tmp_path / "before")
+    write_rows(before, {("random", "random"): {"k4": 0.5}, ("zero", "zero"): {"k4": 0.8}})
+    study = small_study(tmp_path / "after")
+    single = replace(study.extra[0], name="single", title="Single")
+    beside = Beside(str(tmp_path / "before" / "study.toml"), "the miniature")
+    study = replace(study, extra=[*study.extra, single], beside=beside, note="It began warm.")
+    write_rows(study, {("random", "random"): {"k4": 0.8}, ("zero", "zero"): {"k4": 0.6}})
+    text = Report(study).make_text()
+    found = measure_rows(read_rows(before), draws=2)
+    there = {key: np.mean(measured.seeds("k4")) for key, measured in found.items()}
+    difference = there["random", "random"] - there["zero", "zero"]
+    claimed = f"| RandSlot is better than Zero-Feedback | +1.5 | +1.0 | {difference:+.2f} | contradicted | +"
+    assert claimed in text
+    (average,) = [line for line in text.splitlines() if line.startswith("| Zero-Feedback |") and "43.9" in line]
+    assert average.endswith(f"| 45.1 | {there['zero', 'zero']:.1f} |")
+    (single_line,) = [line for line in text.splitlines() if line.startswith("| Single |") and "±" in line][:1]
+    assert single_line.endswith("| - |")
+    assert "| the miniature: RandSlot |" in text
+    assert "In the miniature: it " in text
+    assert "In [the miniature](../before/report.md) these were" in " ".join(text.split())
+    assert "\n\nIt began warm.\n\n**Of " in text
+    assert "the miniature" not in Report(replace(study, beside=None)).make_text()
 
 
 @pytest.mark.slow
@@ -611,10 +657,25 @@ def test_an_extra_may_be_trained_with_one_vector_and_judged_against_four(tmp_pat
     recipe = study.make_recipe(Job("single", 42, 3))
     assert (recipe.query_vectors, recipe.page_vectors) == (1, 1)
     rows = make_rows(study, {("random", "random"): {"k1": 0.2, "k4": 0.8}, ("single", "zero"): {"k1": 0.5}})
-    (claim,), verdict = judge_extra(single, "zero", measure_rows(rows, draws=500))
+    (claim,), verdict = judge_extra(study, single, measure_rows(rows, draws=500))
     assert verdict == "it holds"
     assert claim.question.text == "1 vector a side: below RandSlot with 4"
     assert claim.difference == pytest.approx(-30, abs=6)
+
+
+def test_an_extra_may_be_judged_against_one_that_is_named_before_it(tmp_path):
+    study = small_study(tmp_path)
+    (nested,) = study.extra
+    fixed = Extra("fixed_nested", "F", "Fixed is better.", "nested", {"slots": "fixed"}, better=[4])
+    with pytest.raises(UsageError, match=r"extra 'fixed_nested': against is one of random, .*feedback, not 'nested'"):
+        replace(study, extra=[fixed, nested])
+    study = replace(study, extra=[nested, fixed])
+    rows = make_rows(study, {("nested", "random"): {"k4": 0.2}, ("fixed_nested", "fixed"): {"k4": 0.5}})
+    found = measure_rows(rows, draws=500)
+    (claim,), verdict = judge_extra(study, fixed, found)
+    assert (verdict, claim.question.text) == ("it holds", "4 vectors a side: better than RandSlot, nested budgets")
+    assert claim.difference == pytest.approx(30, abs=6)
+    assert judge_extra(study, fixed, {key: found[key] for key in found if key[0] != "nested"}) is None
 
 
 def test_rows_from_before_a_new_key_of_recipes_are_still_good(tmp_path):

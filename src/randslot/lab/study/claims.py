@@ -10,7 +10,7 @@ from typing import Literal
 from ..analysis.compare import LEVEL, judge
 from ..evaluation.published import PublishedRow, published_tables
 from .measures import FULL, Array, Measured
-from .plan import BASE, BUDGET, METHOD, STRATEGIES, Extra
+from .plan import BASE, BUDGET, METHOD, STRATEGIES, Extra, Study
 
 CONFIRMED, CONTRADICTED, NOISE = "confirmed", "contradicted", "within noise"
 MARGIN = 1.0  # points within which two inferences count as alike
@@ -145,19 +145,20 @@ def judge_crossover(claims: list[Claim]) -> str:
     return CONFIRMED if ends == {CONFIRMED} else NOISE
 
 
-def judge_extra(extra: Extra, inference: str, found: Measurements) -> tuple[list[Claim], str]:
-    """Judge an extra's hypothesis: its differences by budget, and whether it holds."""
-    claims = []
+def judge_extra(study: Study, extra: Extra, found: Measurements) -> tuple[list[Claim], str] | None:
+    """Judge an extra's hypothesis: its differences by budget, and whether it holds; None without all of its rows."""
+    left, right = ((arm, study.inferences(arm)[0]) for arm in (extra.name, extra.against))
+    if left not in found or right not in found:
+        return None
+    against, claims = study.arms[extra.against], []
     for num in sorted({*extra.better, *extra.no_worse}):
         words = "better" if num in extra.better else "no worse"
-        text = f"{_vectors(num)} a side: {words} than {STRATEGIES[extra.against]}"
-        arms = (extra.name, inference), (extra.against, extra.against)
-        question = Question(words, text, f"k{num}", *arms, {}, "above" if num in extra.better else "no worse")
+        text = f"{_vectors(num)} a side: {words} than {against}"
+        question = Question(words, text, f"k{num}", left, right, {}, "above" if num in extra.better else "no worse")
         claims.append(judge_question(question, found))
     for num in extra.below:
-        text = f"{_vectors(num)} a side: below {STRATEGIES[extra.against]} with {BUDGET}"
-        arms = (extra.name, inference), (extra.against, extra.against)
-        claims.append(judge_question(Question("below", text, f"k{num}", *arms, {}, "below", FULL), found))
+        text = f"{_vectors(num)} a side: below {against} with {BUDGET}"
+        claims.append(judge_question(Question("below", text, f"k{num}", left, right, {}, "below", FULL), found))
     verdicts = {claim.verdict for claim in claims}
     if CONTRADICTED in verdicts:
         return claims, "it does not hold"

@@ -40,7 +40,8 @@ STRICT = {"extra": "forbid", "strict": True}  # for pydantic: no other keys, and
 class Extra:
     """One more arm beside the five, with its hypothesis: at which budgets it is better than an arm, and no worse.
 
-    below: at which budgets it is behind the arm with all its vectors. budget: of each side, which it is trained with.
+    against: that arm, a strategy or an extra that is named before. below: at which budgets it is behind the arm with
+    all its vectors. budget: of each side, which it is trained with.
     """
 
     __pydantic_config__ = STRICT
@@ -60,8 +61,6 @@ class Extra:
             raise UsageError(
                 f"extra {self.name!r} needs a name of its own, of letters, digits and _: files are called by it"
             )
-        if self.against not in STRATEGIES:
-            raise UsageError(f"extra {self.name!r}: against is one of {', '.join(STRATEGIES)}, not {self.against!r}")
         if not (self.better or self.no_worse or self.below):
             raise UsageError(f"extra {self.name!r} says nothing to judge: name budgets in better, no_worse or below")
         if not all(1 <= num <= MOST for num in (*self.better, *self.no_worse, *self.below, self.budget)):
@@ -81,6 +80,16 @@ class Candidate:
 
     name: str
     set: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Another study, whose figures stand in the report too: its file, and what tables call it."""
+
+    __pydantic_config__ = STRICT
+
+    study: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,8 @@ class Study:
     train_reports: int = 0  # how many reports training pages are made from; 0: the recipe's data
     set: dict[str, Any] = field(default_factory=dict)  # other values for the recipe, the same for all runs
     extra: list[Extra] = field(default_factory=list)
+    beside: Beside | None = None  # in the report
+    note: str = ""  # in the report too: what else its readers should know
 
     def __post_init__(self) -> None:
         if bool(self.sets) == bool(self.layouts):
@@ -151,6 +162,11 @@ class Study:
             raise UsageError(f"side_by_side must be 1 or more, not {self.side_by_side}")
         if len(self.arms) < len(STRATEGIES) + len(self.extra):
             raise UsageError("two extras have one name")
+        known = [*STRATEGIES]
+        for extra in self.extra:
+            if extra.against not in known:
+                raise UsageError(f"extra {extra.name!r}: against is one of {', '.join(known)}, not {extra.against!r}")
+            known.append(extra.name)
         names = [candidate.name for candidate in self.candidates]
         if len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.]+", name, re.ASCII) for name in names):
             raise UsageError(f"candidates need names of their own, of letters, digits, _ and dots, not {names}")
@@ -329,7 +345,7 @@ def make_study(values: dict[str, Any]) -> Study:
         for problem in error.errors():
             if problem["type"] == "unexpected_keyword_argument":
                 *place, key = problem["loc"]
-                kinds = {"extra": Extra, "candidates": Candidate}
+                kinds = {"extra": Extra, "candidates": Candidate, "beside": Beside}
                 check_keys([str(key)], [part.name for part in fields(kinds[str(place[0])] if place else Study)])
         raise UsageError(explain(error)) from error
 

@@ -18,6 +18,7 @@ from ...figures import draw_budgets, draw_readouts, draw_winners
 from ...model.reader import SIDES, Side
 from ...tables import Cell, Table, write_table
 from ..analysis.compare import DRAWS, LEVEL, judge
+from .beside import read_other
 from .claims import (
     CONFIRMED,
     CONTRADICTED,
@@ -76,6 +77,8 @@ class Report:
         self.choice = read_choice(study)
         self.found = measure_rows(self.rows)
         self.claims = judge_claims(self.found)
+        self.other = read_other(study)
+        self.beside = [self.other.name] if self.other else []  # as a column of tables
         # The five strategies as they are trained, then zeros at inference, then extras.
         self.keys: list[Key] = [(arm, arm) for arm in STRATEGIES]
         self.keys.append((METHOD, BASE))
@@ -127,13 +130,15 @@ class Report:
         start = "the same backbone" if first.settings["backbone"] else "random weights, others for each seed"
         kind = "sets" if study.sets else "layouts"
         claims_counted, claims_listed = ", ".join(counts), "\n\n".join(lists)
+        other = self.other.describe(Path(study.report)) if self.other else ""
+        note = f"{study.note}\n\n" if study.note else ""
         return _fill(f"""# {study.title}
 
 Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {_list(study.seeds)},
 {first.steps:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a seed;
 {queries:,} questions about {pages:,} held-out pages of {len(first.tasks)} {kind}, each of which is a task.
 
-**Of {len(self.claims)} claims of the paper, {claims_counted}.**
+{note}**Of {len(self.claims)} claims of the paper, {claims_counted}.** {other}
 
 {claims_listed}
 
@@ -145,8 +150,11 @@ This page is written from [rows]({rows}), verdicts included, by `randslot study`
         for claim in self.claims:
             digits = 3 if claim.question.group == "winners" else 2
             paper = [_signed(claim.question.paper[name], 3 if digits == 3 else 1) for name in BACKBONES]
-            lines.append([claim.question.text, *paper, *self._judged(claim, digits)])
-        table = Table("", ["the paper's claim", "3B", "4B", "here", f"{LEVEL} % interval", "seeds", "verdict"], lines)
+            other = self.other.judged(claim.question.text, digits) if self.other else []
+            lines.append([claim.question.text, *paper, *other, *self._judged(claim, digits)])
+        there = [*self.beside, "verdict there"] if self.other else []
+        heads = ["the paper's claim", "3B", "4B", *there, "here", f"{LEVEL} % interval", "seeds", "verdict"]
+        table = Table("", heads, lines)
         study, crossover = self.study, judge_crossover(self.claims)
         ends = [_signed(one.difference, 1) for one in self.claims if one.question.group == "budget"]
         return _fill(f"""## Which of the paper's claims are confirmed
@@ -176,8 +184,9 @@ The crossover, Zero-Feedback ahead with one vector and RandSlot with {MOST}: **{
         for key in self.keys:
             name, scores = self.name(key), [_spread(self.task_scores(key, FULL, task)) for task in tasks]
             paper = [paper_average("table4" if name == ZEROS else "table3", backbone, name) for backbone in BACKBONES]
-            lines.append([name, *scores, _spread(self.found[key].seeds(FULL)), *self._minus_base(key), *paper])
-        heads = ["method", *tasks, "avg", "minus Zero-Feedback", f"{LEVEL} % interval", "3B", "4B"]
+            other = [self.other.average(key, FULL)] if self.other else []
+            lines.append([name, *scores, _spread(self.found[key].seeds(FULL)), *self._minus_base(key), *paper, *other])
+        heads = ["method", *tasks, "avg", "minus Zero-Feedback", f"{LEVEL} % interval", "3B", "4B", *self.beside]
         seeds = ", ".join(f"{method} {score:.2f} ± {spread:.2f}" for method, (score, spread) in paper_seeds().items())
         return _fill(f"""## Strategies
 
@@ -210,6 +219,7 @@ differences, not levels. With several seeds the paper has only two of its 3B mod
         for method in STRATEGIES.values():
             if scores := paper_budgets(method):
                 lines.append([f"the paper's 3B: {method}", *scores])
+        lines += [[f"{self.beside[0]}: {method}", *scores] for method, scores in self._other_budgets().items()]
         counts = list(map(str, COUNTS))
         return f"""## Budgets
 
@@ -223,14 +233,23 @@ One side alone, {BUDGET} vectors on the other (means over seeds):
 
 {_markdown(Table("", ["method", "side that varies", *counts], sides))}"""
 
+    def _other_budgets(self) -> dict[str, list[float]]:
+        """Return the sweeps of the study that stands beside this one, by name of the arm."""
+        if self.other is None:
+            return {}
+        keys = [key for key in self.keys if key in self.other.found and (key[0] in STRATEGIES or key[1] != BASE)]
+        return {self.name(key): [mean(self.other.found[key].seeds(f"k{num}")) for num in COUNTS] for key in keys}
+
     def winners(self) -> str:
         lines: list[list[Cell]] = []
         for key in self.keys:
             cells = [_spread(self.found[key].seeds(measure), 3) for measure in ("H", "U")]
             ties = sum(record.ties for record in self.records(key))
             paper = [paper_value("figure4", self.name(key), column) for column in ("H", "U")]
-            lines.append([self.name(key), *cells, ties, *paper])
-        table = Table("", ["method", "H", "U", "ties", "the paper's H", "the paper's U"], lines, digits=3)
+            other = [self.other.average(key, measure) for measure in ("H", "U")] if self.other else []
+            lines.append([self.name(key), *cells, ties, *paper, *other])
+        there = [f"{name}, {measure}" for name in self.beside for measure in ("H", "U")]
+        table = Table("", ["method", "H", "U", "ties", "the paper's H", "the paper's U", *there], lines, digits=3)
         return f"""## Winners
 
 Which page readout (d) is nearest to each query readout (q), over all right pages; pooled over seeds in the picture.
@@ -244,6 +263,7 @@ The picture has the five strategies; {ZEROS} and extras are in the table only.
     def readouts(self) -> str:
         heads = ["method", "side", *(f"only r{k}" for k in PLACES), *(f"lost without r{k}" for k in PLACES)]
         gain_heads = ["method", "joint-use gain", "mean of the tasks' gains", "the paper's 3B", "its mean of tasks"]
+        gain_heads += [f"{name}, joint-use gain" for name in self.beside]
         return f"""## Readouts
 
 nDCG@5 with only one readout of a side, and points lost without it, the other side whole (means over seeds; negative:
@@ -282,7 +302,9 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         for key in self.keys:
             by_seed = _means(list(self._task_gains(key).values()))
             paper = [paper_value("figure5", self.name(key), column) for column in ("joint-use gain", "mean task gain")]
-            lines.append([self.name(key), _spread(self.found[key].seeds("gain"), 2), _spread(by_seed, 2), *paper])
+            other = [self.other.average(key, "gain")] if self.other else []
+            gain = _spread(self.found[key].seeds("gain"), 2)
+            lines.append([self.name(key), gain, _spread(by_seed, 2), *paper, *other])
         return lines
 
     def _full(self, key: Key) -> float:
@@ -305,19 +327,21 @@ best in each task. The best one is chosen on the same results: a diagnosis.
         for extra in self.study.extra:
             known = extra.name in self.choice.get("hypotheses", {})
             when = "Written down before the runs" if known else "No record says that this was written before the runs"
-            inference = self.study.inferences(extra.name)[0]
-            if (extra.name, inference) not in self.found:
+            judged = judge_extra(self.study, extra, self.found)
+            if judged is None:
                 sections.append(
                     _fill(f"## Extra: {extra.title}\n\n{when}: *{extra.hypothesis}* Its runs are not finished.\n")
                 )
                 continue
-            claims, verdict = judge_extra(extra, inference, self.found)
+            claims, verdict = judged
+            there = self.other.verdict(extra.name) if self.other else None
+            other = f" In {self.beside[0]}: {there}." if there else ""
             lines = [[claim.question.text, *self._judged(claim, 2)] for claim in claims]
             heads = ["budget", "difference", f"{LEVEL} % interval", "seeds", "verdict"]
             sections.append(
                 _fill(f"""## Extra: {extra.title}
 
-{when}: *{extra.hypothesis}* Here: **{verdict}**.
+{when}: *{extra.hypothesis}* Here: **{verdict}**.{other}
 
 {EXTRA_RULE}
 
@@ -404,7 +428,9 @@ code did not lie in a repository. All settings of a run are in its row.
         paper = {method: paper_budgets(method) for method in STRATEGIES.values() if paper_budgets(method)}
         panels = {"vectors a side": here, "vectors a side, from four on": here, "vectors a side, the paper's 3B": paper}
         spreads = dict.fromkeys(list(panels)[:2], spread)
-        draw_budgets(panels, [1, 4, 1], file, spreads)
+        for name in self.beside:
+            panels[f"vectors a side, {name}"] = self._other_budgets()
+        draw_budgets(panels, [1, 4, 1, 1][: len(panels)], file, spreads)
 
     def draw_winners(self, file: Path) -> None:
         panels = {}
