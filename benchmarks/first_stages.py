@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ class Pages(Protocol):
 
 def num_cells(pages: int) -> int:
     """Return how many cells there are: time is spent alike on finding the nearest and on looking into them."""
-    return round(4 * pages**0.5)
+    return round(4 * math.sqrt(pages))
 
 
 def train(sample: torch.Tensor, num: int) -> torch.Tensor:
