@@ -67,7 +67,7 @@ def record(kind: str, tests: str) -> None:
 def make_table() -> str:
     """Return the table of the docs."""
     rows = json.loads(RECORD.read_text(encoding="utf-8"))
-    lines = ["| package | extra | allowed | oldest tried | newest tried |", "|---|---|---|---|---|"]
+    lines = ["| package | extra | allowed | oldest | newest |", "|---|---|---|---|---|"]
     for name, (need, extra) in read_needs().items():
         tried = [rows[kind]["packages"].get(name, "not tried") for kind in ("oldest", "newest")]
         allowed = ", ".join(sorted((str(one) for one in need.specifier), reverse=True))
