@@ -44,7 +44,7 @@ LINES = {98: "short", 108: "middle", 10**6: "long"}  # the size of code by the c
 COLUMNS = {5: "narrow", 8: "middle", 11: "wide", 10**6: "widest"}  # the size of a table by its columns
 WIDTH = 643  # of the text in CSS pixels: 170 mm
 MAX_BYTES = 1_500_000
-PIXELS, COLOURS = 900, 16  # of a picture: its width, and how many
+PIXELS, COLOURS = 900, 48  # of a picture: its width, and how many
 KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 NUMBER = re.compile(r"[-+]?[\d,. ]+(e-?\d+)?( ?± ?.*| ?x .*| ?to .*| ?of .*| ?%)?|-|whole")
 HYPHENS = re.compile(r"[\w-]*\w-\w[\w-]{,30}")
@@ -186,7 +186,8 @@ def _shrink(file: Path) -> bytes:
     if picture.width > PIXELS:
         picture = picture.resize((PIXELS, picture.height * PIXELS // picture.width), Image.Resampling.LANCZOS)
     shrunk = io.BytesIO()
-    picture.quantize(COLOURS).save(shrunk, "PNG")
+    few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours stay
+    few.save(shrunk, "PNG")
     return shrunk.getvalue()
 
 
