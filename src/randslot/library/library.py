@@ -121,8 +121,9 @@ class Library:
         """
         if self.binding is None:
             raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-        is_name = isinstance(model, str | os.PathLike)
-        reader = _load(model, self.trust_remote_code) if is_name else _as_reader(model)
+        if isinstance(model, str | os.PathLike):
+            model = _load(model, self.trust_remote_code)
+        reader = _as_reader(model)
         check_query_model(self.binding, reader, self.name)
         return reader
 

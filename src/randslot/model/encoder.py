@@ -186,10 +186,14 @@ class SlotEncoder(InputModule):
         for queries is the instruction of the template, or stands before each query if it has none.
         """
         if self.teacher is not None and sort_inputs(inputs, task)[1] == "page":
-            self._refuse_pages()
+            self.refuse_pages()
         return self.preprocessor(inputs, prompt, task)
 
-    def _refuse_pages(self) -> None:
+    def refuse_pages(self) -> None:
+        """Say that a student has no vectors of pages.
+
+        Errors: UsageError in one line, always.
+        """
         raise UsageError(f"this is a student, which makes vectors of queries alone: pages are for {self.teacher}")
 
     def open_page(self, page: Any) -> Any:
@@ -209,7 +213,7 @@ class SlotEncoder(InputModule):
         """Return what `forward` does, of features that are embedded and placed already."""
         side: Side = features["side"]
         if self.teacher is not None and side == "page":
-            self._refuse_pages()
+            self.refuse_pages()
         num = self.settings.vectors(side) - 1
         strategy = self.slots if self.training else self.inference_slots
         if strategy.every_token:
