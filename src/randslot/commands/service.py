@@ -22,7 +22,7 @@ def serve(
     library: Place,
     port: Annotated[int, typer.Option(metavar="N", help="0 takes any free one.")] = 8000,
     new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added or removed.")] = False,
     host: Annotated[
         str,
         typer.Option(rich_help_panel=ADVANCED, help="The address to listen on; others than this machine need --token."),
