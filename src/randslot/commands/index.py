@@ -178,6 +178,6 @@ def _choose_model(model: str | None, settings: dict[str, Any], trust_remote_code
     if all(value is None for value in settings.values()):
         return model
     from ..model.hub import EMBEDDED
-    from ..model.opening import open_reader
+    from ..model.remote_model import open_model
 
-    return open_reader(model or EMBEDDED, **settings, trust_remote_code=trust_remote_code or None)
+    return open_model(model or EMBEDDED, **settings, trust_remote_code=trust_remote_code or None)

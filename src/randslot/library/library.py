@@ -574,9 +574,10 @@ open_home = open_location  # its name in earlier versions
 
 
 def _load(model: Name, trust_remote_code: bool) -> PageReader:
-    from ..model.opening import open_reader
+    from ..model.remote_model import is_url, open_model  # takes seconds
 
-    return open_reader(os.fspath(model), trust_remote_code=trust_remote_code or None)
+    name = os.fspath(model)
+    return open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)
 
 
 def _as_reader(model: Any) -> PageReader:

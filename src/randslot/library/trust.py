@@ -16,7 +16,7 @@ OTHERS = 100  # pages that each is compared with
 FEWEST = 8  # pages with vectors and text below which nothing can be said
 WORDS = (5, 16)  # of a line that is asked for: at least, at most
 # Half of the other pages are nearer to a line by chance. A model that reads has nearly none nearer.
-READS_FROM, WELL_FROM = 0.75, 0.95
+READS_FROM, WELL_FROM = 0.75, 0.97
 # Of the ranks by vectors beside those by words, if the model reads well or less so; how they were chosen: docs/log.md.
 STRONG, LIGHT = 0.7, 0.2
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
-
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -72,25 +70,6 @@ def find_teacher(model: object) -> Identity | None:
     """Return whose vectors of queries a student makes; None for a model that has vectors of its own."""
     teacher: Identity | None = getattr(model, "teacher", None)
     return teacher
-
-
-def check_query(query: Any) -> str:
-    """Return a query that can be encoded.
-
-    Errors: UsageError in one line if it is not text, empty, or broken.
-    """
-    if not isinstance(query, str):
-        raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
-    if not query.strip():
-        raise UsageError("empty query: a query needs at least one character that is not a space")
-    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
-    return query
-
-
-def is_url(name: str) -> bool:
-    """Whether a model's name is the address of a server."""
-    return name.startswith(("http://", "https://"))
 
 
 class PageReader(Protocol):

@@ -40,8 +40,6 @@ from .server import is_url as is_url  # where it was, for others
 from .service_model import ServiceEncoder
 from .settings import Settings
 from .template import PAGE, QUERY
-from .use_reader import NAME as USE
-from .use_reader import UseReader, open_use
 
 
 def remote(
@@ -78,7 +76,7 @@ def remote(
     return RandSlotModel(modules=[encoder], device="cpu")
 
 
-def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | UseReader:
+def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     """Open any model to search or evaluate with: by its folder or hub id, or at the address of a server.
 
     A saved RandSlot model, a backbone that gets new slots, or a model of sentence-transformers, of several vectors a
@@ -88,8 +86,6 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
     Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
     such model, or none that can be run here.
     """
-    if name == USE:
-        return open_use(**options)
     given = {option: value for option, value in options.items() if value is not None}
     if is_url(name):
         if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):

@@ -23,7 +23,6 @@ from ...model.model import RandSlotModel
 from ...model.preprocessing import PreparedPage
 from ...model.reader import SIDES, Side
 from ...model.remote_model import is_url, open_model
-from ...model.use_reader import UseReader
 from ...pages import NoTextError, open_page, read_page_text
 from .judged import JUDGED, Judged
 from .metrics import ndcg_of_each
@@ -195,8 +194,6 @@ def evaluate_model(
     except OSError as error:
         raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
     opened = open_model(model, **settings)
-    if isinstance(opened, UseReader):
-        raise UsageError(f"{model} is evaluated as a library searches with it: by --by both, or by randslot compare")
     evaluation = Evaluation(opened, name or model, output, cache or output / "vectors", batch)
     results = evaluation.run(tasks)
     published = [task for task in tasks if task.benchmark in TASKS]
