@@ -45,6 +45,7 @@ ZEROS = "RS-Z"  # random slots in training, zeros at inference
 BACKBONES = (SMALL, LARGE)
 COUNTS = range(1, MOST + 1)
 PLACES = range(1, BUDGET + 1)
+LINES = 7  # that a picture has colours for
 VERDICTS = {CONFIRMED: "are confirmed here", CONTRADICTED: "are contradicted", NOISE: "are within noise"}
 
 
@@ -361,7 +362,7 @@ best in each task. The best one is chosen on the same results: a diagnosis.
 On {STRATEGIES[BASE]} alone (seed {rule["seed"]}) and on validation pages, before the study trained any other strategy,
 so that there is room above and below: of {self._choices(rule)}, in this order, the first with which it scores {low} to
 {high} nDCG@5{rise}. Nothing was tuned afterwards, and nothing for one strategy alone. Rate, batch and data are those of
-the recipe `{self.study.recipe}`.
+{self._source()}.
 """)
         if "steps" not in self.choice:
             return f"{words}\nNo record of the choice is among the rows.\n"
@@ -379,6 +380,12 @@ the recipe `{self.study.recipe}`.
         heads = ["reports of each layout" if key == "reports" else key for key in keys]
         table = Table("", [*heads, "nDCG@5, validation", ""], lines)
         return f"{words}\n{_markdown(table)}"
+
+    def _source(self) -> str:
+        """Return in words what decides rate, batch and data."""
+        changed = {*self.study.set, *(key for candidate in self.study.candidates for key in candidate.set)}
+        where = " and of the study's file" if changed & {"learning_rate", "batch", "data"} else ""
+        return f"the recipe `{self.study.recipe}`{where}"
 
     def _choices(self, rule: dict[str, Any]) -> str:
         """Return in words what could be chosen."""
@@ -422,8 +429,8 @@ code did not lie in a repository. All settings of a run are in its row.
         def line(key: Key, summary: Callable[[list[float]], float]) -> list[float]:
             return [summary(self.found[key].seeds(f"k{num}")) for num in COUNTS]
 
-        # Zeros at inference only for RandSlot itself: there are colours for seven lines.
-        keys = [key for key in self.keys if key[0] in STRATEGIES or key[1] != BASE]
+        # Zeros at inference only for RandSlot itself, so that extras have a colour too.
+        keys = [key for key in self.keys if key[0] in STRATEGIES or key[1] != BASE][:LINES]
         here, spread = ({self.name(key): line(key, summary) for key in keys} for summary in (mean, stdev))
         paper = {method: paper_budgets(method) for method in STRATEGIES.values() if paper_budgets(method)}
         panels = {"vectors a side": here, "vectors a side, from four on": here, "vectors a side, the paper's 3B": paper}
