@@ -44,6 +44,8 @@ def make_prompt(library: str, question: str) -> list[ChatMessage]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     message = make_prompt(sys.argv[1], sys.argv[2])[1]
     for part in [*message.texts, *message.images]:
         is_text = isinstance(part, str)

@@ -24,5 +24,7 @@ def make_prompt(library: str, question: str) -> list[SystemMessage | HumanMessag
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     for part in make_prompt(sys.argv[1], sys.argv[2])[1].content:
         print(part["text"] if part["type"] == "text" else f"[picture, {len(part['base64'])} characters of base64]")

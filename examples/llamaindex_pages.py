@@ -25,6 +25,8 @@ def make_prompt(library: str, question: str) -> list[ChatMessage]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     for block in make_prompt(sys.argv[1], sys.argv[2])[1].blocks:
         picture = isinstance(block, ImageBlock)
         print(f"[picture, {len(block.image)} characters of base64]" if picture else block.text)

@@ -9,7 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from randslot.cli import app
-from randslot.help import split_examples
+from randslot.commands.help import split_examples
 
 COMMANDS = get_command(app)
 EVERYDAY = (["index"], ["search"], ["serve"], ["library", "status"], ["library", "verify"], ["evaluate"], ["train"])

@@ -52,6 +52,9 @@ def make_place(folder: Path) -> Path:
     first, second = ("Deferred tax of the year", "is twelve million"), (INJECTION, "wool and cotton")
     write_drawings(folder / "papers" / "report.pdf", [plain.format(*first), plain.format(*second), small_print])
     noise(400, 300, 1).save(folder / "papers" / "photo.png")
+    for name in ("east", "west"):
+        (folder / "papers" / name).mkdir()
+        write_pages(folder / "papers" / name / "twin.pdf", [["The tides turn"]])
     with Library(folder / "lib") as library:
         library.add(folder / "papers", workers=1)
     (folder / "more").mkdir()
@@ -214,15 +217,57 @@ def test_documents_are_listed_in_parts(run):
     ],
 )
 def test_wrong_calls_are_told_in_words(run, tool, arguments, reason):
-    assert reason in reason_of(run(lambda client: client.call_tool(tool, arguments)))
+    told = reason_of(run(lambda client: client.call_tool(tool, arguments)))
+    assert told.startswith(reason)
+    assert "\n" not in told
 
 
-def test_a_page_that_is_not_there(run):
+def test_what_is_not_there_is_told(run):
     async def talk(client):
-        (document,) = (await client.call_tool("list_documents", {"name": "report"})).structured_content["documents"]
-        return await client.call_tool("read_page", {"document": document["id"], "page": 4})
+        (document,) = (await client.call_tool("list_documents", {"name": "report.pdf"})).structured_content["documents"]
+        read = {"document": document["id"], "page": 1, "picture": "none"}
+        return [
+            reason_of(await client.call_tool("read_page", {**read, "page": 4})),
+            reason_of(await client.call_tool("read_page", {**read, "start": 10_000})),
+        ]
 
-    assert "the document has 3 pages, so there is no page 4" in reason_of(run(talk))
+    assert run(talk) == [
+        "the document has 3 pages, so there is no page 4",
+        "the text of this page has 42 characters, and start counts them from 0",
+    ]
+
+
+def test_words_that_no_page_has_are_told(run):
+    async def talk(client):
+        return await client.call_tool("search", {"query": "deferred zqx"})
+
+    found = run(talk)
+    assert found.structured_content["unknown"] == ["zqx"]
+    assert text_of(found).endswith("\nno page has zqx")
+
+
+def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(run):
+    async def talk(client):
+        listed = await client.call_tool("list_documents", {"name": "twin"})
+        return listed, await client.call_tool("search", {"query": "tides"})
+
+    listed, found = run(talk)
+    assert [one["place"] for one in listed.structured_content["documents"]] == ["east", "west"]
+    assert "twin.pdf in east (1 page, document " in text_of(listed)
+    (page,) = found.structured_content["pages"]
+    (other,) = {"east", "west"} - {page["place"]}
+    assert page["copies"] == [f"twin.pdf in {other}, page 1"]
+    assert f"the same page: twin.pdf in {other}, page 1" in text_of(found)
+
+
+def test_a_page_without_text_has_no_empty_block(run):
+    async def talk(client):
+        (document,) = (await client.call_tool("list_documents", {"name": "photo"})).structured_content["documents"]
+        return await client.call_tool("read_page", {"document": document["id"], "page": 1})
+
+    about, picture = run(talk).content
+    assert "this page has no text: look at its picture" in about.text
+    assert picture.mime_type == "image/jpeg"
 
 
 def test_a_document_is_added_and_found(run):
@@ -233,9 +278,10 @@ def test_a_document_is_added_and_found(run):
         return added, again, found
 
     added, again, found = run(talk)
-    assert added == "late.pdf was added: 1 pages"
-    assert again == "late.pdf is in the library already"
-    assert found.structured_content["pages"][0]["name"] == "late.pdf"
+    (page,) = found.structured_content["pages"]
+    assert page["name"] == "late.pdf"
+    assert added == f"late.pdf was added: 1 page, document {page['document']}"
+    assert again == f"late.pdf is in the library already, document {page['document']}"
 
 
 def test_without_leave_nothing_can_be_added(place):

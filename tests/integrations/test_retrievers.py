@@ -156,6 +156,24 @@ def test_wrong_values_are_told_in_one_line(lib, tmp_path):
     with pytest.raises(RandSlotError, match="no library at"):
         Finder(tmp_path / "nowhere").find("tax")
     assert not (tmp_path / "nowhere").exists()
+    for filters in ({"field": "meta.page", "operator": "==", "value": 1}, {"operator": "AND", "conditions": []}):
+        with pytest.raises(UsageError, match="filters are names and values"):
+            Finder(lib, filters=filters).find("tax")
+
+
+def test_an_option_that_is_misspelled_is_refused(framework, lib):
+    with pytest.raises((ValueError, TypeError), match="picture"):
+        make(framework, lib, picture=True)
+
+
+def test_a_page_that_is_there_twice_is_returned_once(framework, tmp_path):
+    files = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    for file in files:
+        write_pages(file, [["Wool and cotton"]])
+    with Library(tmp_path / "lib") as library:
+        library.add(files, workers=1)
+        (page,) = getattr(Asked, framework)(make(framework, library), "wool", False)
+    assert page[1] == "Wool and cotton"
 
 
 def test_a_haystack_pipeline_is_saved_and_loaded(lib):
@@ -231,3 +249,11 @@ def test_the_examples_run(name, lib):
     assert done.stdout.startswith("deferred tax\n")
     assert "report.pdf, page 1:\nDeferred tax of the year" in done.stdout
     assert done.stdout.count("[picture, ") == 2
+
+
+def test_an_example_says_how_it_is_run():
+    pytest.importorskip("langchain_core")
+    command = [sys.executable, str(ROOT / "examples" / "langchain_pages.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "python examples/langchain_pages.py mylib" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -98,6 +98,9 @@ def test_the_terminal_says_which_words_no_page_has(tmp_path):
     answer = run("search", "battery", "xyzzy", "-l", tmp_path / "lib")
     assert 'note: no page has "xyzzy"' in answer.stderr
     assert "x.pdf" in answer.stdout
+    assert len(run("search", "x" * 5000, "-l", tmp_path / "lib").stderr) < 100, (
+        "what was typed is not repeated at length"
+    )
     assert "note" not in run("search", "battery", "-l", tmp_path / "lib").stderr
     write(tmp_path, "papers/y.pdf", ["Solar panels"])
     run("index", tmp_path / "papers", "-l", tmp_path / "lib")

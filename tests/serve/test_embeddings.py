@@ -104,8 +104,10 @@ def test_openais_own_client_understands_it(one_vector, tmp_path):
         ({"input": "a", "messages": []}, 400, "send either input"),
         ({"input": ["a", "  "]}, 400, "input 1 is empty"),
         ({"input": "a" * 1001}, 400, "input 0 has 1001 characters, and 1000 are allowed"),
-        ({"input": ["a"] * 257}, 422, "input"),
-        ({"input": [[1, 2]]}, 422, "input"),
+        ({"input": ["a"] * 257}, 422, "input must be a text, or a list of 1 to 256 texts"),
+        ({"input": [[1, 2]]}, 422, "input must be a text, or a list of 1 to 256 texts"),
+        ({"input": []}, 422, "input must be a text, or a list of 1 to 256 texts"),
+        ({"input": "a", "dimensions": 3}, 400, "and no others"),
         ({"input": "a", "input_type": "document"}, 400, "this model reads images of pages"),
         ({"input": "a", "model": "x"}, 404, "no such model"),
         ({"messages": []}, 400, "one message of the role user"),
@@ -143,11 +145,17 @@ def test_a_library_without_a_model_has_no_vectors_to_give(tmp_path):
         client = client_of(service)
         assert client.get("/v1/models").json()["data"] == []
         assert client.post("/pooling", json={"input": "a"}).status_code == 404
+        with (
+            listening(service, Access()) as url,
+            pytest.raises(RandSlotError, match="has no model: a library"),
+        ):
+            randslot.remote(url)
 
 
 def test_large_bodies_and_large_images_are_refused(client, monkeypatch):
     big = client.post("/pooling", content=b"x" * (32 * 2**20 + 1), headers={"content-type": "application/json"})
     assert big.status_code == 413
+    assert big.json()["error"]["message"] == "the request is larger than 32 MB"
     assert client.post("/api/search", content=b"x" * (64 * 1024 + 1)).status_code == 413, "others stay small"
     monkeypatch.setattr(embeddings, "EMBED_PIXELS", 100)
     answer = client.post("/pooling", json={"messages": as_messages(as_url(noise(20, 20)))})

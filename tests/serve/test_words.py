@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from randslot.library.library import Library
 from randslot.library.manifest import File
+from randslot.library.names import tell_apart
 from randslot.serve import service as serving_module
 from randslot.serve.app import BUSY
-from randslot.serve.choices import tell_apart
 from randslot.serve.service import Service
 from support import qdrant_server
 from support.libraries import ToyReader

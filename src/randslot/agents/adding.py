@@ -47,7 +47,7 @@ def find_allowed(path: str, folders: Sequence[Path]) -> Path:
         real = Path(os.path.realpath(candidate))
         if any(_is_allowed(real, folder) for folder in folders) and real.is_file():
             return real
-    raise RandSlotError(f"{WHERE}, and this is none: {', '.join(DOCUMENT_SUFFIXES)} files that are not hidden")
+    raise RandSlotError(f"{WHERE}: files that are there, not hidden, and end in {', '.join(DOCUMENT_SUFFIXES)}")
 
 
 def _is_allowed(file: Path, folder: Path) -> bool:

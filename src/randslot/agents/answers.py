@@ -17,6 +17,7 @@ from PIL import Image
 
 from ..errors import RandSlotError
 from ..library.manifest import File
+from ..library.names import show_name, tell_apart
 from ..library.results import Hit, Summary
 from ..library.stores.store import page_id
 from ..pages.images import to_jpeg
@@ -25,6 +26,8 @@ from .untrusted import clean, clean_line
 
 NAME_CHARACTERS = 120
 SNIPPET_CHARACTERS = 300
+WORD_CHARACTERS = 60
+MOST_COPIES, MOST_UNKNOWN = 3, 10  # that are named
 TEXT_CHARACTERS = 8_000  # of one answer; the rest is asked for by `start`
 PICTURE_PIXELS = {"small": 700 * 900, "large": 1200 * 1500}
 PICTURE_BYTES = 600_000
@@ -37,7 +40,10 @@ class AgentLibrary(Protocol):
     """What tools need of a library; safe to use from several threads."""
 
     def search(self, query: str, k: int, document: File | None) -> list[Hit]:
-        """Return the best pages, in one document or in all."""
+        """Return the best pages, in one document or in all; identical pages are one hit."""
+
+    def find_unknown(self, query: str, document: File | None) -> list[str]:
+        """Return the words of a query that no page has, of one document or of all."""
 
     def files(self) -> list[File]:
         """Return the documents whose pages can be found."""
@@ -57,18 +63,42 @@ class AgentLibrary(Protocol):
 
 @dataclass(frozen=True)
 class FoundPage:
-    """A page that was found, as an agent gets it."""
+    """A page that was found, as an agent gets it.
+
+    place: of a document whose name others have too, the folder that tells them apart. copies: identical pages.
+    """
 
     document: str
     page: int
     name: str
+    place: str
     score: float
     snippet: str
+    copies: list[str]
     link: str
 
     def __str__(self) -> str:
-        lines = [f"{self.name}, page {self.page} (document {self.document}, score {self.score:.3g})", f"  {self.link}"]
+        name = _show_place(self.name, self.place)
+        lines = [f"{name}, page {self.page} (document {self.document}, score {self.score:.3g})", f"  {self.link}"]
+        if self.copies:
+            lines.append(f"  the same page: {'; '.join(self.copies)}")
         return "\n".join([*lines, f"  {self.snippet}"] if self.snippet else lines)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, and the words of the query that no page has: of all, or of the document that was asked."""
+
+    pages: list[FoundPage]
+    unknown: list[str]
+    in_document: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
+        if self.unknown:
+            pages = "no page of this document" if self.in_document else "no page"
+            lines.append(f"{pages} has {' or '.join(self.unknown)}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -77,10 +107,11 @@ class DocumentLine:
 
     id: str
     name: str
+    place: str
     pages: int
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.pages} pages, document {self.id})"
+        return f"{_show_place(self.name, self.place)} ({_count(self.pages)}, document {self.id})"
 
 
 @dataclass(frozen=True)
@@ -88,6 +119,7 @@ class PageContent:
     """A page as an agent gets it: part of its text, where the next part starts, and its picture as a JPEG."""
 
     name: str
+    place: str
     page: int
     num_pages: int
     link: str
@@ -98,7 +130,7 @@ class PageContent:
     problem: str = ""
 
     def __str__(self) -> str:
-        parts = [f"{self.name}, page {self.page} of {self.num_pages}", self.link]
+        parts = [f"{_show_place(self.name, self.place)}, page {self.page} of {self.num_pages}", self.link]
         if self.next_start is not None:
             parts.append(f"more text from start={self.next_start}, of {self.num_characters} characters")
         if not self.num_characters:
@@ -118,28 +150,49 @@ class Answers:
         """Let the document that is being read finish, and leave the others."""
         self.adding.shutdown(cancel_futures=True)
 
-    def search(self, query: str, k: int, document: str | None, base: str = "") -> list[FoundPage]:
+    def search(self, query: str, k: int, document: str | None, base: str = "") -> Found:
         """Return the best pages for a query, at most k.
 
         Errors: RandSlotError for an unknown document.
         """
         files = {file.id: file for file in self.library.files()}
+        places = tell_apart(files.values())
         only = None if document is None else _find(files, document)
         found = []
-        for hit in self.library.search(query, k, only):
+        hits = self.library.search(query, k, only)
+        for hit in hits:
             file = files.get(hit.file)
             if file is None or (only is not None and file.id != only.id):
                 continue
             snippet = clean_line(hit.snippet.text, SNIPPET_CHARACTERS) if hit.snippet else ""
-            link = self.library.link(file, hit.page, base)
-            found.append(FoundPage(file.id, hit.page, _name(file), round(hit.score, 4), snippet, link))
-        return found
+            copies = []
+            for copy in hit.copies[:MOST_COPIES]:
+                if copy.file in files:
+                    name = _show_place(_name(files[copy.file]), _place(copy.file, places))
+                    copies.append(f"{name}, page {copy.page}")
+            page = FoundPage(
+                document=file.id,
+                page=hit.page,
+                name=_name(file),
+                place=_place(file.id, places),
+                score=round(hit.score, 4),
+                snippet=snippet,
+                copies=copies,
+                link=self.library.link(file, hit.page, base),
+            )
+            found.append(page)
+        by_vectors = bool(hits) and hits[0].by == "vectors"
+        unknown = [] if by_vectors else self.library.find_unknown(query, only)[:MOST_UNKNOWN]
+        words = [clean_line(word, WORD_CHARACTERS) for word in unknown]
+        return Found(found, words, in_document=only is not None)
 
     def list_documents(self, name: str, offset: int, limit: int) -> tuple[int, list[DocumentLine]]:
         """Return how many documents have a part of a name, in any case, and some of them, by their names."""
-        lines = [DocumentLine(file.id, _name(file), file.num_pages) for file in self.library.files()]
+        files = self.library.files()
+        places = tell_apart(files)
+        lines = [DocumentLine(file.id, _name(file), _place(file.id, places), file.num_pages) for file in files]
         wanted = [line for line in lines if name.casefold() in line.name.casefold()]
-        wanted.sort(key=lambda line: (line.name.casefold(), line.id))
+        wanted.sort(key=lambda line: (line.name.casefold(), line.place, line.id))
         return len(wanted), wanted[offset : offset + limit]
 
     def read_page(self, document: str, page: int, picture: Size, start: int, base: str = "") -> PageContent:
@@ -147,16 +200,20 @@ class Answers:
 
         A page whose file is gone or broken still has its text, which the library keeps.
 
-        Errors: RandSlotError for an unknown document, or a page that it does not have.
+        Errors: RandSlotError for an unknown document, a page that it does not have, or a start after the text.
         """
-        file = _find({file.id: file for file in self.library.files()}, document)
+        files = {file.id: file for file in self.library.files()}
+        file = _find(files, document)
         if not 1 <= page <= file.num_pages:
-            raise RandSlotError(f"the document has {file.num_pages} pages, so there is no page {page}")
+            raise RandSlotError(f"the document has {_count(file.num_pages)}, so there is no page {page}")
         text = clean(self.library.read_text(page_id(file.id, page)))
+        if start and start >= len(text):
+            raise RandSlotError(f"the text of this page has {len(text)} characters, and start counts them from 0")
         end = start + TEXT_CHARACTERS
         image, problem = self._draw(file, page, picture)
         return PageContent(
             name=_name(file),
+            place=_place(file.id, tell_apart(files.values())),
             page=page,
             num_pages=file.num_pages,
             link=self.library.link(file, page, base),
@@ -187,7 +244,9 @@ class Answers:
             raise RandSlotError(f"{ADDING} documents are waiting to be read: try again later")
         future = self.adding.submit(self.library.add, file)
         future.add_done_callback(lambda _: self.room.release())
-        return _wait(future, name, str(file), seconds)
+        told = _wait(future, name, str(file), seconds)
+        ids = [one.id for one in self.library.files() if one.source == str(file)]
+        return f"{told}, document {ids[0]}" if ids else told
 
 
 def _wait(future: Future[Summary], name: str, source: str, seconds: float) -> str:
@@ -198,7 +257,7 @@ def _wait(future: Future[Summary], name: str, source: str, seconds: float) -> st
     if source in summary.failed:
         raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], SNIPPET_CHARACTERS)}")
     if summary.added or summary.changed or summary.moved:
-        return f"{name} was added: {summary.pages} pages"
+        return f"{name} was added: {_count(summary.pages)}"
     return f"{name} is in the library already"
 
 
@@ -209,4 +268,16 @@ def _find(files: dict[str, File], document: str) -> File:
 
 
 def _name(file: File) -> str:
-    return clean_line(Path(file.source).name, NAME_CHARACTERS)
+    return clean_line(show_name(file), NAME_CHARACTERS)
+
+
+def _place(id: str, places: dict[str, str]) -> str:
+    return clean_line(places.get(id, ""), NAME_CHARACTERS)
+
+
+def _show_place(name: str, place: str) -> str:
+    return f"{name} in {place}" if place else name
+
+
+def _count(num_pages: int) -> str:
+    return "1 page" if num_pages == 1 else f"{num_pages} pages"

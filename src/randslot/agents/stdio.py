@@ -41,7 +41,12 @@ class LocalLibrary:
     def search(self, query: str, k: int, document: File | None) -> list[Hit]:
         filters = {} if document is None else {"source": document.source}
         with self.shared.use() as library:
-            return library.search_all([query], k, filters=filters)[0]
+            return library.search_all([query], k, filters=filters, collapse=True)[0]
+
+    def find_unknown(self, query: str, document: File | None) -> list[str]:
+        filters = {} if document is None else {"source": document.source}
+        with self.shared.use() as library:
+            return library.find_unknown(query, filters=filters)
 
     def files(self) -> list[File]:
         with self.shared.use() as library:

@@ -13,7 +13,7 @@ with needs("langchain-core", "langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
-    from pydantic import PrivateAttr
+    from pydantic import ConfigDict, PrivateAttr
 
 
 class RandSlotRetriever(BaseRetriever):
@@ -23,6 +23,8 @@ class RandSlotRetriever(BaseRetriever):
     pictures: put the picture of each page into its metadata, as base64 of a JPEG; without it, `read_picture` of
     `randslot.integrations.pages` gives it when it is needed.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     library: Any
     k: int = 5

@@ -66,10 +66,15 @@ class Finder:
         self.shared, self.k, self.by, self.filters = SharedLibrary(library), k, by, dict(filters or {})
 
     def find(self, query: str, k: int | None = None, filters: Mapping[str, Any] | None = None) -> list[RetrievedPage]:
-        """Return the best pages; k and filters: others than its own."""
+        """Return the best pages, identical ones once; k and filters: others than its own.
+
+        Errors: UsageError for filters that are not names and values.
+        """
         chosen = self.filters if filters is None else dict(filters)
+        if "operator" in chosen and chosen.keys() & {"field", "conditions"}:
+            raise UsageError('filters are names and values, as in {"year": 2026}: there are no operators')
         with self.shared.use() as library:
-            (hits,) = library.search_all([query], k or self.k, by=self.by, filters=chosen)
+            (hits,) = library.search_all([query], k or self.k, by=self.by, filters=chosen, collapse=True)
             return [RetrievedPage(hit, library.read_text(hit.id).text) for hit in hits]
 
     def close(self) -> None:

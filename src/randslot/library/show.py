@@ -39,6 +39,7 @@ STAGES = {
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
 COPIES = 3  # of a page that are named
+MOST_CHARACTERS = 60  # of a word that no page has
 MARK = "bold yellow"
 
 
@@ -183,7 +184,8 @@ def list_missing(words: Sequence[str], filtered: bool = False) -> list[str]:
 
 
 def repr_word(word: str) -> str:
-    return f'"{readable(word)}"'
+    shown = readable(word)
+    return f'"{shown if len(shown) <= MOST_CHARACTERS else shown[:MOST_CHARACTERS] + "…"}"'
 
 
 def mark_words(snippet: Snippet) -> Text:

@@ -49,7 +49,10 @@ class Server:
         try:
             model = answer["data"][0]
             return ListedModel(str(model["id"]), str(model.get("root") or model["id"]), model.get("randslot"))
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+        except IndexError as error:
+            line = f"{self.url} has no model: a library of words alone has none, index it with --model"
+            raise RandSlotError(line) from error
+        except (KeyError, TypeError, AttributeError) as error:
             raise RandSlotError(f"{self.url} names no model at /v1/models: {WRONG}") from error
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

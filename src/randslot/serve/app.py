@@ -25,9 +25,10 @@ from .. import __version__
 from ..errors import BusyError, RandSlotError
 from ..library.hits import sign
 from ..library.manifest import File
+from ..library.names import show_folder, show_name
 from ..library.results import By
 from ..words.snippets import Snippet
-from .choices import Choice, Choices, Sort, show_folder, show_modified, show_name
+from .choices import Choice, Choices, Sort, show_modified
 from .embedding_routes import add_embedding_routes
 from .guard import COOKIE, SCRIPTS, Access, Guard, describe_error
 from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
@@ -67,6 +68,7 @@ WORDS = {  # what is wrong with a value, by pydantic's name for it
     "date_from_datetime_parsing": "must be a day as in 2024-01-31",
     "date_from_datetime_inexact": "must be a day as in 2024-01-31",
     "dict_type": "must be a JSON object",
+    "texts": "must be a text, or a list of 1 to {most} texts",
     "too_long": "must have at most {max_length} entries",
 }
 BUSY = "the library is out of reach or in use for now: try again later"

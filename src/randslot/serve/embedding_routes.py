@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from ..model.reader import PageReader, Side
 from .embeddings import Embeddings, Encoded, read_message
@@ -30,13 +31,19 @@ class EmbedBody(BaseModel):
     )
     input_type: Literal["query", "document"] | None = Field(None, description="what `input` is; a query by default")
     encoding_format: Format = "float"
+    dimensions: int | None = Field(None, description="only the model's own")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _check(cls, given: Any) -> Any:
+        """Tell in one line what must be sent; else one is told of each form that it could have had."""
+        texts = given if isinstance(given, list) else [given]
+        if given is None or (1 <= len(texts) <= EMBED_INPUTS and all(isinstance(text, str) for text in texts)):
+            return given
+        raise PydanticCustomError("texts", "neither a text nor texts", {"most": EMBED_INPUTS})
 
     def texts(self) -> list[str]:
         return [self.input] if isinstance(self.input, str) else list(self.input or [])
-
-
-class EmbeddingsBody(EmbedBody):
-    dimensions: int | None = Field(None, description="only the model's own")
 
 
 class PoolingBody(EmbedBody):
@@ -118,15 +125,13 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
         return ModelList(data=[describe(await asyncio.to_thread(embeddings.model))])
 
     @app.post("/v1/embeddings", tags=["vectors"], responses=ERRORS)
-    async def embed(body: EmbeddingsBody) -> EmbeddingAnswer:
+    async def embed(body: EmbedBody) -> EmbeddingAnswer:
         """One vector for each input, from a model that gives one; others are asked at /pooling."""
         model = await asyncio.to_thread(embeddings.model)
         side = find_side(body)
         if (num := model.num_vectors(side)) != 1:
             several = f"{num} vectors" if num else "a vector for every token"
             raise Refused(400, f"this model gives {several} of a {side}, not one: ask for them at /pooling")
-        if body.dimensions not in (None, model.dimension):
-            raise Refused(400, f"vectors of this model have {model.dimension} dimensions, and no others")
         name = check_model(body, model)
         encoded = await _encode(embeddings, body, side)
         data = []
@@ -164,8 +169,10 @@ def name_of(model: PageReader) -> str:
 def check_model(body: EmbedBody, model: PageReader) -> str:
     """Return the name of the model that is asked.
 
-    Errors: Refused if it is another one.
+    Errors: Refused if it is another one, or vectors of another size are asked for.
     """
+    if body.dimensions not in (None, model.dimension):
+        raise Refused(400, f"vectors of this model have {model.dimension} dimensions, and no others")
     name = name_of(model)
     if body.model not in (None, name):
         raise Refused(404, f"there is no such model here, only {name}")

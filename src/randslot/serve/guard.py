@@ -137,7 +137,7 @@ async def _read_body(receive: Receive, most: int) -> Receive:
         size += len(messages[-1].get("body", b""))
         more = messages[-1].get("more_body", False)
         if size > most:
-            raise Refused(413, f"the request is larger than {most // 1024} KB")
+            raise Refused(413, f"the request is larger than {_show_size(most)}")
 
     async def again() -> MutableMapping[str, Any]:
         return messages.pop(0) if messages else await receive()
@@ -153,6 +153,10 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return answer
+
+
+def _show_size(num_bytes: int) -> str:
+    return f"{num_bytes // 2**20} MB" if num_bytes >= 2**20 else f"{num_bytes // 2**10} KB"
 
 
 def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ class ServiceLibrary:
 
     def search(self, query: str, k: int, document: File | None) -> list[Hit]:
         source = None if document is None else frozenset([document.source])
-        try:
-            return self.service.searches.ask(query, Options(k, source)).result(SEARCH_SECONDS)
-        except (BusyError, TimeoutError) as error:
-            LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
-            raise Refused(503, "the library is out of reach or in use for now: try again later") from error
+        with _refusing():
+            return self.service.searches.ask(query, Options(k, source, collapse=True)).result(SEARCH_SECONDS)
+
+    def find_unknown(self, query: str, document: File | None) -> list[str]:
+        filters = {} if document is None else {"source": frozenset([document.source])}
+        with _refusing():
+            return self.service.library.find_unknown(query, filters=filters)
 
     def files(self) -> list[File]:
         return self.service.library.manifest.find(state="done")
@@ -57,6 +59,15 @@ class ServiceLibrary:
 
     def link(self, file: File, page: int, base: str) -> str:
         return f"{base}/?open={file.id}:{page}"
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except (BusyError, TimeoutError) as error:
+        LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
+        raise Refused(503, "the library is out of reach or in use for now: try again later") from error
 
 
 class McpEndpoint:

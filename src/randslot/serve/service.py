@@ -20,6 +20,7 @@ from ..errors import RandSlotError
 from ..library.folder import is_kept
 from ..library.library import Library
 from ..library.manifest import File
+from ..library.names import tell_apart
 from ..library.reading.workers import Renderers
 from ..library.results import By, Hit
 from ..library.stores.store import Vectors, page_id
@@ -27,7 +28,7 @@ from ..pages import KINDS
 from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
-from .choices import Choice, Choices, Sort, list_choices, sort_files, tell_apart
+from .choices import Choice, Choices, Sort, list_choices, sort_files
 from .embeddings import Embeddings
 from .limits import HEALTH_SECONDS, HITS, RENDER_SECONDS, Refused, UploadLimits
 from .searches import Options, Searches

@@ -23,11 +23,11 @@ from ..errors import BusyError, RandSlotError
 from ..library.folder import UPLOADS
 from ..library.library import Library
 from ..library.manifest import File
+from ..library.names import show_name
 from ..library.reading.workers import Renderers
 from ..library.results import Progress
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from ..pages.ocr import find_engine
-from .choices import show_name
 from .limits import NAME_BYTES, Refused, UploadLimits
 
 REMEMBERED = 100  # jobs that are over

@@ -1,0 +1,166 @@
+"""The commands that look into results: `analyse`, `compare`, `study`, `profile`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from .dialog import tell
+from .options import TrustRemoteCode
+
+
+def analyse(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="One part (budgets, winners, readouts, cost) if not all; then results or models."),
+    ] = None,
+    benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help="To evaluate models on.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A set of your own to evaluate models on.")] = None,
+    vectors: Annotated[int, typer.Option(min=1, help="Vectors a side, but for the budget sweep.")] = 4,
+    dim: Annotated[int | None, typer.Option(help="For cost: the dimension of vectors.")] = None,
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for tables and figures.")] = None,
+) -> None:
+    """Show why a model works, from the vectors that evaluate left: budgets, winners, readouts, cost.
+
+    randslot analyse results -o report
+
+    randslot analyse winners results/first results/second
+
+    randslot analyse embedded --data data/test -o report
+
+    randslot analyse cost mylib
+
+    randslot analyse cost --vectors 8 --dim 1024
+    """
+    from ..lab.analysis.analyse import analyse
+    from ..lab.analysis.report import write_report
+    from ..tables import check_style, write_table
+
+    check_style(style)
+    sections = analyse(
+        sources or [],
+        benchmarks=benchmark or [],
+        data=data,
+        num_vectors=vectors,
+        dim=dim,
+        results=(output or Path("report")) / "results",
+        tell=tell,
+    )
+    for section in sections:
+        for table in section.tables.values():
+            print(write_table(table, style))
+    if output:
+        print(f"see {write_report(sections, output)}", file=sys.stderr)
+
+
+def compare(
+    searches: Annotated[
+        list[str], typer.Argument(help="Folders of results; with --data, models by folder or hub id, and words.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="A set of your own, whose pages models are compared on.")] = None,
+    both: Annotated[bool, typer.Option("--both", help="With --data: also words and vectors of each together.")] = False,
+    base: Annotated[
+        str | None, typer.Option(help="The run to compare with, by its name or a part of it; else the first found.")
+    ] = None,
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 42,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="With --data: folder for libraries and figure.")] = (
+        Path("comparison")
+    ),
+) -> None:
+    """Compare runs task by task, or models on your pages: quality with intervals, bytes a page, and time.
+
+    randslot compare results/zero results/random
+
+    randslot compare results --base "my-model, zero"
+
+    randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
+    """
+    from ..tables import check_style, write_table
+
+    check_style(style)
+    if data is None:
+        from ..lab.analysis.compare import compare_runs
+
+        print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
+        return
+    from ..figures import draw_frontier
+    from ..lab.analysis.contest import compare_models, find_frontier, make_table
+    from ..lab.evaluation.tasks import own_task
+
+    if base is not None:
+        raise UsageError("--base is for folders of results: with --data others are compared with the first one named")
+    task = own_task(data)
+    standings = compare_models(searches, task, output, both=both, trust_remote_code=trust_remote_code, tell=tell)
+    print(write_table(make_table(standings), style))
+    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in standings}
+    draw_frontier(points, [one.search for one in find_frontier(standings)], output / "compare.svg")
+    print(f"see {output / 'compare.svg'}", file=sys.stderr)
+
+
+def study(
+    file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Only choose length and pages, on Zero-Feedback and validation pages.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report anew, from the rows.")] = False,
+) -> None:
+    """Train every strategy with several seeds, compare them, and write a report beside the paper's numbers.
+
+    randslot study studies/small.toml
+
+    randslot study studies/small.toml --report
+
+    Stopped or killed, the same command goes on.
+    """
+    from rich.console import Console
+
+    from ..lab.study.conduct import conduct
+
+    if choose and report:
+        raise UsageError("--choose comes before all runs and --report after them: name one")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if written := conduct(file, console, choose_only=choose, report_only=report):
+        print(f"see {written}")
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
+    page: Annotated[str, typer.Option(help="Merged visual tokens of a page, rows x columns.")] = "48x32",
+    vectors: Annotated[str, typer.Option(help="Budgets to time.")] = "1,4,6",
+    samples: Annotated[int, typer.Option(help="Measured samples, after three to warm up.")] = 32,
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+) -> None:
+    """Time encoding by the paper's protocol: every strategy and budget, in one pass and step by step.
+
+    randslot profile embedded --page 10x9
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..lab.analysis.profile import Protocol, measure_waiting, profile
+    from ..machine import describe_machine
+    from ..model import load
+    from ..tables import write_table
+
+    try:
+        rows, columns = map(int, page.lower().split("x"))
+    except ValueError as error:
+        raise UsageError(f"--page is like 48x32, not {page!r}") from error
+    try:
+        budgets = tuple(map(int, vectors.split(",")))
+    except ValueError as error:
+        raise UsageError(f"--vectors is like 1,4,6, not {vectors!r}") from error
+    protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
+    loaded, console = load(model), Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        table = profile(loaded, protocol, progress)
+    print(write_table(table, style))
+    print(write_table(measure_waiting(loaded, protocol), style))
+    print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)

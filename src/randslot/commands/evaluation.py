@@ -1,0 +1,135 @@
+"""The commands that measure how well pages are found: `samples`, `manuals`, `evaluate`, `report`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from .dialog import tell
+from .options import Inference, PageVectors, QueryVectors, Reduction, SearchBy, Seed, TrustRemoteCode
+
+
+def samples(
+    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
+    split: Annotated[str, typer.Option(help="train, validation or test: they share no fact.")] = "train",
+    seed: Annotated[int, typer.Option(help="Another seed, other reports.")] = 0,
+    curriculum: Annotated[
+        bool, typer.Option("--curriculum", help="Single words and blocks too, for learning to read.")
+    ] = False,
+) -> None:
+    """Make sample reports as PDFs, with questions about them and the pages that answer.
+
+    randslot samples data/train -n 2000 --curriculum
+
+    randslot samples data/test -n 100 --split test
+    """
+    from ..samples.sets import write_set
+
+    num_pages, num_queries = write_set(output, reports, split=split, seed=seed, curriculum=curriculum)
+    print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
+
+
+def manuals(
+    output: Annotated[Path, typer.Argument(help="A folder; what it has already is not fetched again.")],
+) -> None:
+    """Fetch real manuals with questions about them, to evaluate on: dev to choose by, test to report.
+
+    randslot manuals data/manuals
+
+    randslot evaluate runs/my-model --data data/manuals/test
+    """
+    from ..lab.evaluation.manuals import SPLITS, fetch_manuals
+
+    problems = fetch_manuals(output)
+    for line in problems:
+        print(line, file=sys.stderr)
+    for split in SPLITS:
+        num = len((output / split / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+        print(f"{num} questions in {output / split}")
+    if problems:
+        raise typer.Exit(1)
+
+
+def evaluate(
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
+    ] = None,
+    benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help='"ViDoRe(v3)"; may repeat.')] = None,
+    tasks: Annotated[str, typer.Option(help="Only these, as in hr,finance_en.")] = "",
+    data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
+    by: Annotated[
+        SearchBy,
+        typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
+    ] = SearchBy.vectors,
+    inference: Inference = None,
+    query_vectors: QueryVectors = None,
+    page_vectors: PageVectors = None,
+    reduction: Reduction = None,
+    seed: Seed = None,
+    trust_remote_code: TrustRemoteCode = False,
+    name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
+    cache: Annotated[Path | None, typer.Option(help="Folder for vectors; by default OUTPUT/vectors.")] = None,
+) -> None:
+    """Measure how well a model finds pages: nDCG@5 and nDCG@10.
+
+    randslot evaluate embedded --data data/test
+
+    randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
+
+    randslot evaluate http://localhost:8000 --data data/test
+
+    randslot evaluate --by words --data data/manuals/test
+    """
+    from ..lab.evaluation.report import list_means
+    from ..lab.evaluation.tasks import choose_tasks
+
+    chosen = choose_tasks(benchmark or [], [task for task in tasks.split(",") if task], data, data_root)
+    settings = {
+        "inference": inference,
+        "query_vectors": query_vectors,
+        "page_vectors": page_vectors,
+        "reduction": reduction,
+        "seed": seed,
+        "trust_remote_code": trust_remote_code or None,
+    }
+    if by is SearchBy.vectors:
+        from ..lab.evaluation.evaluate import evaluate_model
+
+        if model is None:
+            raise UsageError("name a model to evaluate, or --by words")
+        results = evaluate_model(
+            model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
+        )
+    else:
+        from ..lab.evaluation.search import evaluate_search
+
+        if any(value is not None for value in settings.values()):
+            raise UsageError(f"--by {by.value} takes the model as it is saved: no settings of it")
+        how: Any = by.value
+        results = []
+        for task in chosen:
+            results.append(evaluate_search(task, output, by=how, model=model, name=name, tell=tell))
+    for line in list_means(results):
+        print(line)
+    print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
+    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+) -> None:
+    """Print the paper's tables with your rows among the published ones.
+
+    randslot report results --format latex
+    """
+    from ..lab.evaluation.report import make_report
+
+    print(make_report(results, style))
