@@ -533,10 +533,11 @@ def test_another_study_stands_beside_the_papers_figures(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_committed_report_says_what_its_rows_say(monkeypatch):
+@pytest.mark.parametrize("name", ["small", "smollm2"])
+def test_the_committed_report_says_what_its_rows_say(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    text = Report(read_study(Path("studies/small.toml"))).make_text()
-    assert text == Path("docs/study-small.md").read_text(encoding="utf-8")
+    text = Report(read_study(Path(f"studies/{name}.toml"))).make_text()
+    assert text == Path(f"docs/study-{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
