@@ -3,8 +3,8 @@
     python benchmarks/handbook.py              # writes src/randslot/handbook.pdf
 
 Markdown becomes HTML (markdown-it-py, which comes with rich), and Chromium prints it. A chapter is a page of docs/, in
-the order of the site's navigation (zensical.toml), but for the reference, which `--help` and docstrings have too, and
-the notebooks. The same text gives the same bytes.
+the order of the site's navigation (zensical.toml), but for the reference, which `--help` and docstrings have too, the
+log, reports of studies, and the notebooks. The same text gives the same bytes.
 handbook.json beside it has questions for the demo; their pages are found again by the words that answer them.
 """
 
@@ -39,7 +39,8 @@ HANDBOOK = ROOT / "src" / "randslot" / "handbook.pdf"
 QUESTIONS = HANDBOOK.with_suffix(".json")
 STYLE = Path(__file__).with_suffix(".css")
 DATE = "20261117000000"  # of every build, in place of the clock's
-REFERENCE = ("commands.md", "reference.md")  # made from the code: no chapters
+# No chapters: what is made from the code, and long evidence.
+LEFT_OUT = ("commands.md", "reference.md", "log.md", "study-small.md", "study-smollm2.md")
 LINES = {98: "short", 108: "middle", 10**6: "long"}  # the size of code by the characters of its longest line
 COLUMNS = {5: "narrow", 8: "middle", 11: "wide", 10**6: "widest"}  # the size of a table by its columns
 WIDTH = 643  # of the text in CSS pixels: 170 mm
@@ -79,7 +80,7 @@ class Chapter:
 def find_files() -> list[Path]:
     """Return the files of the chapters in the order of the site."""
     files = [DOCS / name for name in read_nav()]
-    return [file for file in files if file.suffix == ".md" and file.parent == DOCS and file.name not in REFERENCE]
+    return [file for file in files if file.suffix == ".md" and file.parent == DOCS and file.name not in LEFT_OUT]
 
 
 def read_chapter(file: Path, markdown: MarkdownIt) -> Chapter:
