@@ -30,7 +30,7 @@ State = Literal["ok", "missing", "broken"]
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = 5 * 10**9  # bytes: below it, advice
 SECONDS = 5.0  # for a program or a service to answer
-DEVELOPMENT = ("dev", "benchmark")  # extras that nobody needs who uses the package
+DEVELOPMENT = ("dev", "benchmark", "docs")  # extras that nobody needs who uses the package
 FONT_FOLDERS = (
     *("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"),
     *("/Library/Fonts", "/System/Library/Fonts", "C:/Windows/Fonts"),
