@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "versions.md"
 RECORD = ROOT / "results" / "versions.json"
-APART = ("dev", "benchmark", "gpu")  # extras of no user, or that need a GPU
+APART = ("dev", "benchmark", "docs", "gpu")  # extras of no user, or that need a GPU
 MARKS = re.compile(r"(?<=<!-- versions -->\n).*(?=<!-- end versions -->)", re.DOTALL)
 
 
