@@ -92,7 +92,7 @@ oldest: $(READY)
 newest: $(READY)
 	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/pip install -q -e ".[dev]"
-	.venv-newest/bin/python -m pytest -n logical --dist loadgroup -m "not slow"
+	.venv-newest/bin/python -m pytest -n logical --dist loadgroup -m "not slow" -W ignore::FutureWarning -W ignore::DeprecationWarning
 	.venv-newest/bin/python benchmarks/versions.py record newest
 	$(BIN)/python benchmarks/versions.py table
 
