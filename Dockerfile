@@ -1,15 +1,16 @@
 # RandSlot as a service: search by words, OCR, agents (/mcp), libraries on Qdrant, and models on the CPU.
-#   docker build -t randslot .
+#   docker build -t randslot --build-arg TORCH_INDEX=... .
 #   docker run -p 127.0.0.1:8000:8000 -e RANDSLOT_TOKEN=$(openssl rand -hex 16) -v randslot:/data randslot
 # docs/container.md says more. A test runs these steps as a script: keep its commands free of what a shell lacks.
 
 FROM python:3.13-slim-trixie AS build
-# PyTorch's own index has builds without CUDA, which are gigabytes smaller.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# An index with builds of torch for the CPU, as PyTorch's install page names it: gigabytes smaller than the default.
+ARG TORCH_INDEX=
 WORKDIR /build
 COPY constraints.txt ./
 RUN python -m venv /opt/randslot \
-    && /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch
+    && /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt \
+        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md LICENSE LICENSES.md ./
 COPY src src
 RUN /opt/randslot/bin/pip install --no-cache-dir -c constraints.txt ".[serve,ocr,mcp,qdrant]"
