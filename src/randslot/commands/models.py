@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from ..errors import RandSlotError, UsageError
+from ..extras import needs_extra
 from .help import ADVANCED
 from .options import TrustRemoteCode
 
 
+@needs_extra("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -52,6 +54,7 @@ def train(
     train(chosen, resume=resume)
 
 
+@needs_extra("train")
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -67,6 +70,7 @@ def pretrain(
     train(recipe, [*(changes or []), "objective=reading"], output, resume)
 
 
+@needs_extra("train")
 def distill(
     model: Annotated[str, typer.Argument(help="The teacher: a folder, a hub id, embedded, or the URL of a server.")],
     output: Annotated[str, typer.Option("--output", "-o", help="Folder for the student and its run.")],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import RandSlotError, UsageError
+from ..errors import MissingError, RandSlotError, UsageError
+from ..extras import needs_extra
 from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
@@ -82,9 +83,15 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 
     trust_remote_code: let it run code of its own, if it has any that this user has not trusted before.
 
-    Errors: RandSlotError if that is another model, or cannot be found. UsageError for code that is not trusted.
+    Errors: RandSlotError if that is another model, or cannot be found; MissingError without the extra that models need.
+    UsageError for code that is not trusted.
     """
-    from ..model.remote_model import is_url, open_model  # takes seconds, and few uses of a library need the model
+    try:
+        with needs_extra():
+            from ..model.remote_model import is_url, open_model  # takes seconds, and few uses need the model
+    except MissingError as error:
+        line = f"library {library} belongs to {bound}, and {error}; --by words searches without a model"
+        raise MissingError(line, name=error.name) from error
 
     place = name or bound.name
     if place is None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
+from ..extras import needs_extra
 from ..files import write_whole
 from ..model.reader import Identity, PageReader
 from ..pages import PageText, open_page
@@ -574,7 +575,8 @@ open_home = open_location  # its name in earlier versions
 
 
 def _load(model: Name, trust_remote_code: bool) -> PageReader:
-    from ..model.remote_model import is_url, open_model  # takes seconds
+    with needs_extra():
+        from ..model.remote_model import is_url, open_model  # takes seconds
 
     name = os.fspath(model)
     return open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)
@@ -584,7 +586,8 @@ def _as_reader(model: Any) -> PageReader:
     if hasattr(model, "identity"):
         reader: PageReader = model
         return reader
-    from ..model.loading import adopt  # plain sentence-transformers has loaded it
+    with needs_extra():
+        from ..model.loading import adopt  # plain sentence-transformers has loaded it
 
     return adopt(model)
 
