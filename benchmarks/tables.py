@@ -17,7 +17,7 @@ from growth import fit_exponents, summarize
 from scale import make_plan
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light")
+NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light", "versions")
 PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 # What is shown of rows that are not shown as they are.
 CHOICES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {

@@ -206,6 +206,7 @@ def test_documents_are_listed_in_parts(run):
         ("search", {"query": "x" * 1001}, "query"),
         ("search", {"query": "x", "k": 21}, "k"),
         ("list_documents", {"limit": 201}, "limit"),
+        ("search", {"query": "x", "top_k": 3}, "search has no argument 'top_k': it takes query, k, document"),
         ("add_document", {"path": "/etc/passwd"}, "only documents below folders that were allowed"),
         ("add_document", {"path": "../outside.pdf"}, "only documents below folders that were allowed"),
         ("add_document", {"path": "link.pdf"}, "only documents below folders that were allowed"),
