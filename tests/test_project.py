@@ -303,7 +303,8 @@ def test_what_the_dockerfile_says_runs_as_nobody_on_a_read_only_system(tmp_path)
             with urlopen(Request(f"http://127.0.0.1:{port}/api/search", body, headers), timeout=30) as answer:
                 hits = json.loads(answer.read())["hits"]
             assert [(hit["document"]["name"], hit["page"]) for hit in hits] == [page]
-        model = container.start(*program, "index", str(tmp_path / "papers"), "-l", "other", "--model", "embedded")
+        other = ["-l", str(container.data / "other"), "--model", "embedded"]
+        model = container.start(*program, "index", str(tmp_path / "papers"), *other)
         assert model.communicate(timeout=60)[1] == 'randslot: models need torch: pip install "randslot[model]"\n'
         outside = container.start("touch", str(tmp_path / "outside"))
         assert "Read-only file system" in outside.communicate(timeout=10)[1]
