@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_a_wheel_has_what_it_should_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(release, "SHIPPED", ("py.typed", "nothing.txt"))
     with pytest.raises(SystemExit, match=r"lacks \['nothing.txt'\] and has \['tests/test_cli.py'\]"):
         release.check_wheel(wheel)
+
+
+def test_an_sdist_has_what_a_wheel_is_made_of(tmp_path):
+    release.run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"src/randslot/{name}" for name in release.SHIPPED} <= names
+    assert {"pyproject.toml", "LICENSE", "tests/test_project.py"} <= names
 
 
 # -- container
