@@ -36,7 +36,7 @@ import qdrant_client.grpc
 """
 SERVER_STEPS = {
     "nothing": "pass",
-    "randslot.library.library, which is all that a search of words in a folder needs": "import randslot.library.library",
+    "randslot.library.library, all that a search of words in a folder needs": "import randslot.library.library",
     "grpc": "import grpc",
     "the messages of qdrant_client, without its first file": MESSAGES,
     "qdrant_client": "import qdrant_client",
