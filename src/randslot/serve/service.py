@@ -304,6 +304,9 @@ class Service:
             term = analyzer.find_term(token)
             if term in asked.marked and term not in found:
                 found[term] = WordCount(asked.plain[token.start : token.end], counts[term])
+        for joined in asked.joined:
+            if counts[joined.term] and joined.term not in found:
+                found[joined.term] = WordCount(joined.text, counts[joined.term])
         return list(found.values())
 
     # -- state
