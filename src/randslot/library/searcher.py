@@ -113,7 +113,8 @@ class Searcher:
         named, joined = list_named(words, analyzer)[:MOST_WORDS], words.joined[:MOST_WORDS]
         if not named:
             return []
-        asked = [StoreQuery(terms=analyzer.weigh_query([word.term])) for word in (*named, *joined)]
+        terms = [word.term for word in named] + [word.term for word in joined]
+        asked = [StoreQuery(terms=analyzer.weigh_query([term])) for term in terms]
         found = self.store.search(asked, 1, where, False)
         known: set[str] = set()  # as part of a word that pages have
         for one, hits in zip(joined, found[len(named) :], strict=True):

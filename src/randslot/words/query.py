@@ -150,7 +150,7 @@ def _join_neighbours(text: str, analyzer: Analyzer) -> Iterator[JoinedWord]:
     words = [token for token in tokenize(text) if not token.extra]
     for one, two in pairwise(words):
         between = text[one.end : two.start]
-        if not between.isspace() and between not in HYPHENS or not _may_join(one.text, two.text, between, analyzer):
+        if not _may_join(one.text, two.text, between, analyzer):
             continue
         parts = analyzer.find_term(one), analyzer.find_term(two)
         term = analyzer.find_term(Token(one.text + two.text, one.start, two.end))
@@ -162,7 +162,7 @@ def _may_join(one: str, two: str, between: str, analyzer: Analyzer) -> bool:
     """Whether two words may also be written as one: both of letters, and not both of grammar alone."""
     if not (one + two).isalpha() or IS_UNSPACED.match(one) or IS_UNSPACED.match(two):
         return False
-    if between not in HYPHENS and 1 in (len(one), len(two)):
+    if between not in HYPHENS and (not between.isspace() or 1 in (len(one), len(two))):
         return False
     return not {one, two} <= analyzer.function_words
 
