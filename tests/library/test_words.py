@@ -104,6 +104,26 @@ def test_what_is_not_there_is_refused_in_one_line(library):
         assert library.search(query) == []
 
 
+def check_joined(place: str | Path, folder: Path) -> None:
+    write_pages(folder / "bash.pdf", [["The readonly builtin of the shell"], ["Pages about something else"]])
+    with Library(place) as library:
+        library.add(folder / "bash.pdf", workers=1)
+        (hit,) = library.search("read only")
+        assert hit.snippet is not None
+        assert [hit.snippet.text[a:b] for a, b in hit.snippet.marks] == ["readonly"]
+        assert library.find_unknown("read only values") == ["values"]
+        assert library.search('"read only"') == []
+        assert library.search("shell -readonly") == []
+
+
+def test_two_words_find_a_page_that_has_them_as_one(tmp_path):
+    check_joined(tmp_path / "l", tmp_path)
+
+
+def test_two_words_find_a_page_that_has_them_as_one_on_a_server(url, tmp_path):
+    check_joined(url, tmp_path)
+
+
 def test_filters_hold_for_words_too(library, papers, tmp_path):
     write_pages(tmp_path / "papers" / "second.pdf", [["Another deferred tax"]])
     library.add(papers / "second.pdf", metadata={"year": 2023}, workers=1)

@@ -122,6 +122,9 @@ class FolderLocation:
     def is_same(self, other: Location) -> bool:
         return False  # the lock lets no folder be opened twice
 
+    def check(self) -> None:
+        self.manifest.totals()
+
     def size(self) -> int:
         return folder_size(self.folder)
 

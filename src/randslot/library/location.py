@@ -67,6 +67,12 @@ class Location(Protocol):
     def is_same(self, other: Location) -> bool:
         """Whether another location, whose write lease this process holds, is this one by another name."""
 
+    def check(self) -> None:
+        """Ask for something small of all that a search needs.
+
+        Errors: RandSlotError if searches would not be answered.
+        """
+
     def size(self) -> int:
         """Return the bytes that it takes on disk, or those of the vectors where that cannot be known."""
 

@@ -205,6 +205,11 @@ class ServerLocation:
     def is_same(self, other: Location) -> bool:
         return isinstance(other, ServerLocation) and str(other.lease.held) in self.names.list()
 
+    def check(self) -> None:
+        """Count in both collections, which asks every shard: if nodes are lost, some may answer and others not."""
+        for collection in (self.records.name, self.connection.address.collection):
+            self.connection.count(collection, exact=False)
+
     def size(self) -> int:
         """Return the bytes of the vectors: a server does not say what it takes on disk."""
         about = self.read() or {}
