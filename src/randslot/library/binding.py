@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
-from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, read_identity
+from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, is_url, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Binding = Identity  # its name in earlier versions
@@ -84,7 +84,7 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 
     Errors: RandSlotError if that is another model, or cannot be found. UsageError for code that is not trusted.
     """
-    from ..model.remote_model import is_url, open_model  # takes seconds, and few uses of a library need the model
+    from ..model.opening import open_model  # takes seconds for most models, and few uses of a library need one
 
     place = name or bound.name
     if place is None:
