@@ -204,7 +204,8 @@ class Gains:
 
     def judge(self, groups: Sequence[Sequence[str]] | None = None) -> dict[str, Any]:
         """Return the difference to words, with its interval over questions; groups of languages are counted alike."""
-        parts = [self.own[at] - self.words[at] for at in map(self.find, groups or [[one] for one in self.languages])]
+        found = [self.find(group) for group in groups or [[language] for language in self.languages]]
+        parts = [self.own[at] - self.words[at] for at in found]
         difference, low, high, verdict = judge_tasks({"set": parts}, np.random.default_rng(42))["set"]
         return {"minus words": difference, "from": low, "to": high, "verdict": verdict}
 
@@ -295,25 +296,20 @@ def measure_speed(half: Half) -> list[dict[str, Any]]:
 
 def list_gains(questions: str, search: str, gains: Gains) -> list[dict[str, Any]]:
     """Return a row for each language, and for means over them."""
+    each = [[language] for language in gains.languages]
+    three = [["en"], ["es"], [language for language in gains.languages if "-on-" in language]]
+    judged = {language: ([[language]], gains.judge([[language]])) for language in gains.languages}
+    judged["mean over languages"] = each, gains.judge(each)
+    judged["the same, translations drawn together"] = each, gains.judge_together()
+    judged["mean of en, es, and all others"] = three, gains.judge(three)
     rows = []
-    for language in gains.languages:
-        at = gains.find([language])
-        row = {"questions": questions, "search": search, "language": language, "number": int(at.sum())}
-        row |= {"words": float(gains.words[at].mean()), "nDCG@5": float(gains.own[at].mean())}
-        rows.append(row | gains.judge([[language]]))
-    across = [language for language in gains.languages if "-on-" in language]
-    groups = [["en"], ["es"], across]
-    means = {
-        "mean over languages": gains.judge(),
-        "the same, translations drawn together": gains.judge_together(),
-        "mean of en, es, and all others together": gains.judge(groups),
-    }
-    for name, judged in means.items():
-        chosen = groups if "together" in name and "others" in name else [[one] for one in gains.languages]
-        row = {"questions": questions, "search": search, "language": name, "number": len(gains.asked)}
-        row["words"] = statistics.mean(float(gains.words[gains.find(group)].mean()) for group in chosen)
-        row["nDCG@5"] = statistics.mean(float(gains.own[gains.find(group)].mean()) for group in chosen)
-        rows.append(row | judged)
+    for name, (groups, gain) in judged.items():
+        found = [gains.find(group) for group in groups]
+        row: dict[str, Any] = {"questions": questions, "search": search, "language": name}
+        row["number"] = sum(int(at.sum()) for at in found)
+        row["words"] = statistics.mean(float(gains.words[at].mean()) for at in found)
+        row["nDCG@5"] = statistics.mean(float(gains.own[at].mean()) for at in found)
+        rows.append(row | gain)
     return rows
 
 
