@@ -88,7 +88,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     such model, or none that can be run here.
     """
     if name == SMALL_READER:
-        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate with --by both")
+        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
     given = {option: value for option, value in options.items() if value is not None}
     if is_url(name):
         if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
