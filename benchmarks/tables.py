@@ -19,17 +19,34 @@ from scale import make_plan
 ROOT = Path(__file__).parent.parent
 NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light", "versions")
 PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
+# Tables that are made from the rows of another one.
+SOURCES = {"plan": "search", "reader-short": "reader-test"}
+
+
+def shorten_reader(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return words beside words and the small reader, on all questions of the test half: a column for each language."""
+    chosen = [row for row in rows if (row["questions"], row["search"]) == ("with more", "both")]
+    mean = next(row for row in chosen if row["language"] == "mean over languages")
+    languages = chosen[: chosen.index(mean)]
+    short = []
+    for search, column in (("words", "words"), ("words and use-multilingual", "nDCG@5")):
+        row: dict[str, Any] = {"search": search, "nDCG@5": mean[column]}
+        short.append(row | {f"{one['language']} ({one['number']} questions)": one[column] for one in languages})
+    return short
+
+
 # What is shown of rows that are not shown as they are.
 CHOICES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "plan": make_plan,
+    "reader-short": shorten_reader,
     "growth": lambda rows: summarize(rows) + fit_exponents(rows),
 }
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def make_table(name: str) -> str:
-    """Return the Markdown of one table: its rows by kind, then what made them. A plan is made from those of search."""
-    file = ROOT / "results" / f"{'search' if name == 'plan' else name}.json"
+    """Return the Markdown of one table: its rows by kind, then what made them."""
+    file = ROOT / "results" / f"{SOURCES.get(name, name)}.json"
     if not file.is_file():
         sys.exit(f"no {file}: run python benchmarks/{name.split('-')[0]}.py")
     record = json.loads(file.read_text(encoding="utf-8"))

@@ -44,6 +44,7 @@ USES = {
     "qdrant": "keep libraries on a Qdrant server",
     "ray": "index on many machines",
     "ocr": "read scans with the best engine",
+    "reader": "find pages by meaning, in 16 languages, without a hub",
     "serve": "search in a browser, and serve an API",
     "mcp": "let agents search",
     "langchain": "use a library in LangChain",

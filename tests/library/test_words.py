@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
+from randslot.library import show
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
 from randslot.library.results import Summary
@@ -205,6 +206,16 @@ def test_without_an_engine_it_says_what_to_install(library, papers, tmp_path):
     library.close()
     out = run("index", papers, "-l", tmp_path / "lib")
     assert '1 page without text, which words cannot find: pip install "randslot[ocr]", then randslot' in out
+
+
+def test_a_new_library_of_words_has_a_tip_once(papers, tmp_path, monkeypatch):
+    tip = "tip: to find pages by meaning too, also in other languages: "
+    monkeypatch.setattr(show, "MODULE", "not_installed_here")
+    out = run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
+    assert out.endswith(f'{tip}pip install "randslot[reader]", then randslot index --model use-multilingual\n')
+    assert tip not in run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
+    monkeypatch.undo()
+    assert f"{tip}randslot index --model" in run("index", papers, "-l", tmp_path / "other", "--no-ocr")
 
 
 def test_a_page_that_ocr_cannot_read_is_counted_and_not_tried_again(tmp_path, ocr_engine, papers, capsys):

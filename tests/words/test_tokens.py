@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from randslot.words.analyzer import get_analyzer, list_words
-from randslot.words.languages import LANGUAGES, NO_STEMS, detect_language, find_language
+from randslot.words.languages import LANGUAGES, NO_STEMS, detect_language, find_language, is_foreign
 from randslot.words.tokens import LONGEST, tokenize
 
 
@@ -114,6 +114,25 @@ def test_most_of_the_text_decides_and_too_little_says_nothing():
     assert detect_language([TEXTS["german"]] * 3 + [TEXTS["english"]]) == "german"
     assert detect_language(["12 34 56", "INV-20931"]) is None
     assert detect_language([]) is None
+
+
+@pytest.mark.parametrize(
+    ("query", "foreign_to"),
+    [
+        ("how do I make a variable read only", {"french", NO_STEMS}),
+        ("comment restaurer une sauvegarde sur un autre disque", {"english", NO_STEMS}),
+        ("这份报告在哪里", {"english", "french"}),
+        ("SWIG Warning 513", set()),
+        ("backup", set()),
+        ("", set()),
+    ],
+)
+def test_a_query_is_foreign_to_a_language_if_its_grammar_is_another_one(query, foreign_to):
+    assert {language for language in ("english", "french", NO_STEMS) if is_foreign(query, language)} == foreign_to
+
+
+def test_nothing_is_foreign_to_a_language_whose_grammar_is_not_known():
+    assert not is_foreign(TEXTS["spanish"], "catalan")
 
 
 def test_a_language_has_a_name_and_a_code():

@@ -56,7 +56,10 @@ def index(
     paths: Annotated[list[str], typer.Argument(help="PDFs, images, folders, or patterns in quotes.")],
     library: Place,
     model: Annotated[
-        str | None, typer.Option(help="A folder or hub id: pages get its vectors too. Without it, words alone.")
+        str | None,
+        typer.Option(
+            help="A folder, a hub id, or use-multilingual: pages get its vectors too. Without it, words alone."
+        ),
     ] = None,
     language: Language = None,
     ocr: Ocr = OcrChoice.auto,
@@ -177,7 +180,7 @@ def _choose_model(model: str | None, settings: dict[str, Any], trust_remote_code
     """Return the name of a model, or the model itself if it is to be set in another way than it is saved."""
     if all(value is None for value in settings.values()):
         return model
-    from ..model.hub import EMBEDDED
-    from ..model.remote_model import open_model
+    from ..library.binding import EMBEDDED
+    from ..model.opening import open_model
 
     return open_model(model or EMBEDDED, **settings, trust_remote_code=trust_remote_code or None)

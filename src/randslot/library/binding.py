@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import MissingError, RandSlotError, UsageError
-from ..extras import needs_extra
-from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, read_identity
+from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, is_url, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Binding = Identity  # its name in earlier versions
@@ -86,12 +85,7 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
     Errors: RandSlotError if that is another model, or cannot be found; MissingError without the extra that models need.
     UsageError for code that is not trusted.
     """
-    try:
-        with needs_extra():
-            from ..model.remote_model import is_url, open_model  # takes seconds, and few uses need the model
-    except MissingError as error:
-        line = f"library {library} belongs to {bound}, and {error}; --by words searches without a model"
-        raise MissingError(line, name=error.name) from error
+    from ..model.opening import open_model  # takes seconds for most models, and few uses of a library need one
 
     place = name or bound.name
     if place is None:
@@ -101,7 +95,11 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
         options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
         options["template"] = bound.settings.get("template")
         options |= _trust(bound, library, trust_remote_code)
-    reader: PageReader = open_model(place, **options)
+    try:
+        reader: PageReader = open_model(place, **options)
+    except MissingError as error:
+        line = f"library {library} belongs to {bound}, and {error}; --by words searches without a model"
+        raise MissingError(line, name=error.name) from error
     refuse_student(reader)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)

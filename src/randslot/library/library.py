@@ -20,7 +20,7 @@ from PIL import Image
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
 from ..files import write_whole
-from ..model.reader import Identity, PageReader
+from ..model.reader import Identity, PageReader, is_url
 from ..pages import PageText, open_page
 from ..pages.ocr import MISSING, find_engine
 from ..words.languages import find_language
@@ -575,8 +575,7 @@ open_home = open_location  # its name in earlier versions
 
 
 def _load(model: Name, trust_remote_code: bool) -> PageReader:
-    with needs_extra():
-        from ..model.remote_model import is_url, open_model  # takes seconds
+    from ..model.opening import open_model  # takes seconds for most models
 
     name = os.fspath(model)
     return open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import RandSlotError, UsageError
 from ..model.reader import Identity
 from ..pages import NO_TEXT, PageText, short
+from ..words.languages import NO_STEMS, is_foreign
 from ..words.query import WordQuery, check_length, list_named, read_query, show_longest
 from ..words.snippets import Found, find_words
 from .binding import EMBEDDED
@@ -20,7 +21,7 @@ from .manifest import File, Manifest
 from .results import BY, By, Hit
 from .stores.store import Store, StoredPage, StoreHit, StoreQuery, Vectors, Where
 from .texts import read_stored_text
-from .trust import LIGHT, Trust
+from .trust import ACROSS, LIGHT, Trust
 from .words import LibraryWords
 
 MOST_EQUAL = 1000  # pages beyond the last hit that are looked at because they may be its equals, or copies of others
@@ -153,17 +154,23 @@ class Searcher:
             vectors = self.encode(queries, num)
         elif by == "both":
             vectors = self.encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
-        weight = self.trust.weight if self.trust else LIGHT
         made = []
-        for word, own in zip(words, vectors, strict=True):
+        for query, word, own in zip(queries, words, vectors, strict=True):
             if by == "vectors":
                 made.append(StoreQuery(own))
             else:
                 if word.excluded and not word.terms.numbers:
                     raise UsageError("the query only leaves words out: name some to look for")
                 terms = word.terms if word.terms.numbers else None
-                made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
+                made.append(StoreQuery(own, terms, word.phrases, word.excluded, self._weigh(query)))
         return made
+
+    def _weigh(self, query: str) -> float:
+        """Return how much ranks by vectors count beside those by words."""
+        multilingual = self.binding is not None and self.binding.settings.get("multilingual", False)
+        if multilingual and self._reads() and is_foreign(query, self.words.language or NO_STEMS):
+            return ACROSS
+        return self.trust.weight if self.trust else LIGHT
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page; see `Library.compare`."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..model.reader import read_identity
+from ..model.use_reader import MODULE
+from ..model.use_reader import NAME as READER
 from ..pages.ocr import find_engine
 from ..words.snippets import Snippet
 from .address import is_address
@@ -130,6 +133,14 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     for note in status.notes:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
+    if status.model is None and 0 < summary.pages == status.pages:  # all are new: once is enough
+        print(show_tip())
+
+
+def show_tip() -> str:
+    """Return how pages are found by more than their words."""
+    install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
+    return f"tip: to find pages by meaning too, also in other languages: {install}randslot index --model {READER}"
 
 
 def show_advice() -> str:

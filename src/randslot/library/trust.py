@@ -19,6 +19,7 @@ WORDS = (5, 16)  # of a line that is asked for: at least, at most
 READS_FROM, WELL_FROM = 0.75, 0.97
 # Of the ranks by vectors beside those by words, if the model reads well or less so; how they were chosen: docs/log.md.
 STRONG, LIGHT = 0.7, 0.2
+ACROSS = 2.0  # for a query in another language than the library, if its model reads several
 
 
 @dataclass(frozen=True)

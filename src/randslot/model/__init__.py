@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from .encoder import SlotEncoder
     from .loading import load, tiny, untrained
     from .model import RandSlotModel, weights_key
+    from .opening import open_model
     from .reader import Identity, PageReader
-    from .remote_model import open_model, remote
+    from .remote_model import remote
     from .settings import Settings
 
 __all__ = [
@@ -39,7 +40,7 @@ _HOMES = {
     "Settings": "settings",
     "SlotEncoder": "encoder",
     "load": "loading",
-    "open_model": "remote_model",
+    "open_model": "opening",
     "remote": "remote_model",
     "tiny": "loading",
     "untrained": "loading",

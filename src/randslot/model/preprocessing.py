@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError
 from .families.family import Family, Features, Processors
 from .reader import Side
+from .reader import check_query as check_query  # where it was, for others
 
 
 @dataclass(frozen=True)
@@ -93,20 +94,6 @@ def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Sid
     if task is None:
         return items, "query" if all(isinstance(item, str) for item in items) else "page"
     return items, "query" if task == "query" else "page"
-
-
-def check_query(query: Any) -> str:
-    """Return a query that can be encoded.
-
-    Errors: UsageError in one line if it is not text, empty, or broken.
-    """
-    if not isinstance(query, str):
-        raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
-    if not query.strip():
-        raise UsageError("empty query: a query needs at least one character that is not a space")
-    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
-    return query
 
 
 def refuse_prompt(prompt: str | None) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UsageError
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -64,6 +66,25 @@ def read_identity(values: Mapping[str, Any]) -> Identity:
     settings = {key: value for key, value in values.items() if key not in (*own, "reads")}
     reads: Reads = "text" if values.get("reads") == "text" else "image"  # all models of before read images
     return Identity(**{key: values[key] for key in own}, settings=settings, reads=reads)
+
+
+def check_query(query: Any) -> str:
+    """Return a query that can be encoded.
+
+    Errors: UsageError in one line if it is not text, empty, or broken.
+    """
+    if not isinstance(query, str):
+        raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
+    if not query.strip():
+        raise UsageError("empty query: a query needs at least one character that is not a space")
+    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
+        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
+    return query
+
+
+def is_url(name: str) -> bool:
+    """Whether a model's name is the address of a server."""
+    return name.startswith(("http://", "https://"))
 
 
 def find_teacher(model: object) -> Identity | None:

@@ -40,6 +40,7 @@ from .server import is_url as is_url  # where it was, for others
 from .service_model import ServiceEncoder
 from .settings import Settings
 from .template import PAGE, QUERY
+from .use_reader import NAME as SMALL_READER
 
 
 def remote(
@@ -77,7 +78,7 @@ def remote(
 
 
 def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
-    """Open any model to search or evaluate with: by its folder or hub id, or at the address of a server.
+    """Open any model that is run by torch or on a server: by its folder or hub id, or at the address of a server.
 
     A saved RandSlot model, a backbone that gets new slots, or a model of sentence-transformers, of several vectors a
     page or of one; if a `template` is named, it is a backbone that gets new slots. Options are those of `load` or
@@ -86,6 +87,8 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
     Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
     such model, or none that can be run here.
     """
+    if name == SMALL_READER:
+        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
     given = {option: value for option, value in options.items() if value is not None}
     if is_url(name):
         if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):

@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 
 from ..errors import RandSlotError, UsageError, first_line
 from .reader import SIDES
+from .reader import is_url as is_url  # where it was, for others
 from .settings import Settings
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
@@ -26,11 +27,6 @@ class ListedModel:
     name: str
     root: str
     about: Mapping[str, Any] | None = None
-
-
-def is_url(name: str) -> bool:
-    """Whether a model's name is the address of a server."""
-    return name.startswith(("http://", "https://"))
 
 
 class Server:

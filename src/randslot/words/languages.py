@@ -14,6 +14,7 @@ from .tokens import tokenize
 
 NO_STEMS = "none"  # words are taken as they are; pairs of characters serve Chinese, Japanese, Korean and Thai
 DEFAULT = "english"
+FOREIGN = 2  # so many more words that carry the grammar of another language make a text foreign
 
 STEMMED = (
     *("arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto", "estonian"),
@@ -58,6 +59,25 @@ def find_language(name: str) -> str:
 
 def detect_language(texts: Iterable[str]) -> str | None:
     """Return the language that most of some texts are in; None if they have too few words to tell."""
+    counts, num, unspaced = _count_function_words(texts)
+    if num and unspaced > num / 2:
+        return NO_STEMS
+    language, most = max(counts.items(), key=_count, default=("", 0))
+    return language if most >= 5 and most >= num / 50 else None
+
+
+def is_foreign(text: str, language: str) -> bool:
+    """Whether a text, which may be as short as a query, is in another language than this one, as far as can be told."""
+    counts, num, unspaced = _count_function_words([text])
+    if num and unspaced > num / 2:
+        return language != NO_STEMS
+    if language != NO_STEMS and language not in counts:
+        return False  # how many words it would have of its own is not known
+    return max(counts.values(), default=0) >= counts[language] + FOREIGN
+
+
+def _count_function_words(texts: Iterable[str]) -> tuple[Counter[str], int, int]:
+    """Return how many words of some texts carry the grammar of each language, are there, and are not divided."""
     known = list_function_words()
     counts: Counter[str] = Counter()
     unspaced = num = 0
@@ -69,10 +89,7 @@ def detect_language(texts: Iterable[str]) -> str | None:
             unspaced += _is_unspaced(token.text)
             for language, words in known.items():
                 counts[language] += token.text in words
-    if num and unspaced > num / 2:
-        return NO_STEMS
-    language, most = max(counts.items(), key=_count, default=("", 0))
-    return language if most >= 5 and most >= num / 50 else None
+    return counts, num, unspaced
 
 
 def _is_unspaced(word: str) -> bool:

@@ -1,0 +1,30 @@
+"""Opens any model by its name. What most models need takes seconds to import: it is imported only for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..extras import needs_extra
+from .use_reader import NAME, UseReader, open_use
+
+if TYPE_CHECKING:
+    from .embedding_model import EmbeddingModel
+    from .model import RandSlotModel
+
+
+def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | UseReader:
+    """Open any model to search with: by its folder or hub id, at the address of a server, or "use-multilingual".
+
+    A saved RandSlot model, a backbone that gets new slots, a model of sentence-transformers, of several vectors a page
+    or of one, or the small reader of text that the extra `reader` installs. If a `template` is named, it is a backbone
+    that gets new slots. Options are those of `load` or `load_embedding_model`; those that are None are left.
+
+    Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
+    such model, or none that can be run here.
+    """
+    if name == NAME:
+        return open_use(**options)
+    with needs_extra():
+        from .remote_model import open_model as open_with_torch
+
+    return open_with_torch(name, **options)
