@@ -618,10 +618,11 @@ class Library:
         if repair and lines:
             with self.write():
                 problems.repair(self.manifest, self.store)
-        if self.store.sketches is not None:
+        if self.store.sketches is not None and self.store.sketches.candidates:
             without = sum(1 for _ in self.store.find(None, vectors=True, sketch=False))
             if without:
-                lines.append(f"{without} pages have no sketch: randslot library sketch gives them one")
+                pages = "1 page has" if without == 1 else f"{without:,} pages have"
+                lines.append(f"{pages} no sketch: randslot library sketch makes them all again")
         return lines
 
 
