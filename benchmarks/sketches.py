@@ -45,7 +45,7 @@ def run_one(arguments: argparse.Namespace) -> dict[str, Any]:
         settle(target)
         scan = search_all(target, queries, pages, exact=False)
         exact = scan if not has_codes(arguments.dim) else search_all(target, queries, pages, exact=True)
-        disk, begun, there = disk_of(arguments.folder), time.process_time(), cpu_of(target.pid) if target.pid else 0.0
+        begun, there = time.process_time(), cpu_of(target.pid) if target.pid else 0.0
         made = make_sketches(target, source.lines())
         cpu = time.process_time() - begun + (cpu_of(target.pid) - there if target.pid else 0.0)
         found = search_all(target, queries, pages, exact=False)
@@ -54,6 +54,7 @@ def run_one(arguments: argparse.Namespace) -> dict[str, Any]:
             "vectors": f"{arguments.like}, 4 x {arguments.dim}",
             "pages": f"{pages:,}",
             "candidates": made.candidates,
+            "width": made.width or "",
             "recall on lines": made.recall,
         }
         for name in FILTERS:
@@ -63,7 +64,6 @@ def run_one(arguments: argparse.Namespace) -> dict[str, Any]:
             row[f"CPU ms of all pages{last}"] = scan[name][1]
         row["CPU ms a page to sketch"] = 1000 * cpu / pages
         row["MB on disk"] = disk_of(arguments.folder)
-        row["MB without"] = disk
         row["MB in memory"] = memory_of(target.pid or "self")
         row["load of the machine"] = os.getloadavg()[0]
         return row

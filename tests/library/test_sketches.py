@@ -134,16 +134,17 @@ def make_pages(num: int = 300) -> list[StoredPage]:
     return pages
 
 
-def begin(store: Store, pages: list[StoredPage], candidates: int) -> None:
-    store.clear_sketches()
+def begin(store: Store, pages: list[StoredPage], candidates: int, width: int = 0) -> None:
+    store.clear_sketches(graph=width > 0)
     sketcher = fit_sketcher(clustered(2, 300), [page.vectors for page in pages])
-    store.sketches = Sketches(sketcher, candidates)
+    store.sketches = Sketches(sketcher, candidates, width)
 
 
-def test_a_store_finds_candidates_by_sketches_and_scores_them_in_full(store):
+@pytest.mark.parametrize("width", [0, 200])
+def test_a_store_finds_candidates_by_sketches_and_scores_them_in_full(store, width):
     pages = make_pages()
     store.add(pages[:200])
-    begin(store, pages, 100)
+    begin(store, pages, 100, width)
     store.add_sketches(pages[:200])
     store.add(pages[200:])  # gets its sketches by itself
     assert list(store.find(None, sketch=False)) == []
@@ -198,7 +199,7 @@ def test_new_vectors_of_a_page_have_a_new_sketch(store):
     store.update([new])
     (found,) = store.search([StoreQuery(new.vectors)], 1, Where(), exact=False)
     assert found[0].id == new.id
-    store.clear_sketches()
+    store.clear_sketches(graph=False)
     assert len(list(store.find(None, sketch=False))) == 300
 
 
@@ -233,7 +234,7 @@ def test_a_library_uses_sketches_when_it_is_opened_again_and_for_pages_that_come
     with Library(place, model) as library:
         library.add([papers / "0.tiff", papers / "1.tiff"])
         made = library.make_sketches(QUERIES)
-        assert (made.pages, made.candidates, made.recall, made.queries) == (40, 100, 1.0, 100)
+        assert (made.pages, made.candidates, made.width, made.recall, made.queries) == (40, 100, 0, 1.0, 100)
         assert "score 100 pages in full" in " ".join(library.status().notes)
     with Library(place, model, create=False) as library:
         assert library.status().format == 3
@@ -288,6 +289,18 @@ def test_sketches_that_find_too_little_are_not_used(place, papers, monkeypatch):
     with Library(place, ToyReader()) as library:
         assert library.store.sketches is None
         assert names(library, "x") == names(library, "x", exact=True)
+
+
+def test_a_large_library_has_a_graph_of_sketches(place, papers, monkeypatch):
+    monkeypatch.setattr(sketching, "GRAPH_FROM", 50)
+    with Library(place, ToyReader()) as library:
+        library.add(papers)
+        assert library.make_sketches(QUERIES).width == 1000
+    with Library(place, ToyReader()) as library:
+        assert library.store.sketches is not None
+        assert library.store.sketches.width == 1000
+        for query in QUERIES[:5]:
+            assert names(library, query) == names(library, query, exact=True)
 
 
 def test_sketches_that_are_made_again_are_all_new(tmp_path, papers):

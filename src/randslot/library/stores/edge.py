@@ -102,9 +102,10 @@ class EdgeStore:
         self.shard.close()
         self.shard = self._load(config)
 
-    def clear_sketches(self) -> None:
-        self._name_vectors(SKETCH_NAME, _sketch_parameters(self.tuning))
-        self._reload(_make_config(self.dim, self.tuning, sketches=True))
+    def clear_sketches(self, *, graph: bool) -> None:
+        parameters = _sketch_parameters(self.tuning, graph)
+        self._name_vectors(SKETCH_NAME, parameters)
+        self._reload(_make_config(self.dim, self.tuning, parameters))
 
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
         assert self.sketches is not None
@@ -209,7 +210,9 @@ class EdgeStore:
         assert query.vectors is not None
         num = self.sketches.candidates_for(k)
         nearest = edge.Query.Nearest(self.sketches.sketcher.sketch_query(query.vectors).tolist(), SKETCH_NAME)
-        return [edge.Prefetch(num, nearest, params=edge.SearchParams(hnsw_ef=num), filter=some)]
+        width = self.sketches.width_for(num)
+        how = edge.SearchParams(hnsw_ef=width) if width else edge.SearchParams(exact=True)
+        return [edge.Prefetch(num, nearest, params=how, filter=some)]
 
     def _vector_search(self, k: int, limit: int, exact: bool) -> edge.SearchParams:
         if not exact and self.sketches and self.sketches.candidates:
@@ -328,10 +331,10 @@ def _create(folder: Path, dim: int | None, tuning: Tuning) -> None:
     os.rename(part, folder)
 
 
-def _make_config(dim: int | None, tuning: Tuning, *, sketches: bool = False) -> edge.EdgeConfig:
+def _make_config(dim: int | None, tuning: Tuning, sketches: edge.EdgeVectorParams | None = None) -> edge.EdgeConfig:
     vectors = {} if dim is None else {VECTOR_NAME: _vector_parameters(dim, tuning)}
-    if sketches:
-        vectors[SKETCH_NAME] = _sketch_parameters(tuning)
+    if sketches is not None:
+        vectors[SKETCH_NAME] = sketches
     return edge.EdgeConfig(
         vectors=vectors,
         sparse_vectors={TERMS_NAME: edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)},
@@ -354,13 +357,14 @@ def _vector_parameters(dim: int, tuning: Tuning) -> edge.EdgeVectorParams:
     )
 
 
-def _sketch_parameters(tuning: Tuning) -> edge.EdgeVectorParams:
+def _sketch_parameters(tuning: Tuning, graph: bool) -> edge.EdgeVectorParams:
+    edges = tuning.edges if graph else 0
     return edge.EdgeVectorParams(
         size=NUMBERS,
         distance=edge.Distance.Dot,
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        hnsw_config=edge.HnswIndexConfig(tuning.edges, tuning.construct, full_scan_threshold=tuning.scan_below),
+        hnsw_config=edge.HnswIndexConfig(edges, tuning.construct, full_scan_threshold=tuning.scan_below),
     )
 
 

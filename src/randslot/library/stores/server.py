@@ -131,16 +131,21 @@ class ServerStore:
             self.connection.ask("update_collection", collection_name=self.name, vectors_config={VECTOR_NAME: change})
             self.dim = dim
 
-    def clear_sketches(self) -> None:
+    def clear_sketches(self, *, graph: bool) -> None:
         vectors = self._params().vectors
         if isinstance(vectors, Mapping) and SKETCH_NAME in vectors:
             has_sketch = models.Filter(must=[models.HasVectorCondition(has_vector=SKETCH_NAME)])
             self.connection.write("delete_vectors", collection_name=self.name, vectors=[SKETCH_NAME], points=has_sketch)
-            return
-        parameters = _sketch_parameters(self.tuning)
-        config = models.DenseVectorConfig(size=NUMBERS, distance=parameters.distance, datatype=parameters.datatype)
-        self._name_vectors(SKETCH_NAME, models.DenseVectorNameConfig(dense=config))
-        change = models.VectorParamsDiff(hnsw_config=parameters.hnsw_config)
+        else:
+            own = SKETCH_PARAMETERS
+            config = models.DenseVectorConfig(size=own.size, distance=own.distance, datatype=own.datatype)
+            self._name_vectors(SKETCH_NAME, models.DenseVectorNameConfig(dense=config))
+        index = models.HnswConfigDiff(
+            m=self.tuning.edges if graph else 0,
+            ef_construct=self.tuning.construct,
+            full_scan_threshold=self.tuning.scan_below,
+        )
+        change = models.VectorParamsDiff(hnsw_config=index)
         self.connection.ask("update_collection", collection_name=self.name, vectors_config={SKETCH_NAME: change})
 
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
@@ -286,7 +291,8 @@ class ServerStore:
         assert query.vectors is not None
         num = self.sketches.candidates_for(k)
         sketch = self.sketches.sketcher.sketch_query(query.vectors).tolist()
-        how = models.SearchParams(hnsw_ef=num)
+        width = self.sketches.width_for(num)
+        how = models.SearchParams(hnsw_ef=width) if width else models.SearchParams(exact=True)
         return [models.Prefetch(query=sketch, using=SKETCH_NAME, limit=num, params=how, filter=some)]
 
     def _vector_search(self, k: int, limit: int, exact: bool) -> models.SearchParams:
@@ -441,11 +447,19 @@ WORD_FIELDS: dict[str, Any] = {
 }
 
 
+SKETCH_PARAMETERS = models.VectorParams(
+    size=NUMBERS,
+    distance=models.Distance.DOT,
+    datatype=models.Datatype.FLOAT16,
+    hnsw_config=models.HnswConfigDiff(m=0),
+)
+
+
 def _all_vectors(dim: int | None, tuning: Tuning) -> dict[str, models.VectorParams]:
     """Return what a new collection has room for: sketches too, since older servers cannot add them later."""
     if dim is None:
         return {}
-    return {VECTOR_NAME: _vector_parameters(dim, tuning), SKETCH_NAME: _sketch_parameters(tuning)}
+    return {VECTOR_NAME: _vector_parameters(dim, tuning), SKETCH_NAME: SKETCH_PARAMETERS}
 
 
 def _vector_parameters(dim: int, tuning: Tuning) -> models.VectorParams:
@@ -458,17 +472,6 @@ def _vector_parameters(dim: int, tuning: Tuning) -> models.VectorParams:
         on_disk=True,
         quantization_config=codes if tuning.has_codes(dim) else None,
         hnsw_config=models.HnswConfigDiff(m=0),
-    )
-
-
-def _sketch_parameters(tuning: Tuning) -> models.VectorParams:
-    return models.VectorParams(
-        size=NUMBERS,
-        distance=models.Distance.DOT,
-        datatype=models.Datatype.FLOAT16,
-        hnsw_config=models.HnswConfigDiff(
-            m=tuning.edges, ef_construct=tuning.construct, full_scan_threshold=tuning.scan_below
-        ),
     )
 
 

@@ -21,7 +21,7 @@ class Tuning:
     errors of a code above that of one far behind it. If not, they cannot tell pages apart, and all are scored.
 
     edges, construct: of the graph of sketches. scan_below: KB of sketches, of the pages that a filter leaves, up to
-    which they are all compared.
+    which they are all compared even so.
 
     A search by words and vectors takes the best `pool` pages by each (or two for each hit, if that is more), and gives
     a page at rank r the sum of 1 / (rank_offset + r / weight). How these were chosen: docs/log.md.
