@@ -54,7 +54,6 @@ def run_one(arguments: argparse.Namespace) -> dict[str, Any]:
             "vectors": f"{arguments.like}, 4 x {arguments.dim}",
             "pages": f"{pages:,}",
             "candidates": made.candidates,
-            "width": made.width or "",
             "recall on lines": made.recall,
         }
         for name in FILTERS:

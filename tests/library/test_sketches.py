@@ -20,7 +20,7 @@ from randslot.library.results import Progress
 from randslot.library.stores.connection import connect
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.server import ServerStore
-from randslot.library.stores.sketches import AT_ONCE, NUMBERS, Sketcher, balance, find_nearest, fit_sketcher
+from randslot.library.stores.sketches import AT_ONCE, NUMBERS, Sketcher, find_nearest, fit_sketcher
 from randslot.library.stores.store import Sketches, Store, StoredPage, StoredText, StoreQuery, Where
 from randslot.words.terms import Terms
 from support.libraries import ToyReader, new_collection, write_tiff
@@ -92,16 +92,6 @@ def test_the_nearest_vector_of_a_page_counts():
             assert found[i, j] == pytest.approx(max(float(anchor[0] @ vector) for vector in page), abs=1e-6)
 
 
-def test_balancing_keeps_products_and_makes_both_sides_spread_alike():
-    dice = np.random.default_rng(0)
-    pages = dice.standard_normal((500, 6)) * [9, 5, 3, 1, 0.5, 0.1]
-    queries = dice.standard_normal((400, 6)) * [0.1, 1, 1, 2, 4, 9]
-    to_page, to_query = balance(pages, queries)
-    np.testing.assert_allclose((pages @ to_page) @ (queries @ to_query).T, pages @ queries.T, atol=1e-6)
-    spread, asked = np.cov((pages @ to_page).T), np.cov((queries @ to_query).T)
-    np.testing.assert_allclose(spread / np.trace(spread), asked / np.trace(asked), atol=0.05)
-
-
 # -- stores
 
 
@@ -134,17 +124,16 @@ def make_pages(num: int = 300) -> list[StoredPage]:
     return pages
 
 
-def begin(store: Store, pages: list[StoredPage], candidates: int, width: int = 0) -> None:
-    store.clear_sketches(graph=width > 0)
+def begin(store: Store, pages: list[StoredPage], candidates: int) -> None:
+    store.clear_sketches()
     sketcher = fit_sketcher(clustered(2, 300), [page.vectors for page in pages])
-    store.sketches = Sketches(sketcher, candidates, width)
+    store.sketches = Sketches(sketcher, candidates)
 
 
-@pytest.mark.parametrize("width", [0, 200])
-def test_a_store_finds_candidates_by_sketches_and_scores_them_in_full(store, width):
+def test_a_store_finds_candidates_by_sketches_and_scores_them_in_full(store):
     pages = make_pages()
     store.add(pages[:200])
-    begin(store, pages, 100, width)
+    begin(store, pages, 100)
     store.add_sketches(pages[:200])
     store.add(pages[200:])  # gets its sketches by itself
     assert list(store.find(None, sketch=False)) == []
@@ -199,7 +188,7 @@ def test_new_vectors_of_a_page_have_a_new_sketch(store):
     store.update([new])
     (found,) = store.search([StoreQuery(new.vectors)], 1, Where(), exact=False)
     assert found[0].id == new.id
-    store.clear_sketches(graph=False)
+    store.clear_sketches()
     assert len(list(store.find(None, sketch=False))) == 300
 
 
@@ -234,7 +223,7 @@ def test_a_library_uses_sketches_when_it_is_opened_again_and_for_pages_that_come
     with Library(place, model) as library:
         library.add([papers / "0.tiff", papers / "1.tiff"])
         made = library.make_sketches(QUERIES)
-        assert (made.pages, made.candidates, made.width, made.recall, made.queries) == (40, 100, 0, 1.0, 100)
+        assert (made.pages, made.candidates, made.recall, made.queries) == (40, 100, 1.0, 100)
         assert "score 100 pages in full" in " ".join(library.status().notes)
     with Library(place, model, create=False) as library:
         assert library.status().format == 3
@@ -289,18 +278,6 @@ def test_sketches_that_find_too_little_are_not_used(place, papers, monkeypatch):
     with Library(place, ToyReader()) as library:
         assert library.store.sketches is None
         assert names(library, "x") == names(library, "x", exact=True)
-
-
-def test_a_large_library_has_a_graph_of_sketches(place, papers, monkeypatch):
-    monkeypatch.setattr(sketching, "GRAPH_FROM", 50)
-    with Library(place, ToyReader()) as library:
-        library.add(papers)
-        assert library.make_sketches(QUERIES).width == 1000
-    with Library(place, ToyReader()) as library:
-        assert library.store.sketches is not None
-        assert library.store.sketches.width == 1000
-        for query in QUERIES[:5]:
-            assert names(library, query) == names(library, query, exact=True)
 
 
 def test_sketches_that_are_made_again_are_all_new(tmp_path, papers):

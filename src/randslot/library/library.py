@@ -179,7 +179,7 @@ class Library:
         content = self.location.read_sketcher() if noted else None
         self.store.sketches = None
         if noted and content:
-            self.store.sketches = Sketches(Sketcher.from_bytes(content), noted["candidates"], noted["width"])
+            self.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
 
     def _note_sketches(self, noted: dict[str, Any] | None) -> None:
         about = self._read_about() | {"sketches": noted, "format": SKETCHED if noted else FORMAT}

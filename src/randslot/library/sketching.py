@@ -19,23 +19,16 @@ FEWEST = 2 * TESTED  # queries
 PAGES = 4000  # that sketches are fitted to
 AT_ONCE = 1000  # pages that get sketches
 CANDIDATES = (100, 200, 300, 500, 1000, 2000, 4000)  # tried in this order
-WIDTHS = (1000, 1500, 2000, 3000, 4000, 6000, 8000)  # of the search in a graph
-HITS, ENOUGH, MARGIN = (
-    5,
-    0.98,
-    0.01,
-)  # of the best pages, how many must be found; how many more before a graph loses some
-GRAPH_FROM = 1_000_000  # pages: below, comparing all sketches is as fast as a graph (docs/log.md)
+HITS, ENOUGH = 5, 0.98  # of the best pages, how many must be found
 
 
 @dataclass(frozen=True)
 class Made:
-    """What became of it: pages with sketches, candidates that a search scores in full, the width of the search in a
-    graph if there is one, and the share of the best pages that are then found, over so many queries."""
+    """What became of it: pages with sketches, candidates that a search scores in full, and the share of the best pages
+    that it then finds, over so many queries."""
 
     pages: int
     candidates: int
-    width: int
     recall: float
     queries: int
 
@@ -68,16 +61,16 @@ class Sketching:
         sketcher = begun or self._begin(fitted)
         self.store.sketches = Sketches(sketcher)
         num = self._add_all(progress)
-        candidates, width, recall = self._measure(tested)
+        candidates, recall = self._measure(tested)
         if recall < ENOUGH:
             self._drop()
             raise RandSlotError(
                 f"sketches of library {self.name} find {100 * recall:.1f} % of the {HITS} best pages, and should find "
                 f"{100 * ENOUGH:.0f}: they are not used, and searches look at all pages as before"
             )
-        self.note({"candidates": candidates, "width": width, "recall": round(recall, 4)})
-        self.store.sketches = Sketches(sketcher, candidates, width)
-        return Made(num, candidates, width, recall, len(tested))
+        self.note({"candidates": candidates, "recall": round(recall, 4)})
+        self.store.sketches = Sketches(sketcher, candidates)
+        return Made(num, candidates, recall, len(tested))
 
     def _encode(self, texts: Sequence[str], progress: Callable[[Progress], None]) -> list[Vectors]:
         dice = random.Random(0)
@@ -115,8 +108,8 @@ class Sketching:
         pages = self.store.read(dice.sample(ids, min(len(ids), most))).values()
         sketcher = fit_sketcher(queries, [page.vectors for page in pages if page.vectors is not None])
         self.save(sketcher.to_bytes())
-        self.store.clear_sketches(graph=len(ids) >= GRAPH_FROM)
-        self.note({"candidates": 0, "width": 0})
+        self.store.clear_sketches()
+        self.note({"candidates": 0})
         return sketcher
 
     def _add_all(self, progress: Callable[[Progress], None]) -> int:
@@ -131,39 +124,23 @@ class Sketching:
         self.store.wait_optimized()
         return self.store.contents(self.hidden).with_vectors
 
-    def _measure(self, queries: list[Vectors]) -> tuple[int, int, float]:
-        """Return how many candidates and which width of the graph are enough, and how many of the best pages they find.
-
-        First all sketches are compared, which shows how many candidates it takes; then the graph, if there is one. If
-        nothing is enough, or no width, all sketches are compared.
-        """
+    def _measure(self, queries: list[Vectors]) -> tuple[int, float]:
+        """Return the fewest candidates that are enough, and how many of the best pages are then found; or the most."""
         where = Where(hidden=self.hidden)
         asked = [StoreQuery(query) for query in queries]
         wanted = [{hit.id for hit in hits} for hits in self.store.search(asked, HITS, where, True)]
         assert self.store.sketches is not None
-        sketcher = self.store.sketches.sketcher
-
-        def find(candidates: int, width: int) -> float:
-            self.store.sketches = Sketches(sketcher, candidates, width)
+        for candidates in CANDIDATES:
+            self.store.sketches = Sketches(self.store.sketches.sketcher, candidates)
             shared = 0
             for hits, right in zip(self.store.search(asked, HITS, where, False), wanted, strict=True):
                 shared += len({hit.id for hit in hits} & right)
-            return shared / max(sum(map(len, wanted)), 1)
-
-        has_graph = self.store.contents(self.hidden).with_vectors >= GRAPH_FROM
-        recall = 0.0
-        for candidates in CANDIDATES:
-            recall = find(candidates, 0)
-            if recall >= ENOUGH + MARGIN * has_graph:
+            recall = shared / max(sum(map(len, wanted)), 1)
+            if recall >= ENOUGH:
                 break
-        if has_graph and recall >= ENOUGH:
-            for width in WIDTHS:
-                by_graph = find(candidates, width)
-                if by_graph >= ENOUGH:
-                    return candidates, width, by_graph
-        return candidates, 0, recall
+        return candidates, recall
 
     def _drop(self) -> None:
         self.store.sketches = None
         self.note(None)
-        self.store.clear_sketches(graph=False)
+        self.store.clear_sketches()

@@ -3,7 +3,7 @@
 Vectors are kept in half precision, and large ones have codes beside them, one bit a number. By default a search
 compares codes, then scores the best candidates in full; an exact one scores every page, and so does one that finds
 codes in doubt (codes.py), and every search of small vectors, since comparing their codes takes no less time. A large
-library may have sketches (sketches.py), with a graph of neighbours: then a search finds candidates by them.
+library may have sketches (sketches.py): then a search finds candidates by them. There are no graphs of neighbours.
 
 Terms are a sparse vector, which the engine weighs by how rare they are. Phrases are looked up in an index of words.
 """
@@ -43,6 +43,7 @@ from .tuning import DEFAULT_TUNING, SKETCH_NAME, TERMS_NAME, VECTOR_NAME, Tuning
 CHUNK = 64  # points in one update
 CONFIG = "edge_config.json"  # of the engine, in its folder
 SCROLLED = 1000  # points in one answer, without vectors
+NO_GRAPH = edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10)
 
 
 class EdgeStore:
@@ -102,10 +103,9 @@ class EdgeStore:
         self.shard.close()
         self.shard = self._load(config)
 
-    def clear_sketches(self, *, graph: bool) -> None:
-        parameters = _sketch_parameters(self.tuning, graph)
-        self._name_vectors(SKETCH_NAME, parameters)
-        self._reload(_make_config(self.dim, self.tuning, parameters))
+    def clear_sketches(self) -> None:
+        self._name_vectors(SKETCH_NAME, _sketch_parameters())
+        self._reload(_make_config(self.dim, self.tuning, sketches=True))
 
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
         assert self.sketches is not None
@@ -210,9 +210,7 @@ class EdgeStore:
         assert query.vectors is not None
         num = self.sketches.candidates_for(k)
         nearest = edge.Query.Nearest(self.sketches.sketcher.sketch_query(query.vectors).tolist(), SKETCH_NAME)
-        width = self.sketches.width_for(num)
-        how = edge.SearchParams(hnsw_ef=width) if width else edge.SearchParams(exact=True)
-        return [edge.Prefetch(num, nearest, params=how, filter=some)]
+        return [edge.Prefetch(num, nearest, params=edge.SearchParams(exact=True), filter=some)]
 
     def _vector_search(self, k: int, limit: int, exact: bool) -> edge.SearchParams:
         if not exact and self.sketches and self.sketches.candidates:
@@ -331,10 +329,10 @@ def _create(folder: Path, dim: int | None, tuning: Tuning) -> None:
     os.rename(part, folder)
 
 
-def _make_config(dim: int | None, tuning: Tuning, sketches: edge.EdgeVectorParams | None = None) -> edge.EdgeConfig:
+def _make_config(dim: int | None, tuning: Tuning, *, sketches: bool = False) -> edge.EdgeConfig:
     vectors = {} if dim is None else {VECTOR_NAME: _vector_parameters(dim, tuning)}
-    if sketches is not None:
-        vectors[SKETCH_NAME] = sketches
+    if sketches:
+        vectors[SKETCH_NAME] = _sketch_parameters()
     return edge.EdgeConfig(
         vectors=vectors,
         sparse_vectors={TERMS_NAME: edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)},
@@ -353,18 +351,17 @@ def _vector_parameters(dim: int, tuning: Tuning) -> edge.EdgeVectorParams:
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
         quantization_config=codes if tuning.has_codes(dim) else None,
-        hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
+        hnsw_config=NO_GRAPH,
     )
 
 
-def _sketch_parameters(tuning: Tuning, graph: bool) -> edge.EdgeVectorParams:
-    edges = tuning.edges if graph else 0
+def _sketch_parameters() -> edge.EdgeVectorParams:
     return edge.EdgeVectorParams(
         size=NUMBERS,
         distance=edge.Distance.Dot,
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
-        hnsw_config=edge.HnswIndexConfig(edges, tuning.construct, full_scan_threshold=tuning.scan_below),
+        hnsw_config=NO_GRAPH,
     )
 
 

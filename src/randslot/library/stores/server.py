@@ -131,21 +131,16 @@ class ServerStore:
             self.connection.ask("update_collection", collection_name=self.name, vectors_config={VECTOR_NAME: change})
             self.dim = dim
 
-    def clear_sketches(self, *, graph: bool) -> None:
+    def clear_sketches(self) -> None:
         vectors = self._params().vectors
         if isinstance(vectors, Mapping) and SKETCH_NAME in vectors:
             has_sketch = models.Filter(must=[models.HasVectorCondition(has_vector=SKETCH_NAME)])
             self.connection.write("delete_vectors", collection_name=self.name, vectors=[SKETCH_NAME], points=has_sketch)
-        else:
-            own = SKETCH_PARAMETERS
-            config = models.DenseVectorConfig(size=own.size, distance=own.distance, datatype=own.datatype)
-            self._name_vectors(SKETCH_NAME, models.DenseVectorNameConfig(dense=config))
-        index = models.HnswConfigDiff(
-            m=self.tuning.edges if graph else 0,
-            ef_construct=self.tuning.construct,
-            full_scan_threshold=self.tuning.scan_below,
-        )
-        change = models.VectorParamsDiff(hnsw_config=index)
+            return
+        own = SKETCH_PARAMETERS
+        config = models.DenseVectorConfig(size=own.size, distance=own.distance, datatype=own.datatype)
+        self._name_vectors(SKETCH_NAME, models.DenseVectorNameConfig(dense=config))
+        change = models.VectorParamsDiff(hnsw_config=own.hnsw_config)
         self.connection.ask("update_collection", collection_name=self.name, vectors_config={SKETCH_NAME: change})
 
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
@@ -291,8 +286,7 @@ class ServerStore:
         assert query.vectors is not None
         num = self.sketches.candidates_for(k)
         sketch = self.sketches.sketcher.sketch_query(query.vectors).tolist()
-        width = self.sketches.width_for(num)
-        how = models.SearchParams(hnsw_ef=width) if width else models.SearchParams(exact=True)
+        how = models.SearchParams(exact=True)
         return [models.Prefetch(query=sketch, using=SKETCH_NAME, limit=num, params=how, filter=some)]
 
     def _vector_search(self, k: int, limit: int, exact: bool) -> models.SearchParams:

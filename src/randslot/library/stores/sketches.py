@@ -5,8 +5,6 @@ this is close to a weighted sum of a few hundred features of x, exp(sharpness * 
 weights that are best for a page, by least squares over vectors of queries, are linear in its largest products with
 them. So a query is its features, a page is its weights, and both are turned to their main axes and cut off.
 
-Searching for the largest product of two plain vectors is what graphs of neighbours are made for, but they find little
-if queries lie elsewhere than pages. So both are stretched, without a change of their products, until they spread alike.
 LEMUR (a network in place of these features) has shown that one vector can stand for many; docs/log.md has figures.
 
 Shapes: X vectors of queries, C centres, S numbers of a sketch, K vectors of one page or query, D dimension.
@@ -28,7 +26,6 @@ CENTRES = 512
 SHARPNESS = 4.0  # for vectors of unit length
 ANCHORS = 4096  # vectors of queries that weights are fitted to, at most
 RIDGE = 1e-4  # of the mean square of a feature
-LEAST = 1e-9  # of the largest spread
 AT_ONCE = 2**24  # products at once: 64 MB
 
 
@@ -116,37 +113,15 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     sample = np.concatenate(weights)
     mean = sample.mean(0)
     axes = _main_axes(sample - mean)
-    query_axes = np.linalg.solve(root.T, axes)
-    asked = np.stack([make_features(query, centres_CD, sharpness).sum(0) @ query_axes for query in queries])
-    to_page, to_query = balance((sample - mean) @ axes, asked)
+    scale = 1 / max(float(np.std((sample - mean) @ axes)), 1e-12)  # numbers of about one, for half precision
     return Sketcher(
         centres_CD=centres_CD,
         sharpness=np.array(sharpness, np.float32),
-        query_map=np.asarray(query_axes @ to_query, np.float32),
+        query_map=np.asarray(np.linalg.solve(root.T, axes) / scale, np.float32),
         anchors_XD=anchors_XD,
-        page_map_XS=np.asarray(to_weights.T @ axes @ to_page, np.float32),
-        page_mean_S=np.asarray(mean @ axes @ to_page, np.float32),
+        page_map_XS=np.asarray(to_weights.T @ axes * scale, np.float32),
+        page_mean_S=np.asarray(mean @ axes * scale, np.float32),
     )
-
-
-def balance(pages: Doubles, queries: Doubles) -> tuple[Doubles, Doubles]:
-    """Return what pages and queries, a row each, are multiplied by: products stay, and both spread alike.
-
-    The numbers of pages then have a mean square of one, which suits half precision.
-    """
-    spread, asked = pages.T @ pages / len(pages), queries.T @ queries / len(queries)
-    half, inverse = _power(spread, 0.5), _power(spread, -0.5)
-    stretch = inverse @ _power(half @ asked @ half, 0.5) @ inverse
-    to_page, to_query = _power(stretch, 0.5), _power(stretch, -0.5)
-    scale = 1 / max(float(np.sqrt(np.mean((pages @ to_page) ** 2))), 1e-12)
-    return to_page * scale, to_query / scale
-
-
-def _power(matrix: Doubles, power: float) -> Doubles:
-    """Return a power of a symmetric matrix; directions in which there is nothing count as if there was very little."""
-    values, axes = np.linalg.eigh(matrix)
-    values = np.maximum(values, max(values.max(), 1e-12) * LEAST)
-    return np.asarray((axes * values**power) @ axes.T, np.float64)
 
 
 def _choose(vectors: Vectors, most: int, dice: np.random.Generator) -> Vectors:

@@ -126,20 +126,14 @@ class Sketches:
     """How a store makes the sketches of its pages.
 
     candidates: pages that a search finds by sketches, and scores in full; 0 if searches do not look at them yet.
-    width: of the search in the graph of sketches, that is how many it keeps in view; 0 compares all sketches.
     """
 
     sketcher: Sketcher
     candidates: int = 0
-    width: int = 0
 
     def candidates_for(self, k: int) -> int:
         """Return how many pages are scored in full if k are wanted."""
         return max(self.candidates, FULL_FOR_EACH * k)
-
-    def width_for(self, candidates: int) -> int:
-        """Return the width of the search in the graph for so many candidates; 0 if all sketches are compared."""
-        return max(self.width, candidates) if self.width else 0
 
     def sketch(self, pages: Sequence[StoredPage]) -> dict[str, Vectors]:
         """Return the sketches of those pages that have vectors, by their ids."""
@@ -165,8 +159,8 @@ class Store(Protocol):
     def update(self, pages: Sequence[StoredPage]) -> None:
         """Change the vectors of pages that are there, or their text, whichever is given; the rest stays."""
 
-    def clear_sketches(self, *, graph: bool) -> None:
-        """Forget the sketches of all pages, and make room for new ones, with a graph of neighbours or without."""
+    def clear_sketches(self) -> None:
+        """Forget the sketches of all pages, and make room for new ones."""
 
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
         """Give pages that are there their sketches."""

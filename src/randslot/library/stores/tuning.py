@@ -20,9 +20,6 @@ class Tuning:
     certain_rank, witness_rank, certainty: codes are trusted if the score of one of the first pages is so many standard
     errors of a code above that of one far behind it. If not, they cannot tell pages apart, and all are scored.
 
-    edges, construct: of the graph of sketches. scan_below: KB of sketches, of the pages that a filter leaves, up to
-    which they are all compared even so.
-
     A search by words and vectors takes the best `pool` pages by each (or two for each hit, if that is more), and gives
     a page at rank r the sum of 1 / (rank_offset + r / weight). How these were chosen: docs/log.md.
     """
@@ -34,9 +31,6 @@ class Tuning:
     certain_rank: int = 5
     witness_rank: int = 100
     certainty: float = 1.5
-    edges: int = 16
-    construct: int = 100
-    scan_below: int = 10_000
     pool: int = 100
     rank_offset: int = 1
 
