@@ -13,7 +13,8 @@ from .manifest import File, Manifest
 from .stores.store import Store
 
 FORMAT = 2  # of new libraries
-FORMATS = (1, 2)  # that can be opened; 1 has vectors and no words
+SKETCHED = 3  # of libraries with sketches: a version that does not know them would add pages without
+FORMATS = (1, 2, 3)  # that can be opened; 1 has vectors and no words
 
 
 class InUseError(RandSlotError):
@@ -54,6 +55,12 @@ class Location(Protocol):
 
         Errors: RandSlotError if it is lost, and not to be repaired.
         """
+
+    def read_sketcher(self) -> bytes | None:
+        """Return what makes the sketches of pages, as it was kept; None if there is nothing."""
+
+    def keep_sketcher(self, content: bytes) -> None:
+        """Keep what makes the sketches of pages."""
 
     def hold_lease(self) -> AbstractContextManager[None]:
         """Return a block in which this process may write, and no other one does.

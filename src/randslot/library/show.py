@@ -39,6 +39,8 @@ STAGES = {
     "words": "reading words",
     "scans": "reading scans",
     "vectors": "encoding pages",
+    "queries": "encoding queries",
+    "sketches": "sketching pages",
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
 COPIES = 3  # of a page that are named

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RandSlotError, UsageError
-from ..files import read_json, write_json
+from ..files import read_json, read_lines, write_json
 from ..model.preprocessing import check_query
 from ..model.reader import Identity, PageReader, read_identity
 from .pairs import list_queries, read_rows
@@ -37,19 +37,11 @@ def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
     for place in places:
         path = Path(place)
         as_rows = path.suffix in (".jsonl", ".parquet") or not path.is_file()
-        for query in _read_column(place, column) if as_rows else _read_lines(path):
+        for query in _read_column(place, column) if as_rows else read_lines(path):
             found[query] = None
     if len(found) < 2:
         raise UsageError(f"{', '.join(places)}: {len(found)} different queries are too few to learn from")
     return list(found)
-
-
-def _read_lines(file: Path) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise RandSlotError(f"{file} is not UTF-8 text: {error}") from error
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _read_column(place: str, column: str) -> list[str]:
