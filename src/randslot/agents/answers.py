@@ -21,6 +21,7 @@ from ..library.names import show_name, tell_apart
 from ..library.results import Hit, Summary
 from ..library.stores.store import page_id
 from ..pages.images import to_jpeg
+from ..pages.ocr import show_advice
 from .adding import find_allowed
 from .untrusted import clean, clean_line
 
@@ -44,6 +45,9 @@ class AgentLibrary(Protocol):
 
     def find_unknown(self, query: str, document: File | None) -> list[str]:
         """Return the words of a query that no page has, of one document or of all."""
+
+    def count_without_text(self) -> int:
+        """Return how many pages no search by words can find, since nobody has read them."""
 
     def files(self) -> list[File]:
         """Return the documents whose pages can be found."""
@@ -87,17 +91,26 @@ class FoundPage:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, and the words of the query that no page has: of all, or of the document that was asked."""
+    """What a search found, and the words of the query that no page has: of all, or of the document that was asked.
+
+    without_text: if nothing was found by words, how many pages of the library have none.
+    """
 
     pages: list[FoundPage]
     unknown: list[str]
     in_document: bool = False
+    without_text: int = 0
 
     def __str__(self) -> str:
         lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
         if self.unknown:
             pages = "no page of this document" if self.in_document else "no page"
             lines.append(f"{pages} has {' or '.join(self.unknown)}")
+        if self.without_text:
+            lines.append(
+                f"{_count(self.without_text)} of the library without text, which searches by words do not find: "
+                f"read_page shows their pictures; whoever keeps the library can have OCR read them ({show_advice()})"
+            )
         return "\n".join(lines)
 
 
@@ -184,7 +197,8 @@ class Answers:
         by_vectors = bool(hits) and hits[0].by == "vectors"
         unknown = [] if by_vectors else self.library.find_unknown(query, only)[:MOST_UNKNOWN]
         words = [clean_line(word, WORD_CHARACTERS) for word in unknown]
-        return Found(found, words, in_document=only is not None)
+        without_text = 0 if hits or by_vectors else self.library.count_without_text()
+        return Found(found, words, only is not None, without_text)
 
     def list_documents(self, name: str, offset: int, limit: int) -> tuple[int, list[DocumentLine]]:
         """Return how many documents have a part of a name, in any case, and some of them, by their names."""

@@ -39,6 +39,16 @@ def num_image_pages(file: Path) -> int:
         return _num_frames(image) if file.suffix.lower() in TIFF_SUFFIXES else 1
 
 
+def check_image(file: Path) -> None:
+    """Read the pixels of an image file, of its only or its first page: a JPEG's as few as it can be read by.
+
+    Errors: RandSlotError if it is cut off or corrupt.
+    """
+    with image_page(file, str(file), 1) as image, _data_errors(str(file)):
+        image.draft(None, (1, 1))  # does nothing if it is no JPEG
+        image.load()
+
+
 def open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Image:
     """Open one page of an image file, counted from 1; `name` is what errors call it.
 
