@@ -22,6 +22,7 @@ from ..library.results import Hit, Summary
 from ..library.stores.store import page_id
 from ..pages.images import to_jpeg
 from ..pages.ocr import show_advice
+from ..pages.paths import show_pages
 from .adding import find_allowed
 from .untrusted import clean, clean_line
 
@@ -108,7 +109,7 @@ class Found:
             lines.append(f"{pages} has {' or '.join(self.unknown)}")
         if self.without_text:
             lines.append(
-                f"{_count(self.without_text)} of the library without text, which searches by words do not find: "
+                f"{show_pages(self.without_text)} of the library without text, which searches by words do not find: "
                 f"read_page shows their pictures; whoever keeps the library can have OCR read them ({show_advice()})"
             )
         return "\n".join(lines)
@@ -124,7 +125,7 @@ class DocumentLine:
     pages: int
 
     def __str__(self) -> str:
-        return f"{_show_place(self.name, self.place)} ({_count(self.pages)}, document {self.id})"
+        return f"{_show_place(self.name, self.place)} ({show_pages(self.pages)}, document {self.id})"
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class Answers:
         files = {file.id: file for file in self.library.files()}
         file = _find(files, document)
         if not 1 <= page <= file.num_pages:
-            raise RandSlotError(f"the document has {_count(file.num_pages)}, so there is no page {page}")
+            raise RandSlotError(f"the document has {show_pages(file.num_pages)}, so there is no page {page}")
         text = clean(self.library.read_text(page_id(file.id, page)))
         if start and start >= len(text):
             raise RandSlotError(f"the text of this page has {len(text)} characters, and start counts them from 0")
@@ -271,7 +272,7 @@ def _wait(future: Future[Summary], name: str, source: str, seconds: float) -> st
     if source in summary.failed:
         raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], SNIPPET_CHARACTERS)}")
     if summary.added or summary.changed or summary.moved:
-        return f"{name} was added: {_count(summary.pages)}"
+        return f"{name} was added: {show_pages(summary.pages)}"
     return f"{name} is in the library already"
 
 
@@ -291,7 +292,3 @@ def _place(id: str, places: dict[str, str]) -> str:
 
 def _show_place(name: str, place: str) -> str:
     return f"{name} in {place}" if place else name
-
-
-def _count(num_pages: int) -> str:
-    return "1 page" if num_pages == 1 else f"{num_pages} pages"

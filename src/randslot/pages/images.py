@@ -12,6 +12,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
 from .kinds import TIFF_SUFFIXES
+from .paths import show_pages
 
 WHITE = (255, 255, 255)
 LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
@@ -80,7 +81,7 @@ def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image
         if number != 1:
             num = _num_frames(image)
             if not 1 <= number <= num:
-                raise RandSlotError(f"{name} has {num} pages, so there is no page {number}")
+                raise RandSlotError(f"{name} has {show_pages(num)}, so there is no page {number}")
             image.seek(number - 1)
         yield image
 
