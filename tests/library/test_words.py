@@ -218,6 +218,16 @@ def test_a_new_library_of_words_has_a_tip_once(papers, tmp_path, monkeypatch):
     assert f"{tip}randslot index --model" in run("index", papers, "-l", tmp_path / "other", "--no-ocr")
 
 
+def test_a_search_that_finds_nothing_says_how_many_pages_have_no_text(library, papers, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANDSLOT_OCR", "none")
+    library.close()
+    lib = str(tmp_path / "lib")
+    advice = 'pip install "randslot[ocr]", then randslot library words reads them by OCR'
+    note = f"note: 1 page of the library without text, which words cannot find: {advice}\n"
+    assert note in run("search", "zebra", "-l", lib)
+    assert "without text" not in run("search", "battery", "-l", lib)
+
+
 def test_a_page_that_ocr_cannot_read_is_counted_and_not_tried_again(tmp_path, ocr_engine, papers, capsys):
     with Library(tmp_path / "lib") as library:
         library.add(papers, workers=1)

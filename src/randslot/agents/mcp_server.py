@@ -58,6 +58,7 @@ class Page(BaseModel):
 class SearchResult(BaseModel):
     pages: list[Page]
     unknown: list[str] = Field(description="words of the query that no page has")
+    without_text: int = Field(description="if nothing was found: pages that no search by words can find, as scans")
 
 
 class Document(BaseModel):

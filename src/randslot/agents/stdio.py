@@ -50,6 +50,10 @@ class LocalLibrary:
         with self.shared.use() as library:
             return library.find_unknown(query, filters=filters)
 
+    def count_without_text(self) -> int:
+        with self.shared.use() as library:
+            return library.count_without_text()
+
     def files(self) -> list[File]:
         with self.shared.use() as library:
             return [file for file in library.files() if file.state == "done"]

@@ -25,6 +25,7 @@ from ..library.reading.workers import Renderers
 from ..library.results import By, Hit
 from ..library.stores.store import Vectors, page_id
 from ..pages import KINDS
+from ..pages.paths import show_pages
 from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
@@ -174,7 +175,7 @@ class Service:
         """
         file = self.document(id)
         if not 1 <= number <= file.num_pages:
-            raise Refused(404, f"the document has {file.num_pages} pages, so there is no page {number}")
+            raise Refused(404, f"the document has {show_pages(file.num_pages)}, so there is no page {number}")
         return file
 
     def content(self, id: str) -> tuple[Path, str]:
