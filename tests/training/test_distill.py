@@ -112,6 +112,22 @@ def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
     assert torch.equal(student.encoder.backbone.state_dict()[name], start.encoder.backbone.state_dict()[name])
 
 
+def test_a_text_model_with_an_adapter_can_be_its_own_student(options, tmp_path):
+    """Merged, it makes the vectors of the teacher; with fewer layers it begins near them, and learns all weights."""
+    large = randslot.tiny("llama", lora=True)
+    torch.manual_seed(0)
+    for name, weight in large.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight.data, std=0.1)
+    large.save_pretrained(str(tmp_path / "adapter"))
+    student = make_student(str(tmp_path / "adapter"), large.identity)
+    assert np.abs(vectors(student) - vectors(large)).max() < 1e-5
+    assert all(weight.requires_grad for weight in student.parameters())
+    made = replace(options, teacher=str(tmp_path / "adapter"), student=str(tmp_path / "adapter"), layers=1)
+    learned = distill(made)
+    assert np.array_equal(vectors(randslot.load(made.output)), vectors(learned))
+
+
 def test_a_model_of_one_vector_can_be_a_teacher(options, tmp_path):
     folder = save_minilm(tmp_path / "minilm")
     student = distill(replace(options, teacher=str(folder)))
@@ -243,9 +259,6 @@ def test_who_cannot_teach_or_learn_is_refused(options, teacher, tmp_path):
         distill(replace(options, teacher=options.output, output=str(tmp_path / "b")))
     with pytest.raises(UsageError, match="is a student already"):
         make_student(options.output, randslot.load(teacher).identity)
-    randslot.tiny("llama", lora=True).save_pretrained(str(tmp_path / "adapter"))
-    with pytest.raises(UsageError, match="is an adapter"):
-        make_student(str(tmp_path / "adapter"), randslot.load(teacher).identity)
     with pytest.raises(UsageError, match="is the folder of"):
         distill(replace(options, output=str(teacher)))
     with pytest.raises(UsageError, match="holds a model already"):

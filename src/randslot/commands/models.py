@@ -146,24 +146,34 @@ def distill(
 def pairs(
     folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],
+    spans: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Also so many times a few words in a row of every page's text.")
+    ] = 0,
 ) -> None:
     """Make training pairs (section title -> page) from the outlines of PDFs.
 
     randslot pairs ~/manuals -o pairs.jsonl
+
+    randslot pairs ~/manuals -o queries.jsonl --spans 20
     """
     from ..training.outlines import find_pairs, write_pairs
+    from ..training.spans import add_spans
 
     found = find_pairs(folder)
+    if spans:
+        add_spans(found, folder, spans)
     for line in found.failed:
         print(f"could not read {line}", file=sys.stderr)
     if not found.pairs:
-        raise RandSlotError(f"no PDF below {folder} has an outline with useful titles")
+        what = "text" if spans else "an outline with useful titles"
+        raise RandSlotError(f"no PDF below {folder} has {what}")
     try:
         write_pairs(found, folder, output)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
     print(f"{len(found.pairs)} pairs in {output}")
-    print(f"dropped: {found.generic} generic titles, {found.repeated} that name several pages", file=sys.stderr)
+    what = "titles or words" if spans else "titles"
+    print(f"dropped: {found.generic} generic {what}, {found.repeated} that name several pages", file=sys.stderr)
     if found.without_outline:
         print(f"without outline: {len(found.without_outline)} PDFs", file=sys.stderr)
     if found.failed:

@@ -10,7 +10,7 @@ from sentence_transformers.util import get_device_name
 
 from ..errors import UsageError
 from .backbone import build_backbone, list_shapes, load_backbone
-from .checkpoint import has_adapter, is_saved_model, read_files
+from .checkpoint import is_saved_model, merge_adapter, read_files
 from .encoder import SlotEncoder
 from .families.family import Backbone
 from .families.text_model import TextModel
@@ -25,11 +25,10 @@ TINY = "llama-tiny"  # the shape that "tiny" stands for
 def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 42) -> RandSlotModel:
     """Make a student that has not learned yet, in float32, with zero slots.
 
-    name: a folder or hub id of a text model, whose weights it begins with; or a shape to build with random ones, by its
-    name, "tiny", or a JSON file. layers: only so many of the first ones; 0: all.
+    name: a folder or hub id of a text model, whose weights it begins with, an adapter merged; or a shape to build with
+    random ones, by its name, "tiny", or a JSON file. layers: only so many of the first ones; 0: all.
 
-    Errors: UsageError for a teacher without a fixed number of vectors, and for a student that is no text model, or an
-    adapter.
+    Errors: UsageError for a teacher without a fixed number of vectors, and for a student that is no text model.
     """
     num = teacher.num_vectors("query")
     if num is None:
@@ -53,8 +52,7 @@ def _find_parts(name: str, seed: int) -> Backbone:
     if not is_saved_model(source):
         return load_backbone(source, dtype=torch.float32)
     saved = read_files(source, dtype=torch.float32)
-    if has_adapter(saved.backbone.model):
-        raise UsageError(f"student {name} is an adapter: name its backbone, {saved.backbone.source.name}")
     if saved.teacher is not None:
         raise UsageError(f"student {name} is a student already: name what it was made of")
+    merge_adapter(saved.backbone.model).requires_grad_(True)
     return saved.backbone
