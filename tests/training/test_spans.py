@@ -16,7 +16,8 @@ from randslot.training.outlines import FoundPairs, find_pairs
 from randslot.training.spans import LEAST, MOST, add_spans, cut_spans
 from support.pdf import write_drawings, write_pdf
 
-WORDS = "the drum of a washer turns by a belt that may slip when it is wet or old".split()
+TEXT = "the drum of a washer turns by a belt that may slip when it is wet or old"
+WORDS = TEXT.split()
 
 
 def show(text: str) -> str:
@@ -27,7 +28,7 @@ def show(text: str) -> str:
 def manuals(tmp_path: Path) -> Path:
     folder = tmp_path / "manuals"
     folder.mkdir()
-    pages = [" ".join(WORDS), "how to order new parts by mail from our store in the city", "", "12 34 56 78"]
+    pages = [TEXT, "how to order new parts by mail from our store in the city", "", "12 34 56 78"]
     write_drawings(folder / "washer.pdf", [show(page) for page in pages])
     write_pdf(folder / "dryer.pdf", 2, [("Drum and belt", 0)])  # its pages say "Page 1" and "Page 2"
     return folder
@@ -64,7 +65,7 @@ def test_spans_that_name_several_pages_are_dropped(manuals):
 
 
 def test_lengths_and_places_vary_and_no_words_give_no_span():
-    spans = cut_spans(" ".join(WORDS), 300, random.Random(0))
+    spans = cut_spans(TEXT, 300, random.Random(0))
     assert {len(span.split()) for span in spans} == set(range(LEAST, MOST + 1))
     assert {span.split()[0] for span in spans} | {span.split()[-1] for span in spans} == set(WORDS)
     assert cut_spans("one", 2, random.Random(0)) == ["one", "one"]

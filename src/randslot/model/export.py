@@ -21,7 +21,7 @@ from tokenizers.processors import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import UsageError
 from ..files import write_json
 from .backbone import bars_in_terminals
 from .checkpoint import check_fit, merge_adapter, share_weights
