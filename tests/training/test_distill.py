@@ -172,7 +172,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, m
 
 
 def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
-    monkeypatch.setattr("randslot.training.lessons.BATCH", 4)
+    monkeypatch.setattr("randslot.training.lessons.BATCH", 2)
+    monkeypatch.setattr("randslot.training.lessons.POOL", 4)
     asked: list[str] = []
     original = RandSlotModel.embed_queries
 
@@ -187,6 +188,7 @@ def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             distill(options)
     file = Path(options.output, "teacher", "vectors.f16")
+    assert file.stat().st_size == 4 * 4 * 64 * 2
     with file.open("ab") as half:
         half.write(b"123")
     distill(options, resume=True)
@@ -205,6 +207,45 @@ def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
     randslot.tiny("qwen3-vl", seed=1).save_pretrained(str(other))
     with pytest.raises(UsageError, match=r"has vectors of .*large.*and this is .*other"):
         distill(replace(shared, teacher=str(other), output=str(tmp_path / "third")))
+
+
+# -- how it learns
+
+
+def test_each_query_is_learned_once_an_epoch_among_others_of_its_length(options, tmp_path, monkeypatch):
+    queries = tmp_path / "many.txt"
+    queries.write_text("\n".join(f"{number} " + "long " * (number % 7) for number in range(100)))
+    learned: list[list[str]] = []
+    original = module.Run._compare
+
+    def compare(run: module.Run, rows: np.ndarray) -> torch.Tensor:
+        learned.append([run.lessons.queries[row] for row in rows])
+        return original(run, rows)
+
+    monkeypatch.setattr(module.Run, "_compare", compare)
+    monkeypatch.setattr(module, "POOL", 6)
+    distill(replace(options, queries=(str(queries),), batch=8, validation=0.0))
+    epochs = learned[:13], learned[13:]
+    assert [len(batch) for batch in epochs[0]] == [8] * 12 + [4]
+    for epoch in epochs:
+        assert sorted(query for batch in epoch for query in batch) == sorted(read_queries([str(queries)]))
+    assert epochs[0] != epochs[1]
+    spreads = [max(map(len, batch)) - min(map(len, batch)) for batch in learned]
+    assert np.median(spreads) <= 10  # characters, of 30
+    firsts = [len(batch[0]) for batch in epochs[0]]
+    assert firsts != sorted(firsts)  # short ones do not come first
+
+
+def test_still_embeddings_stay_as_they_were(options):
+    student = distill(replace(options, still_embeddings=True, precision="bf16-anywhere"))
+    start = make_student("tiny", student.teacher, seed=options.seed)
+    name = "embed_tokens.weight"
+    before, after = start.encoder.backbone.state_dict(), student.encoder.backbone.state_dict()
+    assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["norm.weight"], after["norm.weight"])
+    assert distill(replace(options, output=options.output + "2")).weights_key != student.weights_key
+    with pytest.raises(UsageError, match="precision must be one of bf16, fp32, bf16-anywhere, not 'half'"):
+        replace(options, precision="half")
 
 
 # -- queries, and what is refused
@@ -269,7 +310,7 @@ def test_the_command_makes_a_student(options, tmp_path):
     words = ["distill", options.teacher, "-o", str(tmp_path / "made"), "--student", "tiny"]
     words += ["--queries", *options.queries, "--cache", str(tmp_path / "cache")]
     more = "--epochs 1 --batch 6 --rate 1e-3 --layers 1 --validation 0.2 --warmup 2 --seed 7 --save-every 1 --column q"
-    words += more.split()
+    words += [*more.split(), "--still-embeddings", "--precision", "fp32"]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.exception
     assert "held-out queries" in answer.stderr
@@ -277,6 +318,7 @@ def test_the_command_makes_a_student(options, tmp_path):
     assert (kept["epochs"], kept["batch"], kept["learning_rate"], kept["layers"]) == (1, 6, 1e-3, 1)
     assert (kept["warmup"], kept["validation"], kept["seed"]) == (2, 0.2, 7)
     assert (kept["save_every"], kept["query_column"]) == (1, "q")
+    assert (kept["still_embeddings"], kept["precision"]) == (True, "fp32")
     assert (tmp_path / "cache" / "vectors.f16").is_file()
     assert "go on with it by --resume" in str(CliRunner().invoke(app, words).exception)
     assert "finished already" in CliRunner().invoke(app, [*words, "--resume"]).stderr

@@ -84,6 +84,10 @@ def distill(
     batch: Annotated[int, typer.Option(metavar="N", help="Queries that are learned at once.")] = 32,
     rate: Annotated[float, typer.Option(metavar="X", help="The learning rate.")] = 3e-4,
     layers: Annotated[int, typer.Option(metavar="N", help="Only the first ones of the student; 0: all.")] = 0,
+    still_embeddings: Annotated[
+        bool,
+        typer.Option("--still-embeddings", help="Do not train those of tokens: for a student of its teacher's layers."),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in the output folder was stopped.")] = (
         False
     ),
@@ -99,6 +103,9 @@ def distill(
     save_every: Annotated[
         int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
     ] = 500,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (on a GPU), fp32 or bf16-anywhere.")
+    ] = "bf16",
     column: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Where rows have their query.")
     ] = "query",
@@ -119,6 +126,8 @@ def distill(
 
     randslot distill runs/my-model -o light --student tiny --queries questions.txt --epochs 20 --rate 1e-3
 
+    randslot distill runs/my-text-model -o light --student runs/my-text-model --layers 2 --queries pairs.jsonl
+
     randslot search "deferred tax" -l mylib --query-model light
     """
     from ..training.distill import Distillation, distill
@@ -130,10 +139,12 @@ def distill(
         output,
         query_column=column,
         layers=layers,
+        still_embeddings=still_embeddings,
         epochs=epochs,
         batch=batch,
         learning_rate=rate,
         warmup=warmup,
+        precision=precision,
         validation=validation,
         seed=seed,
         save_every=save_every,

@@ -25,9 +25,8 @@ def add_spans(found: FoundPairs, folder: Path, num: int, seed: int = 0) -> None:
     spans: dict[tuple[str, str], None] = {}
     for file in list_pdfs(folder):
         try:
-            for number, text in _read_texts(file):
-                page = f"{file.relative_to(folder)}#page={number}"
-                spans |= dict.fromkeys((span, page) for span in cut_spans(text, num, dice))
+            for span, number in read_spans(file, num, dice):
+                spans[span, f"{file.relative_to(folder)}#page={number}"] = None
         except RandSlotError as error:
             if not any(line.startswith(f"{file}: ") for line in found.failed):  # its outline was not read either
                 found.failed.append(f"{file}: {error}")
@@ -42,12 +41,16 @@ def add_spans(found: FoundPairs, folder: Path, num: int, seed: int = 0) -> None:
             found.pairs.append({"query": span, "image": page})
 
 
-def _read_texts(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of each page of a PDF."""
+def read_spans(file: Path, num: int, dice: random.Random) -> Iterator[tuple[str, int]]:
+    """Yield `num` spans of each page of a PDF with its number, counted from 1.
+
+    Errors: RandSlotError if it cannot be read.
+    """
     kept = OpenPdf()
     try:
         for number in range(1, num_pages(file) + 1):
-            yield number, read_file_text(file, number, kept).text
+            for span in cut_spans(read_file_text(file, number, kept).text, num, dice):
+                yield span, number
     finally:
         kept.close()
 
