@@ -103,6 +103,21 @@ def test_only_some_layers_are_kept(options, tmp_path):
     assert len(student.encoder.backbone.layers) == 1
 
 
+def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_path):
+    """In a language model the first layers are nearest to vectors; in a trained model the last one makes them."""
+    identity = randslot.load(teacher).identity
+    randslot.untrained(shape(tmp_path), slots="zero").save_pretrained(str(tmp_path / "trained"))
+    all_layers = make_student(str(tmp_path / "trained"), identity).encoder.backbone.layers
+    for name, layers, kept in ((str(tmp_path / "trained"), 2, [0, 2]), (str(tmp_path / "trained"), 1, [0])):
+        student = make_student(name, identity, layers=layers)
+        for layer, place in zip(student.encoder.backbone.layers, kept, strict=True):
+            assert torch.equal(layer.mlp.up_proj.weight, all_layers[place].mlp.up_proj.weight)
+        assert student.embed_queries(["tax"])[0].shape == (4, 64)
+    bare = make_student(shape(tmp_path), identity, layers=2, seed=3).encoder.backbone.layers
+    whole = make_student(shape(tmp_path), identity, seed=3).encoder.backbone.layers
+    assert torch.equal(bare[1].mlp.up_proj.weight, whole[1].mlp.up_proj.weight)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
     start = make(family)
