@@ -94,7 +94,7 @@ def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
         still_embeddings=True,
         precision="bf16-anywhere",
         epochs=EPOCHS,
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         cache=str(WORK / "light-study-teacher"),
     )
     return {f"its student, layers: {layers}": made}
