@@ -52,7 +52,6 @@ WORK = Path("data/distill")
 REPORTS = 2000  # of the training split, that questions are about
 MANUALS = Path("data/study-manuals")
 NUM_QUERIES, MOST_CHARACTERS = 24_000, 50  # that the student of the study learns from
-EPOCHS = 1
 TIMED, WARMING = 40, 5  # queries
 LARGE, SMALL = "qwen2.5-vl-3b", "smollm2-135m"
 LAYERS = (2, 8)  # of the large shape, that are timed
@@ -85,7 +84,7 @@ def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join(choose_queries(NUM_QUERIES)), encoding="utf-8")
-    made = Distillation(
+    first = Distillation(
         teacher,
         teacher,
         (str(file),),
@@ -93,11 +92,12 @@ def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
         layers=layers,
         still_embeddings=True,
         precision="bf16-anywhere",
-        epochs=EPOCHS,
+        epochs=1,
         learning_rate=1e-3,
         cache=str(WORK / "light-study-teacher"),
     )
-    return {f"its student, layers: {layers}": made}
+    second = replace(first, student=first.output, layers=0, output=f"{first.output}-again")
+    return {f"its student, {layers} layers": first, "the same, after a second run": second}
 
 
 def choose_queries(num: int) -> list[str]:
