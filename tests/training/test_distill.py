@@ -143,6 +143,16 @@ def test_a_text_model_with_an_adapter_can_be_its_own_student(options, tmp_path):
     assert np.array_equal(vectors(randslot.load(made.output)), vectors(learned))
 
 
+def test_a_student_learns_on_from_where_it_is(options, tmp_path):
+    first = replace(options, student=shape(tmp_path), validation=0.0)
+    before = distill(first)
+    start = make_student(first.output, before.teacher)
+    assert np.array_equal(vectors(start), vectors(before))  # its projection too
+    after = distill(replace(first, student=first.output, output=str(tmp_path / "again")))
+    wanted = vectors(randslot.load(options.teacher))
+    assert (vectors(after) * wanted).sum(-1).mean() > (vectors(before) * wanted).sum(-1).mean()
+
+
 def test_a_model_of_one_vector_can_be_a_teacher(options, tmp_path):
     folder = save_minilm(tmp_path / "minilm")
     student = distill(replace(options, teacher=str(folder)))
@@ -313,8 +323,8 @@ def test_who_cannot_teach_or_learn_is_refused(options, teacher, tmp_path):
     distill(replace(options, epochs=1))
     with pytest.raises(UsageError, match="is a student itself"):
         distill(replace(options, teacher=options.output, output=str(tmp_path / "b")))
-    with pytest.raises(UsageError, match="is a student already"):
-        make_student(options.output, randslot.load(teacher).identity)
+    with pytest.raises(UsageError, match=r"has learned from .*large.*, and this is other .*: name another start"):
+        make_student(options.output, replace(randslot.load(teacher).identity, weights="x", name="other"))
     with pytest.raises(UsageError, match="is the folder of"):
         distill(replace(options, output=str(teacher)))
     with pytest.raises(UsageError, match="holds a model already"):

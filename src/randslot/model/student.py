@@ -53,7 +53,7 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
 
 
 def _find_parts(name: str, teacher: Identity, seed: int) -> tuple[Backbone, bool, dict[str, Tensor]]:
-    """Return what a student begins with, whether that was trained to make vectors, and an earlier student's projection."""
+    """Return what a student begins with, whether that makes vectors, and the projection of an earlier student."""
     shape = TINY if name == "tiny" else name
     if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):
         return build_backbone(shape, seed=seed, dtype=torch.float32), False, {}
