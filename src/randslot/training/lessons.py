@@ -25,7 +25,7 @@ from ..model.reader import Identity, PageReader, read_identity
 from .pairs import list_queries, read_rows
 
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-BATCH = 64  # queries that a teacher encodes at once
+BATCH, POOL = 64, 1024  # queries that a teacher encodes at once, and that are sorted by length before
 
 
 def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
@@ -99,14 +99,25 @@ class LessonFolder:
         done = self._count(teacher)
         with (self.folder / VECTORS).open("ab") as file:
             file.truncate(done * self._row_bytes(teacher))  # half a row was being written when it was stopped
-            for start in range(done, len(self.queries), BATCH):
-                progress(start)
-                some = self.queries[start : start + BATCH]
-                for query, vectors in zip(some, reader.embed_queries(some), strict=True):
-                    file.write(_pack(query, vectors, teacher))
+            for start in range(done, len(self.queries), POOL):
+                rows = self._ask(reader, teacher, start, progress)
+                file.write(b"".join(rows[query] for query in self.queries[start : start + POOL]))
                 file.flush()
         progress(len(self.queries))
         return self._open(teacher)
+
+    def _ask(
+        self, reader: PageReader, teacher: Identity, start: int, progress: Callable[[int], None]
+    ) -> dict[str, bytes]:
+        """Return the rows of some queries from `start` on; those of a like length are encoded together."""
+        rows: dict[str, bytes] = {}
+        some = sorted(self.queries[start : start + POOL], key=len)
+        for first in range(0, len(some), BATCH):
+            progress(start + first)
+            batch = some[first : first + BATCH]
+            for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
+                rows[query] = _pack(query, vectors, teacher)
+        return rows
 
     def _read_teacher(self) -> Identity | None:
         file = self.folder / TEACHER
