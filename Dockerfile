@@ -1,19 +1,22 @@
-# RandSlot as a service: search by words, OCR, agents (/mcp), libraries on Qdrant, and models on the CPU.
-#   docker build -t randslot --build-arg TORCH_INDEX=... .
+# RandSlot as a service: search by words, OCR for scans, agents (/mcp), libraries on Qdrant; models if they are asked for.
+#   docker build -t randslot .
 #   docker run -p 127.0.0.1:8000:8000 -e RANDSLOT_TOKEN=$(openssl rand -hex 16) -v randslot:/data randslot
 # docs/container.md says more. A test runs these steps as a script: keep its commands free of what a shell lacks.
 
 FROM python:3.13-slim-trixie AS build
-# An index with builds of torch for the CPU, as PyTorch's install page names it: gigabytes smaller than the default.
+# What the image can do; with ",model" behind it, libraries with vectors too.
+ARG EXTRAS=serve,ocr,mcp,qdrant
+# For models: an index with builds of torch for the CPU, as PyTorch's install page names it. The default has CUDA.
 ARG TORCH_INDEX=
 WORKDIR /build
 COPY constraints.txt ./
 RUN python -m venv /opt/randslot \
-    && /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt \
-        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+    && if [ -n "$TORCH_INDEX" ]; then \
+        /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch; \
+    fi
 COPY pyproject.toml README.md LICENSE LICENSES.md ./
 COPY src src
-RUN /opt/randslot/bin/pip install --no-cache-dir -c constraints.txt ".[serve,ocr,mcp,qdrant]"
+RUN /opt/randslot/bin/pip install --no-cache-dir -c constraints.txt ".[$EXTRAS]"
 
 FROM python:3.13-slim-trixie
 COPY --from=build /opt/randslot /opt/randslot
@@ -29,6 +32,6 @@ USER 10001:10001
 VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/api/health', timeout=4)"]
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/api/live', timeout=4)"]
 ENTRYPOINT ["randslot"]
 CMD ["serve", "--new", "--host", "0.0.0.0"]

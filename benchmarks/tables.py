@@ -15,9 +15,10 @@ from typing import Any
 
 from growth import fit_exponents, summarize
 from scale import make_plan
+from sketches import fit_exponents as fit_sketch_exponents
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light")
+NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light", "versions")
 PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 # Tables that are made from the rows of another one.
 SOURCES = {"plan": "search", "reader-short": "reader-test"}
@@ -40,6 +41,7 @@ CHOICES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
     "growth": lambda rows: summarize(rows) + fit_exponents(rows),
+    "sketches": lambda rows: rows + fit_sketch_exponents(rows),
 }
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -36,7 +36,8 @@ def read_needs() -> dict[str, tuple[Requirement, str]]:
     for extra, lines in {"": project["dependencies"], **project["optional-dependencies"]}.items():
         for line in lines if extra not in APART else []:
             need = Requirement(line)
-            needs.setdefault(need.name, (need, extra))
+            if need.name != "randslot":  # an extra that includes another one
+                needs.setdefault(need.name, (need, extra))
     return needs
 
 

@@ -3,6 +3,7 @@
     randslot manuals data/manuals                     # fourteen real manuals with questions, a half to choose by
     pip install bm25s                                 # the peer; FTS5 is in Python's SQLite
     python benchmarks/words.py quality                # nDCG on both halves
+    python benchmarks/words.py joined                 # two words of a query also as one, with different weights
     python benchmarks/words.py hybrid --model DIR     # words and vectors of a sentence-transformers model, combined
     python benchmarks/words.py speed                  # 10k and 100k pages
     python benchmarks/words.py shell                  # a search by words from the shell, everything included
@@ -33,6 +34,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -53,13 +55,16 @@ from randslot.library.stores.tuning import DEFAULT_TUNING
 from randslot.library.texts import make_stored_text, read_stored_text
 from randslot.library.trust import LIGHT
 from randslot.pages.text import PageText
-from randslot.words.analyzer import Analyzer, get_analyzer, list_words
+from randslot.words import analyzer as analyzer_module
+from randslot.words import query as query_module
+from randslot.words.analyzer import JOINED_WEIGHT, Analyzer, get_analyzer, list_words
 from randslot.words.query import read_query
 
 Array = NDArray[Any]
 HALVES = ("dev", "test")
 CUTS = (5, 10)
 HITS = 10
+JOINED = (0.0, 0.25, 0.5, 0.75, 1.0)
 OFFSETS, WEIGHTS = (1, 2, 5, 10, 60), (1.0, 0.7, 0.5, 0.3, 0.2)
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LANGUAGE = "english"
@@ -225,8 +230,7 @@ def make_engines(half: Half) -> dict[str, Ask]:
         one.build(one.tokenize(texts))
 
     def ask_library(query: str, manual: str | None) -> list[str]:
-        hits = half.library.search(query, HITS, by="words", filters={"source": manual} if manual else None)
-        return [f"{Path(hit.source).name}#page={hit.page}" for hit in hits]
+        return rank(half.library, query, {"source": manual} if manual else None)
 
     def ask_bm25s(index: Bm25s, query: str, manual: str | None) -> list[str]:
         mask = (files == manual).astype(np.float32) if manual else None
@@ -241,6 +245,47 @@ def make_engines(half: Half) -> dict[str, Ask]:
         "bm25s, no stop words": lambda query, manual: ask_bm25s(plain, query, manual),
         "SQLite FTS5": ask_fts,
     }
+
+
+# -- two words as one
+
+
+def measure_joined(manuals: Path, folder: Path) -> list[dict[str, Any]]:
+    """Ask the questions of dev with every weight of joined words, and those of test with none and with the chosen."""
+    rows = []
+    for name, weights in (("dev", JOINED), ("test", (0.0, JOINED_WEIGHT))):
+        half = open_half(name, manuals, folder)
+        ranked: dict[float, list[list[str]]] = {}
+        for weight in weights:
+            with joining(weight):
+                ranked[weight] = [rank(half.library, one.text) for one in half.questions]
+            row: dict[str, Any] = {"half": name, "weight of joined words": weight or "not joined"}
+            for cut in CUTS:
+                row[f"nDCG@{cut}"] = grade(half.questions, ranked[weight], cut)["languages"]
+            row["@5 over questions"] = grade(half.questions, ranked[weight], 5)["questions"]
+            row["questions with other hits"] = sum(a != b for a, b in zip(ranked[weight], ranked[0.0], strict=True))
+            rows.append(row)
+        half.library.close()
+    return rows
+
+
+@contextmanager
+def joining(weight: float) -> Iterator[None]:
+    """Give joined words a weight; with 0 there are none."""
+    join, usual = query_module._join_neighbours, analyzer_module.JOINED_WEIGHT
+    analyzer_module.JOINED_WEIGHT = weight
+    if not weight:
+        query_module._join_neighbours = lambda text, analyzer: iter(())
+    try:
+        yield
+    finally:
+        query_module._join_neighbours, analyzer_module.JOINED_WEIGHT = join, usual
+
+
+def rank(library: randslot.Library, query: str, filters: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the names of the first pages by words."""
+    hits = library.search(query, HITS, by="words", filters=filters)
+    return [f"{Path(hit.source).name}#page={hit.page}" for hit in hits]
 
 
 # -- words and vectors
@@ -692,7 +737,7 @@ def main() -> None:
         run_part(part, name, int(num), Path(folder), Path(place))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["quality", "hybrid", "speed", "shell"])
+    parser.add_argument("part", choices=["quality", "joined", "hybrid", "speed", "shell"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
     parser.add_argument("--model", type=Path, help="all-MiniLM-L6-v2, for hybrid")
@@ -703,6 +748,8 @@ def main() -> None:
     manuals, folder = options.manuals.resolve(), options.folder.resolve()
     if options.part == "quality":
         rows = measure_quality(manuals, folder)
+    elif options.part == "joined":
+        rows = measure_joined(manuals, folder)
     elif options.part == "hybrid":
         rows = measure_hybrid(manuals, folder, options.model)
     elif options.part == "speed":

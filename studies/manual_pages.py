@@ -1,12 +1,14 @@
 """Real pages for a study: pairs of section title and page from manuals that Debian ships, and held-out ones as tasks.
 
     python studies/manual_pages.py data/study-manuals
+    python studies/manual_pages.py data/study-manuals --spans 4    # only queries.jsonl, for a student
 
 It writes pairs.jsonl (training: a title, and the beginning of its page's text), spans.jsonl (the same, and any words of
 a page's beginning in a title's place, for a shared start), tasks/validation/NAME and tasks/test/NAME: sets as `randslot
 evaluate --data` takes them. Packages are fetched by name and unpacked, never installed. A package is on one side only,
 and no manual of a side is a translation of one on another. The task "questions" asks what people could ask about the
-test manuals; all other queries are titles.
+test manuals; all other queries are titles. queries.jsonl has words of all pages of the training manuals, not only of
+those with titles.
 
 A title is kept if it stands among the first characters of its page, which are what a small model gets to see of it, and
 if it names one page of its manual only.
@@ -30,6 +32,7 @@ import pypdfium2 as pdfium
 from randslot.lab.evaluation.manuals import list_questions, unpack_debian
 from randslot.pages import Page
 from randslot.training.outlines import is_useful, read_outline
+from randslot.training.spans import read_spans
 
 SEEN = 320  # characters of a page among which a title must stand: about 96 tokens
 KEPT = 800  # characters of a page's text in a training pair
@@ -130,6 +133,22 @@ def write_pairs(output: Path, packages: Path) -> int:
     return len(rows)
 
 
+def write_queries(output: Path, packages: Path, num: int) -> int:
+    """Write what a student can learn from: all titles of the training manuals, and words of each of their pages."""
+    dice = random.Random(SEED)
+    queries: dict[str, None] = {}
+    for package, left_out in TRAINING.items():
+        for file in fetch(package, packages):
+            if file.name not in left_out:
+                found = [
+                    *(title for title, _ in read_outline(file)),
+                    *(span for span, _ in read_spans(file, num, dice)),
+                ]
+                queries |= dict.fromkeys(query for query in found if is_useful(query))
+    write_lines(output / "queries.jsonl", [{"query": query} for query in queries])
+    return len(queries)
+
+
 def cut_spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return some words in a row from the beginning of every page, each with its page, and the titles between them."""
     dice = random.Random(SEED)
@@ -223,7 +242,12 @@ def write_tasks(output: Path, packages: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    output = parser.parse_args().output
+    parser.add_argument("--spans", type=int, default=0, metavar="N", help="of each page, and write queries.jsonl alone")
+    asked = parser.parse_args()
+    output: Path = asked.output
+    if asked.spans:
+        print(f"{write_queries(output, output / 'packages', asked.spans)} queries to learn from")
+        return
     print(f"{write_pairs(output, output / 'packages')} titles to train on")
     write_tasks(output, output / "packages")
 

@@ -38,7 +38,8 @@ def examine(*options: str, code: int = 0) -> dict[str, dict[str, str]]:
 def test_what_is_here_is_ok_and_what_is_missing_has_advice():
     found = examine()
     assert found["python"]["state"] == found["packages"]["state"] == found["engine"]["state"] == "ok"
-    assert "transformers" in found["packages"]["found"]
+    assert "pypdfium2" in found["packages"]["found"]
+    assert "transformers" in found["extra model"]["found"]
     for finding in found.values():
         assert finding["found"]
         assert (finding["state"] == "ok") == (finding["advice"] == ""), finding
@@ -64,6 +65,17 @@ def test_a_missing_extra_is_advice_and_a_missing_package_is_an_error(monkeypatch
     assert (found["state"], found["found"]) == ("broken", "pypdfium2 is 1.0, and >=5 is needed")
 
 
+def test_without_the_extra_of_models_nothing_is_broken(monkeypatch):
+    find = doctor.find_version
+    monkeypatch.setattr(doctor, "find_version", lambda name: None if name == "torch" else find(name))
+    found = examine("--torch")
+    advice = 'to find pages by meaning, with a model: pip install "randslot[model]"'
+    for name in ("extra model", "torch"):
+        assert (found[name]["state"], found[name]["advice"]) == ("missing", advice)
+    assert found["packages"]["state"] == "ok"
+    assert "torch" not in found["extra train"]["found"]
+
+
 def test_an_engine_that_does_not_load_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "qdrant_edge", None)
     assert examine(code=1)["engine"]["state"] == "broken"
@@ -76,7 +88,7 @@ def test_a_wrong_choice_of_ocr_is_an_error_and_none_is_advice(monkeypatch):
     assert 'pip install "randslot[ocr]"' in examine()["ocr"]["advice"]
 
 
-@pytest.mark.parametrize(("build", "state"), [("2.13.0+cpu", "missing"), ("2.13.0+cu130", "ok")])
+@pytest.mark.parametrize(("build", "state"), [("2.13.0+cpu", "missing"), (None, "missing"), ("2.13.0+cu130", "ok")])
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, build, state):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")
@@ -134,8 +146,14 @@ def test_an_installed_package_is_examined_by_its_metadata(monkeypatch, tmp_path)
     lines = ["numpy>=2", "fastapi>=0.1 ; extra == 'serve'", "nothing>=1 ; sys_platform == 'plan9' and extra == 'serve'"]
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "a" / "b" / "doctor.py"))
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: lines)
+    lines += ["torch>=2 ; extra == 'model'", "torch>=2 ; extra == 'train'", "datasets>=5 ; extra == 'train'"]
     needs = [(need.package, need.versions, need.extra) for need in doctor.list_needs()]
-    assert needs == [("numpy", ">=2", ""), ("fastapi", ">=0.1", "serve")]
+    assert needs == [
+        ("numpy", ">=2", ""),
+        ("fastapi", ">=0.1", "serve"),
+        ("torch", ">=2", "model"),
+        ("datasets", ">=5", "train"),
+    ]
 
 
 def test_nothing_heavy_is_imported_unless_it_is_asked_for():

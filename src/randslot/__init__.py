@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import moved
+from .extras import needs_extra
 
 if TYPE_CHECKING:
     from .errors import RandSlotError, UsageError
@@ -50,7 +51,11 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import randslot` is instant."""
+    """Import a public name when it is first used, so that `import randslot` is instant.
+
+    Errors: MissingError in one line for a name that needs an extra.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'randslot' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    with needs_extra("train" if _HOMES[name].startswith("training.") else ""):
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -18,22 +18,8 @@ from .commands.models import distill, export, pairs, pretrain, train
 from .commands.search import SearchCommand, search
 from .commands.service import demo, doctor, mcp, serve
 from .errors import RandSlotError, UsageError
+from .extras import describe_missing
 
-EXTRAS = {
-    "datasets": "train",
-    "matplotlib": "evaluate",
-    "pyarrow": "train",
-    "tensorboard": "train",
-    "mteb": "evaluate",
-    "pydantic": "evaluate",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "grpc": "qdrant",
-    "qdrant_client": "qdrant",
-    "ray": "ray",
-    "mcp": "mcp",
-    "mcp_types": "mcp",
-}
 SEARCH = "Search"
 OTHERS = {
     "Models": (train, pretrain, distill, pairs, export),
@@ -88,10 +74,10 @@ def main() -> None:
             print(f"randslot: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(str(error.name).partition(".")[0])
-        if extra is None or os.environ.get("RANDSLOT_DEBUG"):
+        line = describe_missing(error)
+        if not line or os.environ.get("RANDSLOT_DEBUG"):
             raise
-        print(f'randslot: this needs {error.name}: pip install "randslot[{extra}]"', file=sys.stderr)
+        print(f"randslot: {line}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("randslot: stopped", file=sys.stderr)

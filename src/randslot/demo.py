@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from .errors import UsageError
+from .errors import MissingError, UsageError
 from .library.binding import EMBEDDED
 from .library.library import Library, delete_library
 from .library.show import mark_words
@@ -40,6 +40,11 @@ VECTORS_TITLE = "The method: four vectors a page, read from its image"
 VECTORS_TEXT = (
     "Sample reports, which the embedded model can read: it looks at the image of a page and keeps four vectors. "
     "It is a miniature for seeing the method at work, and reads nothing but such reports."
+)
+
+LIGHT_TEXT = (
+    "The other half of the demo finds sample pages by four vectors each, which a small model that ships with the "
+    "package reads from their images."
 )
 
 
@@ -69,10 +74,12 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     """
     if any(not query.strip() for query in queries):
         raise UsageError("empty query: ask for something that the pages could have")
-    parts = [
-        (WORDS_TITLE, WORDS_TEXT, _show_words(folder, queries, console)),
-        (VECTORS_TITLE, VECTORS_TEXT, _show_vectors(folder, queries, console)),
-    ]
+    parts = [(WORDS_TITLE, WORDS_TEXT, _show_words(folder, queries, console))]
+    try:
+        parts.append((VECTORS_TITLE, VECTORS_TEXT, _show_vectors(folder, queries, console)))
+    except MissingError as error:
+        parts.append((VECTORS_TITLE, f"{LIGHT_TEXT} {error}", []))
+        console.print(f"{LIGHT_TEXT}\n{error}\n", markup=False)
     file = folder / "demo.html"
     file.write_text(_make_html(parts, folder), encoding="utf-8")
     return file
@@ -115,13 +122,13 @@ def _show_words(folder: Path, queries: list[str], console: Console) -> list[Sear
 
 def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Search]:
     """Find sample pages by four vectors each."""
-    reports = list(make_reports(NUM_REPORTS, split="test", seed=1))
-    pages = _write_pdfs(reports, folder)
-    asked = _choose(ask_all(reports))
-    known = {one.question.text: one.grades for one in asked}
     delete_library(folder / "library")  # it may be that of another version of the model
     console.print(Text(VECTORS_TITLE, style="bold underline"))
     with Library(folder / "library", EMBEDDED) as library:
+        reports = list(make_reports(NUM_REPORTS, split="test", seed=1))
+        pages = _write_pdfs(reports, folder)
+        asked = _choose(ask_all(reports))
+        known = {one.question.text: one.grades for one in asked}
         _index(library, folder / "reports", len(pages), console)
         assert library.binding is not None
         num, dim = library.binding.num_vectors("page"), library.binding.dimension

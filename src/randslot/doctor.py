@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from . import __version__
 from .errors import RandSlotError, first_line
+from .extras import MODEL
 from .library.address import default_library, is_address
 
 State = Literal["ok", "missing", "broken"]
@@ -36,6 +37,7 @@ FONT_FOLDERS = (
     *("/Library/Fonts", "/System/Library/Fonts", "C:/Windows/Fonts"),
 )
 USES = {
+    "model": "find pages by meaning, with a model",
     "train": "train models",
     "evaluate": "evaluate models",
     "gpu": "train in less memory, and faster",
@@ -49,6 +51,8 @@ USES = {
     "llamaindex": "use a library in LlamaIndex",
     "haystack": "use a library in Haystack",
 }
+
+ADVICE = f'to {USES[MODEL]}: pip install "randslot[{MODEL}]"'
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,10 @@ def find_version(package: str) -> str | None:
 
 
 def list_needs() -> list[Need]:
-    """Return what the package needs on this machine."""
+    """Return what the package needs on this machine.
+
+    An extra may include the one for models, whose packages are listed there alone.
+    """
     from packaging.requirements import Requirement
 
     needs = []
@@ -135,7 +142,8 @@ def list_needs() -> list[Need]:
         is_here = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         if is_here and requirement.name != "randslot":
             needs.append(Need(requirement.name, str(requirement.specifier), extra))
-    return needs
+    of_models = {need.package for need in needs if need.extra == MODEL}
+    return [need for need in needs if need.extra in ("", MODEL) or need.package not in of_models]
 
 
 def _read_requirements() -> Iterator[tuple[str, str]]:
@@ -191,9 +199,11 @@ def _check_engine() -> Finding:
 
 def _check_gpu() -> Finding:
     cards = _ask_program("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
-    build = find_version("torch") or "none"
+    build = find_version("torch") or "is not installed"
     if cards:
         found = "; ".join(cards.splitlines())
+        if find_version("torch") is None:
+            return Finding("gpu", "missing", f"{found}, and torch {build}", ADVICE)
         if "+cpu" in build:
             return Finding("gpu", "missing", f"{found}, and torch {build}", "pip install a build of torch with CUDA")
         return Finding("gpu", "ok", f"{found}, torch {build}")
@@ -206,6 +216,8 @@ def _check_gpu() -> Finding:
 
 
 def _check_torch() -> Finding:
+    if find_version("torch") is None:
+        return Finding("torch", "missing", "it is not installed", ADVICE)
     try:
         torch = import_module("torch")
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"

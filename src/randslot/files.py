@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .errors import RandSlotError, first_line
+from .errors import RandSlotError, UsageError, first_line
 
 
 def data_folder() -> Path:
@@ -43,3 +43,17 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RandSlotError(f"{file} does not hold a JSON object")
     return content
+
+
+def read_lines(file: Path) -> list[str]:
+    """Read the lines of a text file that are not empty.
+
+    Errors: UsageError if it is not there; RandSlotError if it is not text.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RandSlotError(f"{file} is not UTF-8 text: {error}") from error
+    return [line.strip() for line in lines if line.strip()]

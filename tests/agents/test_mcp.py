@@ -206,6 +206,7 @@ def test_documents_are_listed_in_parts(run):
         ("search", {"query": "x" * 1001}, "query"),
         ("search", {"query": "x", "k": 21}, "k"),
         ("list_documents", {"limit": 201}, "limit"),
+        ("search", {"query": "x", "top_k": 3}, "search has no argument 'top_k': it takes query, k, document"),
         ("add_document", {"path": "/etc/passwd"}, "only documents below folders that were allowed"),
         ("add_document", {"path": "../outside.pdf"}, "only documents below folders that were allowed"),
         ("add_document", {"path": "link.pdf"}, "only documents below folders that were allowed"),
@@ -245,6 +246,18 @@ def test_words_that_no_page_has_are_told(run):
     found = run(talk)
     assert found.structured_content["unknown"] == ["zqx"]
     assert text_of(found).endswith("\nno page has zqx")
+
+
+def test_pages_without_text_are_told_where_nothing_is_found(run):
+    async def talk(client):
+        return [await client.call_tool("search", {"query": query}) for query in ("zqx", "deferred")]
+
+    nothing, something = run(talk)
+    assert (nothing.structured_content["without_text"], something.structured_content["without_text"]) == (1, 0)
+    first, second, third = text_of(nothing).splitlines()
+    assert (first, second) == ("no page was found", "no page has zqx")
+    assert third.startswith("1 page of the library without text, which searches by words do not find: read_page shows")
+    assert "randslot library words reads them by OCR" in third
 
 
 def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(run):

@@ -98,6 +98,33 @@ def test_whichever_node_is_lost_everything_goes_on(nodes, address, papers, victi
         assert answered < 5  # under a second where nothing else runs; see docs/scale.md
 
 
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_library_that_lost_most_nodes_says_so(nodes, address, papers, left):
+    """Whether the node that is left has the list of files or not: pages are missing, and searches fail."""
+    name = read_address(address).collection
+    with open_library(address) as library:
+        library.add(papers)
+        wait_for_copies(nodes, name)
+        wait_for_copies(nodes, f"{name}-files")
+        library.location.check()
+        lost = [node for node in nodes if node is not nodes[left]]
+        library.location.connection.waits = ()
+        for node in lost:
+            node.kill()
+        with pytest.raises(BusyError, match="a node that has the only copy left of some data is away") as caught:
+            library.location.check()
+        assert "Tonic" not in str(caught.value)
+        with pytest.raises(BusyError):
+            library.search("x", 10, exact=True)
+        for node in lost:
+            node.start(wait=False)
+        for node in lost:
+            node.wait()
+        wait_for_copies(nodes, name)
+        wait_for_copies(nodes, f"{name}-files")
+        library.location.check()
+
+
 def test_a_client_goes_on_soon_after_its_only_node_is_back(nodes, address, capsys):
     name = read_address(address).collection
     open_library(address).close()

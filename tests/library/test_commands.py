@@ -195,8 +195,14 @@ def test_search_filters(run, indexed, papers, saved):
     assert pages("page=3") == {("a.tif", 3), ("b.tif", 3)}
     run("index", "papers/b.tif", "-l", "lib", "--meta", "year=2023")
     assert pages("year=2023") == {("b.tif", 1), ("b.tif", 2), ("b.tif", 3)}
-    code, out, _ = run("search", "tax", "-l", "lib", "--filter", "year=1999")
-    assert (code, out) == (0, "no pages found\n")
+    for wanted in ("year=1999", "source=zzz"):
+        code, out, err = run("search", "tax", "-l", "lib", "--filter", wanted)
+        assert (code, out) == (0, "no pages found\n")
+        assert f"note: no file of the library matches --filter {wanted}: randslot library list shows all" in err
+    _, _, err = run("search", "tax", "-l", "lib", "--filter", "source=a.tif", "--filter", "year=2023")
+    assert "note: no file of the library matches --filter source=a.tif and year=2023: " in err
+    _, _, err = run("search", "tax", "-l", "lib", "--filter", "source=a.tif")
+    assert "matches" not in err
 
 
 def test_library_commands(run, indexed, papers):

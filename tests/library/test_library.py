@@ -719,3 +719,18 @@ def test_one_process_at_a_time(library, model, tmp_path):
     with pytest.raises(RandSlotError, match=f"is in use by another process \\({os.getpid()}\\): one at a time"):
         Library(tmp_path / "lib", model)
     assert library.search("tax") == []
+
+
+@pytest.mark.parametrize("name", ["scan.jpg", "scan.png", "scan.webp", "scan.tif"])
+def test_an_image_file_that_is_cut_is_told_and_not_stored(tmp_path, name):
+    """Also without a model, which would look at its pixels."""
+    noise(400, 300, 1).save(tmp_path / "whole.png")
+    noise(400, 300, 1).save(tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) * 2 // 3])
+    with Library(tmp_path / "words") as library:
+        summary = library.add([tmp_path / name, tmp_path / "whole.png"], workers=1)
+        assert [Path(source).name for source in summary.added] == ["whole.png"]
+        ((source, reason),) = summary.failed.items()
+        assert Path(source).name == name
+        assert "\n" not in reason

@@ -12,6 +12,7 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -25,7 +26,14 @@ from randslot.errors import BusyError, RandSlotError, UsageError
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
 from randslot.library.stores import connection as connecting
-from randslot.library.stores.connection import ANSWER_SECONDS, RETRY_SECONDS, WAITS, Connection, connect
+from randslot.library.stores.connection import (
+    ANSWER_SECONDS,
+    FIRST_SECONDS,
+    RETRY_SECONDS,
+    WAITS,
+    Connection,
+    connect,
+)
 from randslot.library.stores.payload import make_payload
 from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, ServerStore, make_point, split_pages
 from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
@@ -38,7 +46,7 @@ from randslot.serve.service import Service
 from randslot.words.analyzer import get_analyzer
 from support.libraries import visible, write_tiff
 from support.models import noise
-from support.qdrant_server import LIMIT, serving
+from support.qdrant_server import LIMIT, NODE_AWAY, serving
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +59,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     """No long waits before a request is sent again."""
-    for name in ("WAITS", "SHORT_WAITS"):
-        monkeypatch.setattr(connecting, name, (0.001,) * 4)
+    monkeypatch.setattr(connecting, "WAITS", (0.001,) * 4)
 
 
 @pytest.fixture
@@ -271,6 +278,8 @@ class Away:
         self.error, self.asked = grpc.RpcError(), 0
         self.error.code, self.error.details = lambda: code, lambda: details
 
+        self.info = self.count
+
     def count(self, **_: object) -> None:
         self.asked += 1
         raise self.error
@@ -318,16 +327,82 @@ def test_waits_are_short_noted_once_and_end_in_time(monkeypatch, caplog):
     assert len(now.waited) > asked + 5
 
 
-def test_a_reason_is_one_whole_line():
-    """As a cluster of 1.16 said it, when a node with a copy was away."""
-    details = """Service internal error: 1 of 2 read operations failed:
-  Service internal error: Tonic status error: status: Unavailable"""
+def test_the_first_request_gives_up_soon_and_without_a_note(monkeypatch, caplog):
+    """When no server is there it is often the address that is wrong: the error itself comes soon enough."""
+    client = Away()
+    connection = Connection([client], Address("host", "papers"))
+    now = Time(monkeypatch, connection)
+    with pytest.raises(BusyError, match="no server answers there"):
+        connection.arrive()
+    assert FIRST_SECONDS - 3 < sum(now.waited) < FIRST_SECONDS + 1
+    assert caplog.messages == []
+    client.info = lambda: SimpleNamespace(version="1.16.3")
+    assert connection.arrive() == "1.16.3"
+    with pytest.raises(BusyError):  # later ones are sent again for longer
+        connection.ask("count")
+    assert sum(now.waited) > RETRY_SECONDS
+
+
+def test_slow_nodes_are_not_all_asked_if_the_bound_has_passed(monkeypatch):
+    clients = [Away(grpc.StatusCode.DEADLINE_EXCEEDED) for _ in range(3)]
+    connection = Connection(clients, Address("a", "papers", others=(("b", 6334), ("c", 6334))))
+    asked = lambda: sum(client.asked for client in clients)  # noqa: E731
+    monkeypatch.setattr(connecting.time, "monotonic", lambda: float(ANSWER_SECONDS * asked()))
+    with pytest.raises(BusyError, match="no answer within 30 seconds"):
+        connection.ask("count")
+    assert asked() * ANSWER_SECONDS <= 60
+
+
+def test_what_answers_and_is_no_qdrant_is_said():
+    client = Away(grpc.StatusCode.UNIMPLEMENTED, "Received http2 header with status: 404")
+    with pytest.raises(RandSlotError, match="what answers there is not Qdrant's gRPC port"):
+        Connection([client], Address("host", "papers")).arrive()
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        (NODE_AWAY, "a node that has the only copy left of some data is away (10.0.0.2:6335): start it again"),
+        (
+            NODE_AWAY.replace(" to http://10.0.0.2:6335/", ""),
+            "a node that has the only copy left of some data is away: start it again",
+        ),
+        (
+            "Service internal error: 1 of 2 read operations failed:\n  Tonic status error: status: Unavailable",
+            "a node that has the only copy left of some data is away: start it again",
+        ),
+        (
+            'Tonic status error: status: InvalidArgument, message: "Wrong input", details: [], metadata: MetadataMap',
+            "Wrong input",
+        ),
+        (
+            "Service internal error: Waiting for consensus operation commit failed. Timeout set at: 3 seconds",
+            "the nodes that are left cannot agree on a change: most nodes of the cluster must be there",
+        ),
+        ("Not enough\n  memory", "Not enough memory (failed precondition)"),
+    ],
+)
+def test_a_reason_is_one_plain_line(details, reason):
+    """As clusters of 1.16 have said it, when nodes were away."""
     client = Away(grpc.StatusCode.FAILED_PRECONDITION, details)
     with pytest.raises(RandSlotError) as caught:
         Connection([client], Address("host", "papers")).ask("count")
-    assert str(caught.value).endswith(
-        "failed: Service internal error: Tonic status error: status: Unavailable (failed precondition)"
-    )
+    assert str(caught.value) == f"qdrant://host:6334/papers: {reason}"
+
+
+def test_a_lost_collection_is_not_waited_for_again_while_another_answers(monkeypatch):
+    client = Away(grpc.StatusCode.INTERNAL, NODE_AWAY)
+    client.facet = lambda **_: 7
+    connection = Connection([client], Address("host", "papers"))
+    now = Time(monkeypatch, connection)
+    for _ in range(3):
+        assert connection.ask("facet", collection_name="papers-files") == 7
+        with pytest.raises(BusyError):
+            connection.ask("count", collection_name="papers")
+    assert sum(now.waited) < RETRY_SECONDS + 1
+    client.count = lambda **_: 8
+    assert connection.ask("count", collection_name="papers") == 8
+    assert connection.lost == set()
 
 
 def test_another_node_is_asked_at_once_and_stays_the_one_that_is_asked():
@@ -346,7 +421,7 @@ def test_the_reason_is_that_of_a_node_that_is_there():
     for clients in ([alone, Away()], [Away(), alone]):
         connection = Connection(clients, Address("a", "papers", others=(("b", 6334),)))
         connection.waits = ()
-        with pytest.raises(BusyError, match="Waiting for consensus"):
+        with pytest.raises(BusyError, match="cannot agree on a change"):
             connection.ask("count")
 
 

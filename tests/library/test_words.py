@@ -105,6 +105,26 @@ def test_what_is_not_there_is_refused_in_one_line(library):
         assert library.search(query) == []
 
 
+def check_joined(place: str | Path, folder: Path) -> None:
+    write_pages(folder / "bash.pdf", [["The readonly builtin of the shell"], ["Pages about something else"]])
+    with Library(place) as library:
+        library.add(folder / "bash.pdf", workers=1)
+        (hit,) = library.search("read only")
+        assert hit.snippet is not None
+        assert [hit.snippet.text[a:b] for a, b in hit.snippet.marks] == ["readonly"]
+        assert library.find_unknown("read only values") == ["values"]
+        assert library.search('"read only"') == []
+        assert library.search("shell -readonly") == []
+
+
+def test_two_words_find_a_page_that_has_them_as_one(tmp_path):
+    check_joined(tmp_path / "l", tmp_path)
+
+
+def test_two_words_find_a_page_that_has_them_as_one_on_a_server(url, tmp_path):
+    check_joined(url, tmp_path)
+
+
 def test_filters_hold_for_words_too(library, papers, tmp_path):
     write_pages(tmp_path / "papers" / "second.pdf", [["Another deferred tax"]])
     library.add(papers / "second.pdf", metadata={"year": 2023}, workers=1)
@@ -196,6 +216,16 @@ def test_a_new_library_of_words_has_a_tip_once(papers, tmp_path, monkeypatch):
     assert tip not in run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
     monkeypatch.undo()
     assert f"{tip}randslot index --model" in run("index", papers, "-l", tmp_path / "other", "--no-ocr")
+
+
+def test_a_search_that_finds_nothing_says_how_many_pages_have_no_text(library, papers, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANDSLOT_OCR", "none")
+    library.close()
+    lib = str(tmp_path / "lib")
+    advice = 'pip install "randslot[ocr]", then randslot library words reads them by OCR'
+    note = f"note: 1 page of the library without text, which words cannot find: {advice}\n"
+    assert note in run("search", "zebra", "-l", lib)
+    assert "without text" not in run("search", "battery", "-l", lib)
 
 
 def test_a_page_that_ocr_cannot_read_is_counted_and_not_tried_again(tmp_path, ocr_engine, papers, capsys):

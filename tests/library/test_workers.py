@@ -161,7 +161,7 @@ def test_ocr_of_a_broken_file_is_one_line_without_its_name(ocr_renderers, tmp_pa
     with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is corrupt, or not a PDF"):
         ocr_renderers.read_by_ocr(str(tmp_path / "x.pdf"), 1)
     noise(50, 60).save(tmp_path / "x.tif")
-    with pytest.raises(RandSlotError, match="it has 1 pages, so there is no page 2"):
+    with pytest.raises(RandSlotError, match="it has 1 page, so there is no page 2"):
         ocr_renderers.read_by_ocr(str(tmp_path / "x.tif"), 2)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 import threading
 import time
 
@@ -92,3 +95,22 @@ def test_waiting_is_measured_and_an_error_arrives_where_it_belongs():
         next(results)
     assert seen == [0, 1, 2]
     assert ahead.waited > 0.03
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc keeps freed memory")
+def test_memory_of_pages_that_threads_made_ready_is_given_back():
+    code = """
+from pathlib import Path
+from randslot.model.ahead import Ahead, return_freed_memory
+
+def resident() -> int:
+    return int(next(line for line in Path("/proc/self/status").open() if line.startswith("VmRSS")).split()[1])
+
+made = list(Ahead(lambda _: [bytearray(100_000), bytearray(100_000)], range(1000), 1000, threads=1))
+made = [first for _, (first, _) in made]  # between any two freed pieces is one in use, so that the heap cannot shrink
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+    freed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(freed.stdout) > 50_000  # KB of 100,000

@@ -158,7 +158,7 @@ def test_images_and_scans_have_no_text_layer(tmp_path):
         ("ok.pdf", 3, "has 2 pages, so there is no page 3"),
         ("gone.png", 1, "page image not found"),
         ("torn.png", 1, "not an image that can be read"),
-        ("ok.png", 2, "has 1 pages, so there is no page 2"),
+        ("ok.png", 2, "has 1 page, so there is no page 2"),
     ],
 )
 def test_text_that_cannot_be_read_is_one_line(name, number, message, tmp_path):

@@ -278,7 +278,7 @@ def test_without_the_token_nothing_is_shown(service, headers):
         refused(client.get(path, headers=headers), 401, "token")
     refused(client.post("/api/search", json={"query": "tax"}, headers=headers), 401, "token")
     refused(client.post("/api/uploads?name=a.pdf", content=b"%PDF-", headers=headers), 401, "token")
-    for path in ("/", "/docs", "/openapi.json", "/api/health"):
+    for path in ("/", "/docs", "/openapi.json", "/api/health", "/api/live"):
         assert client.get(path, headers=headers).status_code == 200
 
 

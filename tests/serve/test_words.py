@@ -23,6 +23,7 @@ from support.pdf import write_lines
 from support.scans import write_scan
 from support.services import client_of, documents, pdf, serving, upload, wait_for
 
+AWAY = "searches are not answered: the library, or part of it, is out of reach"
 OLD = 1_500_000_000  # 2017-07-14
 
 
@@ -332,16 +333,24 @@ def test_a_server_that_is_away_is_told(tmp_path, monkeypatch):
             ):
                 assert (answer.status_code, answer.json()) == (503, {"error": BUSY})
             away = wait_for(lambda: (now := client.get("/api/health")).status_code != 200 and now)
-            assert (away.status_code, away.json()) == (503, {"error": "the library does not answer"})
+            assert (away.status_code, away.json()) == (503, {"error": AWAY})
+            assert client.get("/api/live").json() == {"status": "ok"}  # starting it again would not help
             standin.fail = lambda method: None
+            wait_for(lambda: client.get("/api/health").status_code == 200)
+            standin.lost = {"papers"}  # as a cluster that has lost some nodes: files are there, and some pages not
+            assert client.get("/api/documents").status_code == 200
+            assert client.post("/api/search", json={"query": "words"}).status_code == 503
+            wait_for(lambda: client.get("/api/health").json() == {"error": AWAY})
+            standin.lost = set()
             wait_for(lambda: client.get("/api/health").status_code == 200)
             assert found_names(client, "words") == {"a.pdf"}
 
 
-def test_a_library_that_takes_too_long_is_not_healthy(words, visitor, monkeypatch):
+def test_a_library_that_takes_too_long_is_not_healthy(words, visitor, monkeypatch, caplog):
     door = threading.Event()
     monkeypatch.setattr(serving_module, "HEALTH_SECONDS", 0.2)
     monkeypatch.setattr(words.library.manifest, "totals", lambda: door.wait(60) and (0, 0))
     wait_for(lambda: visitor.get("/api/health").status_code == 503)
+    assert "searches are not answered: TimeoutError" in caplog.messages
     door.set()
     wait_for(lambda: visitor.get("/api/health").status_code == 200)

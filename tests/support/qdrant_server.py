@@ -24,6 +24,10 @@ from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_Point
 from qdrant_client.grpc.qdrant_pb2_grpc import QdrantServicer, add_QdrantServicer_to_server
 
 LIMIT = 32 * 2**20  # bytes of a request, as Qdrant's own
+# What a cluster of 1.16.3 answers when the node with the only copy of a shard is lost.
+NODE_AWAY = """Service internal error: 1 of 1 read operations failed:
+  Service internal error: Tonic status error: status: Unavailable, message: "Failed to connect to \
+http://10.0.0.2:6335/, error: transport error", details: [], metadata: MetadataMap { headers: {} }"""
 DONE = q.PointsOperationResponse(result=q.UpdateResult(operation_id=0, status=q.UpdateStatus.Completed))
 
 
@@ -37,6 +41,7 @@ class Standin(PointsServicer, CollectionsServicer, QdrantServicer):
         self.asked: list[str] = []  # the methods that were called
         self.fail: Callable[[str], grpc.StatusCode | None] = lambda method: None  # before doing it
         self.lose: Callable[[str], bool] = lambda method: False  # the answer, after doing it
+        self.lost: set[str] = set()  # collections whose only node is away, while the others answer
         self.largest = 0  # request
 
     def HealthCheck(self, request: Any, context: Any) -> Any:
@@ -209,6 +214,8 @@ class Gate(grpc.ServerInterceptor):
                     context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid API key")
                 if code := self.standin.fail(method):
                     context.abort(code, "as ordered")
+                if getattr(request, "collection_name", None) in self.standin.lost:
+                    context.abort(grpc.StatusCode.INTERNAL, NODE_AWAY)
                 try:
                     reply = handler.unary_unary(request, context)
                 except ValueError as error:

@@ -103,6 +103,21 @@ def test_only_some_layers_are_kept(options, tmp_path):
     assert len(student.encoder.backbone.layers) == 1
 
 
+def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_path):
+    """In a language model the first layers are nearest to vectors; in a trained model the last one makes them."""
+    identity = randslot.load(teacher).identity
+    randslot.untrained(shape(tmp_path), slots="zero").save_pretrained(str(tmp_path / "trained"))
+    all_layers = make_student(str(tmp_path / "trained"), identity).encoder.backbone.layers
+    for name, layers, kept in ((str(tmp_path / "trained"), 2, [0, 2]), (str(tmp_path / "trained"), 1, [0])):
+        student = make_student(name, identity, layers=layers)
+        for layer, place in zip(student.encoder.backbone.layers, kept, strict=True):
+            assert torch.equal(layer.mlp.up_proj.weight, all_layers[place].mlp.up_proj.weight)
+        assert student.embed_queries(["tax"])[0].shape == (4, 64)
+    bare = make_student(shape(tmp_path), identity, layers=2, seed=3).encoder.backbone.layers
+    whole = make_student(shape(tmp_path), identity, seed=3).encoder.backbone.layers
+    assert torch.equal(bare[1].mlp.up_proj.weight, whole[1].mlp.up_proj.weight)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
     start = make(family)
@@ -110,6 +125,32 @@ def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
     student = make_student(str(tmp_path / "start"), randslot.load(options.teacher).identity, layers=1)
     name = "embed_tokens.weight"
     assert torch.equal(student.encoder.backbone.state_dict()[name], start.encoder.backbone.state_dict()[name])
+
+
+def test_a_text_model_with_an_adapter_can_be_its_own_student(options, tmp_path):
+    """Merged, it makes the vectors of the teacher; with fewer layers it begins near them, and learns all weights."""
+    large = randslot.tiny("llama", lora=True)
+    torch.manual_seed(0)
+    for name, weight in large.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight.data, std=0.1)
+    large.save_pretrained(str(tmp_path / "adapter"))
+    student = make_student(str(tmp_path / "adapter"), large.identity)
+    assert np.abs(vectors(student) - vectors(large)).max() < 1e-5
+    assert all(weight.requires_grad for weight in student.parameters())
+    made = replace(options, teacher=str(tmp_path / "adapter"), student=str(tmp_path / "adapter"), layers=1)
+    learned = distill(made)
+    assert np.array_equal(vectors(randslot.load(made.output)), vectors(learned))
+
+
+def test_a_student_learns_on_from_where_it_is(options, tmp_path):
+    first = replace(options, student=shape(tmp_path), validation=0.0)
+    before = distill(first)
+    start = make_student(first.output, before.teacher)
+    assert np.array_equal(vectors(start), vectors(before))  # its projection too
+    after = distill(replace(first, student=first.output, output=str(tmp_path / "again")))
+    wanted = vectors(randslot.load(options.teacher))
+    assert (vectors(after) * wanted).sum(-1).mean() > (vectors(before) * wanted).sum(-1).mean()
 
 
 def test_a_model_of_one_vector_can_be_a_teacher(options, tmp_path):
@@ -156,7 +197,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, m
 
 
 def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
-    monkeypatch.setattr("randslot.training.lessons.BATCH", 4)
+    monkeypatch.setattr("randslot.training.lessons.BATCH", 2)
+    monkeypatch.setattr("randslot.training.lessons.POOL", 4)
     asked: list[str] = []
     original = RandSlotModel.embed_queries
 
@@ -171,6 +213,7 @@ def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             distill(options)
     file = Path(options.output, "teacher", "vectors.f16")
+    assert file.stat().st_size == 4 * 4 * 64 * 2
     with file.open("ab") as half:
         half.write(b"123")
     distill(options, resume=True)
@@ -189,6 +232,45 @@ def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
     randslot.tiny("qwen3-vl", seed=1).save_pretrained(str(other))
     with pytest.raises(UsageError, match=r"has vectors of .*large.*and this is .*other"):
         distill(replace(shared, teacher=str(other), output=str(tmp_path / "third")))
+
+
+# -- how it learns
+
+
+def test_each_query_is_learned_once_an_epoch_among_others_of_its_length(options, tmp_path, monkeypatch):
+    queries = tmp_path / "many.txt"
+    queries.write_text("\n".join(f"{number} " + "long " * (number % 7) for number in range(100)))
+    learned: list[list[str]] = []
+    original = module.Run._compare
+
+    def compare(run: module.Run, rows: np.ndarray) -> torch.Tensor:
+        learned.append([run.lessons.queries[row] for row in rows])
+        return original(run, rows)
+
+    monkeypatch.setattr(module.Run, "_compare", compare)
+    monkeypatch.setattr(module, "POOL", 6)
+    distill(replace(options, queries=(str(queries),), batch=8, validation=0.0))
+    epochs = learned[:13], learned[13:]
+    assert [len(batch) for batch in epochs[0]] == [8] * 12 + [4]
+    for epoch in epochs:
+        assert sorted(query for batch in epoch for query in batch) == sorted(read_queries([str(queries)]))
+    assert epochs[0] != epochs[1]
+    spreads = [max(map(len, batch)) - min(map(len, batch)) for batch in learned]
+    assert np.median(spreads) <= 10  # characters, of 30
+    firsts = [len(batch[0]) for batch in epochs[0]]
+    assert firsts != sorted(firsts)  # short ones do not come first
+
+
+def test_still_embeddings_stay_as_they_were(options):
+    student = distill(replace(options, still_embeddings=True, precision="bf16-anywhere"))
+    start = make_student("tiny", student.teacher, seed=options.seed)
+    name = "embed_tokens.weight"
+    before, after = start.encoder.backbone.state_dict(), student.encoder.backbone.state_dict()
+    assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["norm.weight"], after["norm.weight"])
+    assert distill(replace(options, output=options.output + "2")).weights_key != student.weights_key
+    with pytest.raises(UsageError, match="precision must be one of bf16, fp32, bf16-anywhere, not 'half'"):
+        replace(options, precision="half")
 
 
 # -- queries, and what is refused
@@ -241,11 +323,8 @@ def test_who_cannot_teach_or_learn_is_refused(options, teacher, tmp_path):
     distill(replace(options, epochs=1))
     with pytest.raises(UsageError, match="is a student itself"):
         distill(replace(options, teacher=options.output, output=str(tmp_path / "b")))
-    with pytest.raises(UsageError, match="is a student already"):
-        make_student(options.output, randslot.load(teacher).identity)
-    randslot.tiny("llama", lora=True).save_pretrained(str(tmp_path / "adapter"))
-    with pytest.raises(UsageError, match="is an adapter"):
-        make_student(str(tmp_path / "adapter"), randslot.load(teacher).identity)
+    with pytest.raises(UsageError, match=r"has learned from .*large.*, and this is other .*: name another start"):
+        make_student(options.output, replace(randslot.load(teacher).identity, weights="x", name="other"))
     with pytest.raises(UsageError, match="is the folder of"):
         distill(replace(options, output=str(teacher)))
     with pytest.raises(UsageError, match="holds a model already"):
@@ -256,7 +335,7 @@ def test_the_command_makes_a_student(options, tmp_path):
     words = ["distill", options.teacher, "-o", str(tmp_path / "made"), "--student", "tiny"]
     words += ["--queries", *options.queries, "--cache", str(tmp_path / "cache")]
     more = "--epochs 1 --batch 6 --rate 1e-3 --layers 1 --validation 0.2 --warmup 2 --seed 7 --save-every 1 --column q"
-    words += more.split()
+    words += [*more.split(), "--still-embeddings", "--precision", "fp32"]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.exception
     assert "held-out queries" in answer.stderr
@@ -264,6 +343,7 @@ def test_the_command_makes_a_student(options, tmp_path):
     assert (kept["epochs"], kept["batch"], kept["learning_rate"], kept["layers"]) == (1, 6, 1e-3, 1)
     assert (kept["warmup"], kept["validation"], kept["seed"]) == (2, 0.2, 7)
     assert (kept["save_every"], kept["query_column"]) == (1, "q")
+    assert (kept["still_embeddings"], kept["precision"]) == (True, "fp32")
     assert (tmp_path / "cache" / "vectors.f16").is_file()
     assert "go on with it by --resume" in str(CliRunner().invoke(app, words).exception)
     assert "finished already" in CliRunner().invoke(app, [*words, "--resume"]).stderr

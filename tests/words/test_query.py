@@ -6,7 +6,7 @@ import pytest
 
 from randslot.errors import UsageError
 from randslot.pages.text import PageText, Word
-from randslot.words.analyzer import get_analyzer
+from randslot.words.analyzer import JOINED_WEIGHT, get_analyzer
 from randslot.words.query import MOST_CHARACTERS, read_query
 from randslot.words.snippets import LENGTH, MOST_BOXES, find_words
 
@@ -55,6 +55,36 @@ def test_what_is_marked():
     assert read_query("中文字", ENGLISH).marked == {"中文", "文字"}
 
 
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("variable read only", {"variableread", "readon"}),
+        ("read-only", {"readon"}),
+        ("e-mail", {"email"}),
+        ("e mail", set()),  # single letters stand alone too often
+        ("go in to", {"goin"}),  # not "into": both are words of grammar
+        ('"read only" access', set()),  # a phrase is meant as typed
+        ("read -not only", set()),
+        ("read. only, read/only", set()),
+        ("page 3, INV-20931", set()),
+        ("中 文", set()),
+    ],
+)
+def test_neighbours_are_also_one_word(text, joined):
+    query = read_query(text, ENGLISH)
+    assert {word.term for word in query.joined} == joined
+    assert set(ENGLISH.weigh_query(joined).numbers) <= set(query.terms.numbers)
+
+
+def test_a_joined_word_counts_less_than_a_typed_one_and_is_never_counted_twice():
+    plain, both = read_query("readonly", ENGLISH), read_query("readonly read only", ENGLISH)
+    (number,) = plain.terms.numbers
+    weights = dict(zip(both.terms.numbers, both.terms.weights, strict=True))
+    assert weights[number] == 1
+    joined = read_query("read only", ENGLISH).terms
+    assert dict(zip(joined.numbers, joined.weights, strict=True))[number] == JOINED_WEIGHT < 1
+
+
 def make_page(text: str) -> PageText:
     words = []
     for i, word in enumerate(text.split()):
@@ -71,6 +101,23 @@ def test_a_snippet_marks_the_words_of_the_query():
     assert marked("Deferred\ntaxes of INV-20931, and taxed.", "tax inv-20931") == ["taxes", "INV-20931", "taxed"]
     assert marked("nothing here", "tax") == []
     assert marked("", "tax") == []
+
+
+def marked_words(text: str, query: str) -> list[str]:
+    snippet = find_words(make_page(text), read_query(query, ENGLISH), ENGLISH).snippet
+    return [snippet.text[start:end] for start, end in snippet.marks]
+
+
+def test_a_joined_word_is_marked():
+    assert marked_words("readonly marks names as read only.", "read only") == ["readonly", "read"]
+
+
+def test_a_phrase_is_marked_where_it_stands_and_its_words_not_elsewhere():
+    text = "The tax office. Deferred  Tax is a tax that is deferred."
+    assert marked_words(text, '"deferred tax"') == ["Deferred", "Tax"]
+    assert marked_words(text, '"deferred tax" office') == ["office", "Deferred", "Tax"]
+    assert marked_words(text, '"deferred tax" deferred') == ["Deferred", "Tax", "deferred"]
+    assert marked_words(text, '"income tax"') == ["tax", "Tax", "tax"]  # by vectors, pages without it are found too
 
 
 def test_a_snippet_is_where_most_of_the_words_are():

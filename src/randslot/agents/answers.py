@@ -21,6 +21,8 @@ from ..library.names import show_name, tell_apart
 from ..library.results import Hit, Summary
 from ..library.stores.store import page_id
 from ..pages.images import to_jpeg
+from ..pages.ocr import show_advice
+from ..pages.paths import show_pages
 from .adding import find_allowed
 from .untrusted import clean, clean_line
 
@@ -44,6 +46,9 @@ class AgentLibrary(Protocol):
 
     def find_unknown(self, query: str, document: File | None) -> list[str]:
         """Return the words of a query that no page has, of one document or of all."""
+
+    def count_without_text(self) -> int:
+        """Return how many pages no search by words can find, since nobody has read them."""
 
     def files(self) -> list[File]:
         """Return the documents whose pages can be found."""
@@ -87,17 +92,26 @@ class FoundPage:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, and the words of the query that no page has: of all, or of the document that was asked."""
+    """What a search found, and the words of the query that no page has: of all, or of the document that was asked.
+
+    without_text: if nothing was found by words, how many pages of the library have none.
+    """
 
     pages: list[FoundPage]
     unknown: list[str]
     in_document: bool = False
+    without_text: int = 0
 
     def __str__(self) -> str:
         lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
         if self.unknown:
             pages = "no page of this document" if self.in_document else "no page"
             lines.append(f"{pages} has {' or '.join(self.unknown)}")
+        if self.without_text:
+            lines.append(
+                f"{show_pages(self.without_text)} of the library without text, which searches by words do not find: "
+                f"read_page shows their pictures; whoever keeps the library can have OCR read them ({show_advice()})"
+            )
         return "\n".join(lines)
 
 
@@ -111,7 +125,7 @@ class DocumentLine:
     pages: int
 
     def __str__(self) -> str:
-        return f"{_show_place(self.name, self.place)} ({_count(self.pages)}, document {self.id})"
+        return f"{_show_place(self.name, self.place)} ({show_pages(self.pages)}, document {self.id})"
 
 
 @dataclass(frozen=True)
@@ -184,7 +198,8 @@ class Answers:
         by_vectors = bool(hits) and hits[0].by == "vectors"
         unknown = [] if by_vectors else self.library.find_unknown(query, only)[:MOST_UNKNOWN]
         words = [clean_line(word, WORD_CHARACTERS) for word in unknown]
-        return Found(found, words, in_document=only is not None)
+        without_text = 0 if hits or by_vectors else self.library.count_without_text()
+        return Found(found, words, only is not None, without_text)
 
     def list_documents(self, name: str, offset: int, limit: int) -> tuple[int, list[DocumentLine]]:
         """Return how many documents have a part of a name, in any case, and some of them, by their names."""
@@ -205,7 +220,7 @@ class Answers:
         files = {file.id: file for file in self.library.files()}
         file = _find(files, document)
         if not 1 <= page <= file.num_pages:
-            raise RandSlotError(f"the document has {_count(file.num_pages)}, so there is no page {page}")
+            raise RandSlotError(f"the document has {show_pages(file.num_pages)}, so there is no page {page}")
         text = clean(self.library.read_text(page_id(file.id, page)))
         if start and start >= len(text):
             raise RandSlotError(f"the text of this page has {len(text)} characters, and start counts them from 0")
@@ -257,7 +272,7 @@ def _wait(future: Future[Summary], name: str, source: str, seconds: float) -> st
     if source in summary.failed:
         raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], SNIPPET_CHARACTERS)}")
     if summary.added or summary.changed or summary.moved:
-        return f"{name} was added: {_count(summary.pages)}"
+        return f"{name} was added: {show_pages(summary.pages)}"
     return f"{name} is in the library already"
 
 
@@ -277,7 +292,3 @@ def _place(id: str, places: dict[str, str]) -> str:
 
 def _show_place(name: str, place: str) -> str:
     return f"{name} in {place}" if place else name
-
-
-def _count(num_pages: int) -> str:
-    return "1 page" if num_pages == 1 else f"{num_pages} pages"

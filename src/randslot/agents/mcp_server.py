@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError
 
 from .. import __version__
@@ -58,6 +58,7 @@ class Page(BaseModel):
 class SearchResult(BaseModel):
     pages: list[Page]
     unknown: list[str] = Field(description="words of the query that no page has")
+    without_text: int = Field(description="if nothing was found: pages that no search by words can find, as scans")
 
 
 class Document(BaseModel):
@@ -73,11 +74,24 @@ class DocumentsResult(BaseModel):
 
 
 class OneLineServer(MCPServer[Any]):
-    """A server that tells what is wrong with a call in one line, without the name of the tool, which is known."""
+    """A server that tells what is wrong with a call in one line, without the name of the tool, which is known.
+
+    Arguments that a tool does not have are refused: the library would leave them out, and an agent would not know.
+    """
+
+    async def list_tools(self) -> list[Tool]:
+        tools = await super().list_tools()
+        for tool in tools:
+            tool.input_schema = {**tool.input_schema, "additionalProperties": False}
+        return tools
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Call | None = None
     ) -> CallToolResult | InputRequiredResult:
+        for tool in await self.list_tools():
+            known = tool.input_schema.get("properties", {})
+            if tool.name == name and (unknown := sorted(set(arguments) - set(known))):
+                raise ToolError(f"{name} has no argument {unknown[0]!r}: it takes {', '.join(known)}")
         try:
             return await super().call_tool(name, arguments, context)
         except UnexpectedToolError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 from PIL import Image
 
+from ..errors import RandSlotError
 from ..library.library import Library
 from ..library.manifest import File
 from ..library.reading.workers import Renderers
@@ -29,7 +31,7 @@ class LocalLibrary:
         self.renderers = Renderers(1, DRAW_SECONDS)
         with self.shared.use() as opened:  # what is wrong is told at the start
             if isinstance(opened, Library) and opened.choose_by() != "words":
-                Thread(target=lambda: opened.query_model, name="model", daemon=True).start()  # takes seconds
+                Thread(target=_load_model, args=[opened], name="model", daemon=True).start()  # takes seconds
 
     def __enter__(self) -> Self:
         return self
@@ -48,6 +50,10 @@ class LocalLibrary:
         with self.shared.use() as library:
             return library.find_unknown(query, filters=filters)
 
+    def count_without_text(self) -> int:
+        with self.shared.use() as library:
+            return library.count_without_text()
+
     def files(self) -> list[File]:
         with self.shared.use() as library:
             return [file for file in library.files() if file.state == "done"]
@@ -65,6 +71,11 @@ class LocalLibrary:
 
     def link(self, file: File, page: int, base: str) -> str:
         return f"{Path(file.source).as_uri()}#page={page}"
+
+
+def _load_model(library: Library) -> None:
+    with suppress(RandSlotError):  # the first search tells what is wrong
+        _ = library.query_model
 
 
 def serve_stdio(

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
+from ..extras import needs_extra
 from .dialog import tell
 from .options import TrustRemoteCode
 
 
+@needs_extra("evaluate")
 def analyse(
     sources: Annotated[
         list[str] | None,
@@ -58,6 +60,7 @@ def analyse(
         print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
+@needs_extra("evaluate")
 def compare(
     searches: Annotated[
         list[str], typer.Argument(help="Folders of results; with --data, models by folder or hub id, and words.")
@@ -104,6 +107,7 @@ def compare(
     print(f"see {output / 'compare.svg'}", file=sys.stderr)
 
 
+@needs_extra("train,evaluate")
 def study(
     file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
     choose: Annotated[

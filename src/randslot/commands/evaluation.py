@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..extras import needs_extra
 from .dialog import tell
 from .options import Inference, PageVectors, QueryVectors, Reduction, SearchBy, Seed, TrustRemoteCode
 
@@ -55,6 +56,7 @@ def manuals(
         raise typer.Exit(1)
 
 
+@needs_extra("evaluate")
 def evaluate(
     model: Annotated[
         str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")

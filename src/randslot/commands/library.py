@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -69,6 +70,32 @@ def words(
     print(f"{plural(num, 'text layer')} read, {plural(summary.by_ocr, 'page')} by OCR; the words are {found.language}")
     summary.by_ocr = 0
     print_end(summary, found, False)
+
+
+@library_app.command(cls=PlainCommand)
+def sketch(
+    library: Place,
+    queries: Annotated[
+        Path | None, typer.Option("--queries", help="Queries as people ask them, one on each line.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Give pages sketches, so that searches by vectors do not look at all of them: for 100,000 pages and more.
+
+    Used only if they find what an exact search finds, which is measured. Later pages get theirs when they are added.
+
+    randslot library sketch -l mylib
+
+    randslot library sketch -l mylib --queries questions.txt
+    """
+    from ..files import read_lines
+    from ..library.library import Library
+    from ..library.show import plural, show_progress
+
+    texts = read_lines(queries) if queries else []
+    with Library(library, create=False) as opened, show_progress(False) as progress, say_stopped(progress):
+        made = opened.make_sketches(texts, progress=progress)
+    print(f"{plural(made.pages, 'page')} with sketches; a search by vectors scores {made.candidates:,} of them in full")
+    print(f"of the best pages for {made.queries} queries, {100 * made.recall:.1f} % are found so")
 
 
 @library_app.command("list", cls=PlainCommand)

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from ..errors import RandSlotError, UsageError
+from ..extras import needs_extra
 from .help import ADVANCED
 from .options import TrustRemoteCode
 
 
+@needs_extra("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -52,6 +54,7 @@ def train(
     train(chosen, resume=resume)
 
 
+@needs_extra("train")
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
@@ -67,6 +70,7 @@ def pretrain(
     train(recipe, [*(changes or []), "objective=reading"], output, resume)
 
 
+@needs_extra("train")
 def distill(
     model: Annotated[str, typer.Argument(help="The teacher: a folder, a hub id, embedded, or the URL of a server.")],
     output: Annotated[str, typer.Option("--output", "-o", help="Folder for the student and its run.")],
@@ -84,6 +88,10 @@ def distill(
     batch: Annotated[int, typer.Option(metavar="N", help="Queries that are learned at once.")] = 32,
     rate: Annotated[float, typer.Option(metavar="X", help="The learning rate.")] = 3e-4,
     layers: Annotated[int, typer.Option(metavar="N", help="Only the first ones of the student; 0: all.")] = 0,
+    still_embeddings: Annotated[
+        bool,
+        typer.Option("--still-embeddings", help="Do not train those of tokens: for a student of its teacher's layers."),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in the output folder was stopped.")] = (
         False
     ),
@@ -99,6 +107,9 @@ def distill(
     save_every: Annotated[
         int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
     ] = 500,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (on a GPU), fp32 or bf16-anywhere.")
+    ] = "bf16",
     column: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Where rows have their query.")
     ] = "query",
@@ -119,6 +130,8 @@ def distill(
 
     randslot distill runs/my-model -o light --student tiny --queries questions.txt --epochs 20 --rate 1e-3
 
+    randslot distill runs/my-text-model -o light --student runs/my-text-model --layers 2 --queries pairs.jsonl
+
     randslot search "deferred tax" -l mylib --query-model light
     """
     from ..training.distill import Distillation, distill
@@ -130,10 +143,12 @@ def distill(
         output,
         query_column=column,
         layers=layers,
+        still_embeddings=still_embeddings,
         epochs=epochs,
         batch=batch,
         learning_rate=rate,
         warmup=warmup,
+        precision=precision,
         validation=validation,
         seed=seed,
         save_every=save_every,
@@ -146,24 +161,34 @@ def distill(
 def pairs(
     folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],
+    spans: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Also so many times a few words in a row of every page's text.")
+    ] = 0,
 ) -> None:
     """Make training pairs (section title -> page) from the outlines of PDFs.
 
     randslot pairs ~/manuals -o pairs.jsonl
+
+    randslot pairs ~/manuals -o queries.jsonl --spans 20
     """
     from ..training.outlines import find_pairs, write_pairs
+    from ..training.spans import add_spans
 
     found = find_pairs(folder)
+    if spans:
+        add_spans(found, folder, spans)
     for line in found.failed:
         print(f"could not read {line}", file=sys.stderr)
     if not found.pairs:
-        raise RandSlotError(f"no PDF below {folder} has an outline with useful titles")
+        what = "text" if spans else "an outline with useful titles"
+        raise RandSlotError(f"no PDF below {folder} has {what}")
     try:
         write_pairs(found, folder, output)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
     print(f"{len(found.pairs)} pairs in {output}")
-    print(f"dropped: {found.generic} generic titles, {found.repeated} that name several pages", file=sys.stderr)
+    what = "titles or words" if spans else "titles"
+    print(f"dropped: {found.generic} generic {what}, {found.repeated} that name several pages", file=sys.stderr)
     if found.without_outline:
         print(f"without outline: {len(found.without_outline)} PDFs", file=sys.stderr)
     if found.failed:

@@ -86,7 +86,7 @@ def search(
     """
     from ..library.opening import open_hit
     from ..library.served_library import open_library
-    from ..library.show import list_missing, print_hits, show_waiting
+    from ..library.show import list_missing, list_unmatched, list_unreadable, print_hits, show_waiting
 
     from_stdin = query == ["-"]
     queries = [" ".join(query)]
@@ -110,9 +110,12 @@ def search(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
         )
         notes = opened.notes()
+        unmatched = list_unmatched(chosen, opened.files()) if chosen and not all(results) else []
+        notes += unmatched
         for one, hits in zip(queries, results, strict=True):
-            if not (how == "vectors" or (hits and hits[0].by == "vectors")):
+            if not unmatched and not (how == "vectors" or (hits and hits[0].by == "vectors")):
                 notes += list_missing(opened.find_unknown(one, filters=chosen), bool(chosen))
+                notes += [] if hits else list_unreadable(opened.count_without_text())
     if ignored and all(hit.by == "words" for hits in results for hit in hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):

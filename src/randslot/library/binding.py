@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import RandSlotError, UsageError
+from ..errors import MissingError, RandSlotError, UsageError
 from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, is_url, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
@@ -82,7 +82,8 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 
     trust_remote_code: let it run code of its own, if it has any that this user has not trusted before.
 
-    Errors: RandSlotError if that is another model, or cannot be found. UsageError for code that is not trusted.
+    Errors: RandSlotError if that is another model, or cannot be found; MissingError without the extra that models need.
+    UsageError for code that is not trusted.
     """
     from ..model.opening import open_model  # takes seconds for most models, and few uses of a library need one
 
@@ -94,7 +95,11 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
         options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
         options["template"] = bound.settings.get("template")
         options |= _trust(bound, library, trust_remote_code)
-    reader: PageReader = open_model(place, **options)
+    try:
+        reader: PageReader = open_model(place, **options)
+    except MissingError as error:
+        line = f"library {library} belongs to {bound}, and {error}; --by words searches without a model"
+        raise MissingError(line, name=error.name) from error
     refuse_student(reader)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)

@@ -33,14 +33,16 @@ def make_where(filters: Mapping[str, Any], manifest: Manifest, library: str) -> 
     metadata = {key: value for key, value in filters.items() if key != "page"}
     if not metadata:
         return Where(None, hidden, first, last)
-    source = metadata.pop("source", None)
     done = manifest.find(state="done")
     _check_keys(metadata, done, library)
-    files = set()
-    for file in done:
-        if _is_meant(source, file) and has_metadata(file, metadata):
-            files.add(file.id)
-    return Where(frozenset(files), hidden, first, last) if files else None
+    files = frozenset(file.id for file in done if is_meant(file, metadata))
+    return Where(files, hidden, first, last) if files else None
+
+
+def is_meant(file: File, filters: Mapping[str, Any]) -> bool:
+    """Whether a file is one of those that filters by source and metadata let through."""
+    metadata = {key: value for key, value in filters.items() if key not in ("page", "source")}
+    return _is_source(filters.get("source"), file) and has_metadata(file, metadata)
 
 
 def _check_keys(metadata: Mapping[str, Any], files: list[File], library: str) -> None:
@@ -53,7 +55,7 @@ def _check_keys(metadata: Mapping[str, Any], files: list[File], library: str) ->
             raise UsageError(f"no page in library {library} has {key!r} to filter by, only {names}")
 
 
-def _is_meant(source: Any, file: File) -> bool:
+def _is_source(source: Any, file: File) -> bool:
     """Whether a file is meant by a pattern, or is one of a set of paths."""
     if source is None or isinstance(source, frozenset):
         return source is None or file.source in source

@@ -1,7 +1,8 @@
 """A library in a folder of this machine, which one process at a time has open.
 
 The folder has `library.json` (format, model and language), `files.sqlite` (the manifest), `pages/` (the store),
-`images/` (what was added without a file), `uploads/` (what was added in a browser), and `lock`.
+`images/` (what was added without a file), `uploads/` (what was added in a browser), `lock`, and `sketches.npz` if pages
+have sketches.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
-from ..files import read_json, write_json
+from ..files import read_json, write_json, write_whole
 from .location import InUseError, Location, clear, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
 from .stores.edge import EdgeStore
 from .stores.store import Store
 
-LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
+LIBRARY_FILE, IMAGES, UPLOADS, SKETCHER = "library.json", "images", "uploads", "sketches.npz"
 HOME = LIBRARY_FILE  # its name in earlier versions
 BLOCK_BYTES = 512  # of a block, as the system counts them
 LOGS = ("-wal", "-shm", "journal.dat")  # how the names of files end that the engines empty when they open a library
@@ -116,11 +117,21 @@ class FolderLocation:
         self.manifest.put(*moved)
         self.write(about)
 
+    def read_sketcher(self) -> bytes | None:
+        file = self.folder / SKETCHER
+        return file.read_bytes() if file.is_file() else None
+
+    def keep_sketcher(self, content: bytes) -> None:
+        write_whole(self.folder / SKETCHER, content)
+
     def hold_lease(self) -> AbstractContextManager[None]:
         return nullcontext()  # this process has the lock
 
     def is_same(self, other: Location) -> bool:
         return False  # the lock lets no folder be opened twice
+
+    def check(self) -> None:
+        self.manifest.totals()
 
     def size(self) -> int:
         return folder_size(self.folder)

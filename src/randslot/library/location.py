@@ -13,7 +13,8 @@ from .manifest import File, Manifest
 from .stores.store import Store
 
 FORMAT = 2  # of new libraries
-FORMATS = (1, 2)  # that can be opened; 1 has vectors and no words
+SKETCHED = 3  # of libraries with sketches: a version that does not know them would add pages without
+FORMATS = (1, 2, 3)  # that can be opened; 1 has vectors and no words
 
 
 class InUseError(RandSlotError):
@@ -55,6 +56,12 @@ class Location(Protocol):
         Errors: RandSlotError if it is lost, and not to be repaired.
         """
 
+    def read_sketcher(self) -> bytes | None:
+        """Return what makes the sketches of pages, as it was kept; None if there is nothing."""
+
+    def keep_sketcher(self, content: bytes) -> None:
+        """Keep what makes the sketches of pages."""
+
     def hold_lease(self) -> AbstractContextManager[None]:
         """Return a block in which this process may write, and no other one does.
 
@@ -66,6 +73,12 @@ class Location(Protocol):
 
     def is_same(self, other: Location) -> bool:
         """Whether another location, whose write lease this process holds, is this one by another name."""
+
+    def check(self) -> None:
+        """Ask for something small of all that a search needs.
+
+        Errors: RandSlotError if searches would not be answered.
+        """
 
     def size(self) -> int:
         """Return the bytes that it takes on disk, or those of the vectors where that cannot be known."""

@@ -110,12 +110,18 @@ class Searcher:
         if where is None or self.words.language is None:
             return []
         analyzer = self.words.analyzer
-        named = list_named(read_query(query, analyzer), analyzer)[:MOST_WORDS]
+        words = read_query(query, analyzer)
+        named, joined = list_named(words, analyzer)[:MOST_WORDS], words.joined[:MOST_WORDS]
         if not named:
             return []
-        asked = [StoreQuery(terms=analyzer.weigh_query([word.term])) for word in named]
+        terms = [word.term for word in named] + [word.term for word in joined]
+        asked = [StoreQuery(terms=analyzer.weigh_query([term])) for term in terms]
         found = self.store.search(asked, 1, where, False)
-        return show_longest([word for word, hits in zip(named, found, strict=True) if not hits])
+        known: set[str] = set()  # as part of a word that pages have
+        for one, hits in zip(joined, found[len(named) :], strict=True):
+            known.update(one.parts if hits else ())
+        missing = [word for word, hits in zip(named, found[: len(named)], strict=True) if not hits]
+        return show_longest([word for word in missing if word.term not in known])
 
     def choose_by(self, by: By | None) -> By:
         """Return what a search compares: what is asked for, or what the library has and its model can read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,10 +23,12 @@ from rich.text import Text
 from ..model.reader import read_identity
 from ..model.use_reader import MODULE
 from ..model.use_reader import NAME as READER
-from ..pages.ocr import find_engine
+from ..pages.ocr import show_advice
 from ..words.snippets import Snippet
 from .address import is_address
+from .filters import is_meant
 from .folder import folder_size
+from .manifest import File
 from .results import Copy, Hit, Progress, Status, Summary
 from .stores.store import BYTES_PER_NUMBER
 
@@ -39,6 +41,8 @@ STAGES = {
     "words": "reading words",
     "scans": "reading scans",
     "vectors": "encoding pages",
+    "queries": "encoding queries",
+    "sketches": "sketching pages",
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
 COPIES = 3  # of a page that are named
@@ -143,10 +147,20 @@ def show_tip() -> str:
     return f"tip: to find pages by meaning too, also in other languages: {install}randslot index --model {READER}"
 
 
-def show_advice() -> str:
-    """Return how pages without text get some."""
-    reads = "randslot library words reads them by OCR"
-    return reads if find_engine() else f'pip install "randslot[ocr]", then {reads}'
+def list_unreadable(num: int) -> list[str]:
+    """Return what to say, where nothing was found, about so many pages without text."""
+    return (
+        [f"{plural(num, 'page')} of the library without text, which words cannot find: {show_advice()}"] if num else []
+    )
+
+
+def list_unmatched(filters: Mapping[str, Any], files: Sequence[File]) -> list[str]:
+    """Return what to say about filters that no file of the library passes."""
+    wanted = {key: value for key, value in filters.items() if key != "page"}
+    if not wanted or any(is_meant(file, wanted) for file in files):
+        return []
+    named = " and ".join(f"{key}={readable(str(value))}" for key, value in wanted.items())
+    return [f"no file of the library matches --filter {named}: randslot library list shows all"]
 
 
 def print_problems(summary: Summary, quiet: bool) -> None:

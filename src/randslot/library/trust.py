@@ -64,7 +64,7 @@ def estimate_trust(
     pages = list(store.read(chosen).values())
     lines: list[tuple[int, str]] = []
     for i, page in enumerate(pages[:LINES]):
-        line = _choose_line(page, dice)
+        line = choose_line(page, dice)
         if line:
             lines.append((i, line))
     if len(pages) < FEWEST or len(lines) < FEWEST:
@@ -82,7 +82,7 @@ def _max_sim(query: Vectors, page: StoredPage) -> float:
     return float((query @ page.vectors.T).max(1).sum())
 
 
-def _choose_line(page: StoredPage, dice: random.Random) -> str:
+def choose_line(page: StoredPage, dice: random.Random) -> str:
     """Return a line of a page, with those after it if it is short, or nothing if the page has too few words."""
     assert page.text is not None
     lines = page.text.text.splitlines()

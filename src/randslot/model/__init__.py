@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..extras import needs_extra
+
 if TYPE_CHECKING:
     from .embedding_model import EmbeddingModel
     from .encoder import SlotEncoder
@@ -47,7 +49,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: a library that is only looked into needs no torch."""
+    """Import a name when it is first used: a library that is only looked into needs no torch.
+
+    Errors: MissingError in one line without the extra that models need.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    with needs_extra():
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -82,6 +83,24 @@ def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
     return replace(backbone, bare=bare)
+
+
+def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
+    """Add the adapter of a backbone to its weights, in place; without one nothing changes.
+
+    Errors: RandSlotError for weights that are not finite.
+    """
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            try:
+                module.merge(safe_merge=True)
+            except ValueError as error:  # what PEFT says of weights that are not finite
+                raise RandSlotError(f"cannot merge the adapter at {name}: {first_line(error)}") from error
+            model.set_submodule(name, module.get_base_layer())
+    if has_adapter(model):  # it is a model like any other now, also when it is saved
+        model._hf_peft_config_loaded = False
+        del model.peft_config
+    return model
 
 
 def save_files(

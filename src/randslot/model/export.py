@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from tokenizers import AddedToken
 from tokenizers.processors import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import UsageError
 from ..files import write_json
 from .backbone import bars_in_terminals
-from .checkpoint import check_fit, share_weights
+from .checkpoint import check_fit, merge_adapter, share_weights
 from .encoder import SlotEncoder
 from .families.family import Family
 from .hub import SERVING
@@ -110,18 +109,6 @@ def why_not_served(strategy: type[Strategy]) -> str:
     if not strategy.constant:
         return "random slots are drawn afresh, a token is constant; a model trained with them goes out with slots zero"
     return ""
-
-
-def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Add the adapter of a backbone to its weights, in place; without one nothing changes."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            try:
-                module.merge(safe_merge=True)
-            except ValueError as error:  # what PEFT says of weights that are not finite
-                raise RandSlotError(f"cannot merge the adapter at {name}: {first_line(error)}") from error
-            model.set_submodule(name, module.get_base_layer())
-    return model
 
 
 def add_head(family: Family, model: PreTrainedModel) -> PreTrainedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..extras import needs_extra
 from .use_reader import NAME, UseReader, open_use
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
     """
     if name == NAME:
         return open_use(**options)
-    from .remote_model import open_model as open_with_torch
+    with needs_extra():
+        from .remote_model import open_model as open_with_torch
 
     return open_with_torch(name, **options)

@@ -12,6 +12,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
 from .kinds import TIFF_SUFFIXES
+from .paths import show_pages
 
 WHITE = (255, 255, 255)
 LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
@@ -37,6 +38,16 @@ def num_image_pages(file: Path) -> int:
     """
     with _image_errors(str(file)), Image.open(file) as image:
         return _num_frames(image) if file.suffix.lower() in TIFF_SUFFIXES else 1
+
+
+def check_image(file: Path) -> None:
+    """Read the pixels of an image file, of its only or its first page: a JPEG's as few as it can be read by.
+
+    Errors: RandSlotError if it is cut off or corrupt.
+    """
+    with image_page(file, str(file), 1) as image, _data_errors(str(file)):
+        image.draft(None, (1, 1))  # does nothing if it is no JPEG
+        image.load()
 
 
 def open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Image:
@@ -70,7 +81,7 @@ def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image
         if number != 1:
             num = _num_frames(image)
             if not 1 <= number <= num:
-                raise RandSlotError(f"{name} has {num} pages, so there is no page {number}")
+                raise RandSlotError(f"{name} has {show_pages(num)}, so there is no page {number}")
             image.seek(number - 1)
         yield image
 

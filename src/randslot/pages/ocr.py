@@ -80,6 +80,12 @@ def find_engine() -> str | None:
     return None
 
 
+def show_advice() -> str:
+    """Return how pages without text get some."""
+    reads = "randslot library words reads them by OCR"
+    return reads if find_engine() else f'pip install "randslot[ocr]", then {reads}'
+
+
 def read_image_text(image: Image.Image, engine: str | None = None, pixels: int = OCR_PIXELS) -> PageText:
     """Read the text of a page image, shrunk to at most `pixels` pixels, with the best engine that is there.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import RandSlotError
-from .images import image_page, num_image_pages, open_image, open_shrunk, to_upright_rgb
+from .images import check_image, image_page, num_image_pages, open_image, open_shrunk, to_upright_rgb
 from .kinds import IMAGE_SUFFIXES, KINDS
 from .paths import FILE_PAGE, is_file, short
 from .pdf import PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
@@ -170,6 +170,15 @@ def num_pages(file: Path) -> int:
     Errors: RandSlotError if it cannot be opened, or is not a PDF or an image.
     """
     return num_pdf_pages(file) if file.suffix.lower() == ".pdf" else num_image_pages(file)
+
+
+def check_pixels(file: Path) -> None:
+    """Look whether an image file is whole; PDFs are read page by page, and say so themselves.
+
+    Errors: RandSlotError if it is cut off or corrupt.
+    """
+    if file.suffix.lower() in IMAGE_SUFFIXES:
+        check_image(file)
 
 
 def list_pages(folder: Path) -> list[str]:

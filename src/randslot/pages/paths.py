@@ -25,6 +25,11 @@ def page_file(page: str) -> Path:
     return Path(found["file"] if found else page)
 
 
+def show_pages(num: int) -> str:
+    """Return a number of pages in words."""
+    return "1 page" if num == 1 else f"{num} pages"
+
+
 def short(name: str) -> str:
     """Return a name as it may stand in one line of an error: unchanged if it is printable and not too long."""
     return name if name.isprintable() and 0 < len(name) <= 300 else ascii(name[:80])

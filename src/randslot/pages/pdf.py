@@ -13,7 +13,7 @@ import pypdfium2.raw as pdf_api
 from PIL import Image
 
 from ..errors import RandSlotError
-from .paths import is_file
+from .paths import is_file, show_pages
 
 PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
 PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers support
@@ -105,7 +105,7 @@ def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Itera
     try:
         with PDFIUM, _open(file, kept) as pdf:
             if not 1 <= number <= len(pdf):
-                raise RandSlotError(f"{file} has {len(pdf)} pages, so there is no page {number}")
+                raise RandSlotError(f"{file} has {show_pages(len(pdf))}, so there is no page {number}")
             page = pdf[number - 1]
             try:
                 if not min(page.get_size()) > 0:

@@ -335,9 +335,14 @@ def _add_heads(app: FastAPI) -> None:
 def _add_reading(app: FastAPI, service: Service) -> None:
     @app.get("/api/health", tags=["service"], responses={503: {"model": ErrorAnswer, "description": "it is not"}})
     async def health() -> Health:
-        """Whether the service is up and its library answers; needs no token."""
+        """Whether searches are answered: the service is up, and so is all of its library; needs no token."""
         if not await service.is_reachable():
-            raise Refused(503, "the library does not answer")
+            raise Refused(503, "searches are not answered: the library, or part of it, is out of reach")
+        return Health(status="ok")
+
+    @app.get("/api/live", tags=["service"])
+    async def live() -> Health:
+        """Whether the service is up, whatever its library does: if not, it should be started again; needs no token."""
         return Health(status="ok")
 
     @app.get("/api/status", tags=["service"])

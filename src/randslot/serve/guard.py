@@ -31,7 +31,7 @@ SCRIPTS = ("page", "dom", "api", "route", "search", "filters", "viewer", "why", 
 PAGE = frozenset(  # they hold no data
     {"/", "/page.css", "/icon.svg", "/docs", "/openapi.json", *(f"/{name}.js" for name in SCRIPTS)}
 )
-OPEN = PAGE | {"/api/health", "/api/session"}
+OPEN = PAGE | {"/api/health", "/api/live", "/api/session"}
 UPLOAD = "/api/uploads"
 EMBEDDING = frozenset({"/v1/embeddings", "/pooling"})  # may hold an image
 HEADERS = {

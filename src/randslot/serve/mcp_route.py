@@ -46,6 +46,10 @@ class ServiceLibrary:
         with _refusing():
             return self.service.library.find_unknown(query, filters=filters)
 
+    def count_without_text(self) -> int:
+        with _refusing():
+            return self.service.library.count_without_text()
+
     def files(self) -> list[File]:
         return self.service.library.manifest.find(state="done")
 

@@ -16,7 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ..errors import RandSlotError
+from ..errors import RandSlotError, first_line
 from ..library.folder import is_kept
 from ..library.library import Library
 from ..library.manifest import File
@@ -25,6 +25,7 @@ from ..library.reading.workers import Renderers
 from ..library.results import By, Hit
 from ..library.stores.store import Vectors, page_id
 from ..pages import KINDS
+from ..pages.paths import show_pages
 from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
@@ -174,7 +175,7 @@ class Service:
         """
         file = self.document(id)
         if not 1 <= number <= file.num_pages:
-            raise Refused(404, f"the document has {file.num_pages} pages, so there is no page {number}")
+            raise Refused(404, f"the document has {show_pages(file.num_pages)}, so there is no page {number}")
         return file
 
     def content(self, id: str) -> tuple[Path, str]:
@@ -304,20 +305,23 @@ class Service:
             term = analyzer.find_term(token)
             if term in asked.marked and term not in found:
                 found[term] = WordCount(asked.plain[token.start : token.end], counts[term])
+        for joined in asked.joined:
+            if counts[joined.term] and joined.term not in found:
+                found[joined.term] = WordCount(joined.text, counts[joined.term])
         return list(found.values())
 
     # -- state
 
     async def is_reachable(self) -> bool:
-        """Whether the library answers; asked anew every few seconds at most, and given up on after as many."""
+        """Whether searches are answered; looked at anew every few seconds at most, and given up on after as many."""
         if self._looked is None or (self._looked[1].done() and time.monotonic() - self._looked[0] > HEALTH_SECONDS):
-            self._looked = time.monotonic(), self._looking.submit(self.library.manifest.totals)
+            self._looked = time.monotonic(), self._looking.submit(self.library.location.check)
         answer = asyncio.wrap_future(self._looked[1])
         answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # it may come when nobody waits
         try:
             await asyncio.wait_for(asyncio.shield(answer), HEALTH_SECONDS)
         except Exception as error:  # whatever it is, the library does not answer
-            LOG.warning("the library does not answer: %s", error or type(error).__name__)
+            LOG.warning("searches are not answered: %s", first_line(error))
             return False
         return True
 

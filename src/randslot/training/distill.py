@@ -36,10 +36,12 @@ from ..model.loading import load
 from ..model.model import RandSlotModel
 from ..model.student import make_student
 from .lessons import LessonFolder, Lessons, load_lessons, read_queries
+from .recipe import CHOICES
 
 OPTIONS, RUN, CHECKPOINT, LESSONS = "distill.json", "run.json", "checkpoint.pt", "teacher"
 MOST_HELD_OUT = 1000  # queries that are compared after each epoch
 ENCODED = 64  # queries that are compared at once
+POOL = 32  # batches whose queries are sorted by length together
 CLIP, WEIGHT_DECAY = 1.0, 0.01
 FREE = ("output", "cache", "save_every")  # a run may be resumed with others: what is computed does not depend on them
 LIMITS = {
@@ -63,9 +65,11 @@ class Distillation:
     name, "tiny", or a JSON file. queries: files with a query on each line, or what training pairs come from. output: a
     folder for the student and its run.
 
-    layers: only so many of the student's first ones; 0: all. warmup: steps in which the rate rises; then it falls to
-    zero as a cosine. validation: the share of queries that are held out. save_every: steps between checkpoints; 0:
-    none. cache: a folder for the teacher's vectors, which several students can share; by default one in the output.
+    layers: only so many of the student's first ones; 0: all. still_embeddings: those of tokens are not trained, so that
+    words that no query has keep their place beside the others; for a student that begins with its teacher's. warmup:
+    steps in which the rate rises; then it falls to zero as a cosine. precision: as in recipes. validation: the share of
+    queries that are held out. save_every: steps between checkpoints; 0: none. cache: a folder for the teacher's
+    vectors, which several students can share; by default one in the output.
     """
 
     teacher: str
@@ -74,10 +78,12 @@ class Distillation:
     output: str
     query_column: str = "query"
     layers: int = 0
+    still_embeddings: bool = False
     epochs: int = 10
     batch: int = 32
     learning_rate: float = 3e-4
     warmup: int = 50
+    precision: str = "bf16"
     validation: float = 0.05
     seed: int = 42
     save_every: int = 500
@@ -92,6 +98,8 @@ class Distillation:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise UsageError(f"{name} must be between {least:g} and {most:g}, not {value}")
+        if self.precision not in CHOICES["precision"]:
+            raise UsageError(f"precision must be one of {', '.join(CHOICES['precision'])}, not {self.precision!r}")
 
     @property
     def lessons(self) -> Path:
@@ -140,11 +148,12 @@ def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
     if not resume:
         raise UsageError(f"{folder} holds a run already: go on with it by --resume, or choose another output")
     before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))
-    for name in (one.name for one in fields(options) if one.name not in FREE):
-        if before.get(name) != now[name]:
+    for option in fields(options):
+        name = option.name
+        was = before.get(name, option.default)  # an option that came later had its default
+        if name not in FREE and was != now[name]:
             raise UsageError(
-                f"{folder} holds a run with another {name} ({before.get(name)!r}, not {now[name]!r}): choose another "
-                "output"
+                f"{folder} holds a run with another {name} ({was!r}, not {now[name]!r}): choose another output"
             )
 
 
@@ -183,9 +192,15 @@ class Run:
         self.folder = Path(options.output)
         self.state = State()
         self.student = make_student(options.student, lessons.teacher, layers=options.layers, seed=options.seed)
+        if options.still_embeddings:
+            self.student.encoder.backbone.get_input_embeddings().requires_grad_(False)
+        trained = [weight for weight in self.student.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.student.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
+            trained, lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
         )
+        anywhere = options.precision == "bf16-anywhere"
+        self.autocast = anywhere or (options.precision == "bf16" and self.student.device.type == "cuda")
+        self.lengths = np.array([len(query) for query in lessons.queries])
         order = np.random.default_rng(options.seed).permutation(len(lessons.queries))
         num = min(round(options.validation * len(order)), MOST_HELD_OUT)
         num = max(num, 1) if options.validation else 0
@@ -252,8 +267,19 @@ class Run:
         epoch, place = divmod(self.state.step, self.steps_an_epoch)
         if epoch != self.epoch:
             self.epoch = epoch
-            self.order = np.random.default_rng([self.options.seed, epoch]).permutation(self.learned)
+            self.order = self._arrange(epoch)
         return self.order[place * self.options.batch : (place + 1) * self.options.batch]
+
+    def _arrange(self, epoch: int) -> NDArray[np.int64]:
+        """Return the queries of an epoch in their order: a batch holds those of a like length, so little is padding."""
+        dice, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
+        order = dice.permutation(self.learned)
+        for start in range(0, len(order), POOL * batch):
+            pool = order[start : start + POOL * batch]
+            pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
+        num = len(order) // batch
+        whole = order[: num * batch].reshape(num, batch)
+        return np.concatenate([dice.permutation(whole).ravel(), order[num * batch :]])
 
     def _compare(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the cosines (B, K) between the vectors of student and teacher."""
@@ -261,7 +287,7 @@ class Run:
         features = self.student.preprocessor(texts, task="query")
         device = self.student.device
         features = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in features.items()}
-        with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
+        with torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext():
             found = self.student(features)["token_embeddings"].float()
         wanted = torch.from_numpy(self.lessons.vectors[rows].astype(np.float32)).to(device)
         return F.cosine_similarity(found, wanted, dim=-1)

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RandSlotError, UsageError
-from ..files import read_json, write_json
+from ..files import read_json, read_lines, write_json
 from ..model.preprocessing import check_query
 from ..model.reader import Identity, PageReader, read_identity
 from .pairs import list_queries, read_rows
 
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-BATCH = 64  # queries that a teacher encodes at once
+BATCH, POOL = 64, 1024  # queries that a teacher encodes at once, and that are sorted by length before
 
 
 def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
@@ -37,19 +37,11 @@ def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
     for place in places:
         path = Path(place)
         as_rows = path.suffix in (".jsonl", ".parquet") or not path.is_file()
-        for query in _read_column(place, column) if as_rows else _read_lines(path):
+        for query in _read_column(place, column) if as_rows else read_lines(path):
             found[query] = None
     if len(found) < 2:
         raise UsageError(f"{', '.join(places)}: {len(found)} different queries are too few to learn from")
     return list(found)
-
-
-def _read_lines(file: Path) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise RandSlotError(f"{file} is not UTF-8 text: {error}") from error
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _read_column(place: str, column: str) -> list[str]:
@@ -107,14 +99,25 @@ class LessonFolder:
         done = self._count(teacher)
         with (self.folder / VECTORS).open("ab") as file:
             file.truncate(done * self._row_bytes(teacher))  # half a row was being written when it was stopped
-            for start in range(done, len(self.queries), BATCH):
-                progress(start)
-                some = self.queries[start : start + BATCH]
-                for query, vectors in zip(some, reader.embed_queries(some), strict=True):
-                    file.write(_pack(query, vectors, teacher))
+            for start in range(done, len(self.queries), POOL):
+                rows = self._ask(reader, teacher, start, progress)
+                file.write(b"".join(rows[query] for query in self.queries[start : start + POOL]))
                 file.flush()
         progress(len(self.queries))
         return self._open(teacher)
+
+    def _ask(
+        self, reader: PageReader, teacher: Identity, start: int, progress: Callable[[int], None]
+    ) -> dict[str, bytes]:
+        """Return the rows of some queries from `start` on; those of a like length are encoded together."""
+        rows: dict[str, bytes] = {}
+        some = sorted(self.queries[start : start + POOL], key=len)
+        for first in range(0, len(some), BATCH):
+            progress(start + first)
+            batch = some[first : first + BATCH]
+            for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
+                rows[query] = _pack(query, vectors, teacher)
+        return rows
 
     def _read_teacher(self) -> Identity | None:
         file = self.folder / TEACHER

@@ -39,8 +39,6 @@ def find_pairs(folder: Path) -> FoundPairs:
 
     A title is dropped if it is generic or too short, or if it names more than one page of the same PDF or of another.
     """
-    if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}")
     found = FoundPairs()
     useful = []
     for title, page in _read_outlines(folder, found):
@@ -60,7 +58,7 @@ def find_pairs(folder: Path) -> FoundPairs:
 def _read_outlines(folder: Path, found: FoundPairs) -> list[tuple[str, str]]:
     """Return the different (title, page) entries of all PDFs below a folder; note the files that have none."""
     entries: list[tuple[str, str]] = []
-    for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".pdf" and path.is_file()):
+    for file in list_pdfs(folder):
         try:
             titles = list(read_outline(file))
         except pdfium.PdfiumError as error:
@@ -71,6 +69,16 @@ def _read_outlines(folder: Path, found: FoundPairs) -> list[tuple[str, str]]:
         for title, page in titles:
             entries.append((title, f"{file.relative_to(folder)}#page={page}"))
     return list(dict.fromkeys(entries))
+
+
+def list_pdfs(folder: Path) -> list[Path]:
+    """Return the PDFs below a folder.
+
+    Errors: UsageError if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}")
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".pdf" and path.is_file())
 
 
 def read_outline(file: Path) -> Iterator[tuple[str, int]]:

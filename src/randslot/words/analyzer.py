@@ -20,6 +20,8 @@ from .tokens import Token, remove_accents, tokenize
 # BM25: how soon more of a word stops to count, how much the length of a page counts, and the length that is usual.
 SATURATION, LENGTH_SHARE, USUAL_LENGTH = 1.5, 0.75, 300
 
+JOINED_WEIGHT = 0.5  # in a query, of two words written as one; see docs/log.md
+
 STEMS = 100_000  # that are remembered
 
 
@@ -64,10 +66,12 @@ class Analyzer:
             weights.append(count * (SATURATION + 1) / (count + usual))
         return _number(counts, weights), " ".join(words)
 
-    def weigh_query(self, terms: Iterable[str]) -> Terms:
-        """Return the terms of a query; one that is named twice counts twice."""
-        counts = Counter(terms)
-        return _number(counts, [float(count) for count in counts.values()])
+    def weigh_query(self, terms: Iterable[str], joined: Iterable[str] = ()) -> Terms:
+        """Return the terms of a query; one that is named twice counts twice. joined: of two words written as one."""
+        weights = {term: float(count) for term, count in Counter(terms).items()}
+        for term in joined:
+            weights.setdefault(term, JOINED_WEIGHT)
+        return _number(weights, list(weights.values()))
 
 
 def list_words(text: str) -> Iterator[str]:

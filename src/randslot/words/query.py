@@ -5,37 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import UsageError
 from .analyzer import Analyzer, list_words
 from .terms import Terms
-from .tokens import Token, tokenize
+from .tokens import IS_UNSPACED, Token, tokenize
 
 MOST_CHARACTERS = 10_000  # of a query
 SHORT_PART = 2  # characters of a part of an identifier that says nothing alone
+HYPHENS = "-\u2010\u2011"
 QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'
 PIECE = re.compile(
     rf"(?P<minus>(?<!\S)-)?[{QUOTES}](?P<phrase>[^{QUOTES}]*)[{QUOTES}]"
     r"|(?<!\S)-(?P<excluded>[^\W\d_]{3}\S*)"  # letters must follow: -5 is a number, -l and --prune are options
 )
-
-
-@dataclass(frozen=True)
-class WordQuery:
-    """A query by words.
-
-    plain: the query without quotes and excluded words, for a model. terms: what pages are compared by. phrases and
-    excluded: words with a space between them. excluded_terms: of those that stand alone and not in quotes, which pages
-    must not have in any form. marked: the terms that are worth marking on a page.
-    """
-
-    plain: str
-    terms: Terms
-    phrases: tuple[str, ...]
-    excluded: tuple[str, ...]
-    marked: frozenset[str]
-    excluded_terms: frozenset[str] = frozenset()
 
 
 class NamedWord(NamedTuple):
@@ -47,6 +32,34 @@ class NamedWord(NamedTuple):
     end: int
 
 
+class JoinedWord(NamedTuple):
+    """Two words of a query as they were typed, the term that they are as one, and the terms of each."""
+
+    text: str
+    term: str
+    parts: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class WordQuery:
+    """A query by words.
+
+    plain: the query without quotes and excluded words, for a model. terms: what pages are compared by. phrases and
+    excluded: words with a space between them. excluded_terms: of those that stand alone and not in quotes, which pages
+    must not have in any form. marked: the terms that are worth marking on a page. free: those of them that are not only
+    in phrases. joined: neighbours outside of phrases as one word, which a page may have in their place.
+    """
+
+    plain: str
+    terms: Terms
+    phrases: tuple[str, ...]
+    excluded: tuple[str, ...]
+    marked: frozenset[str]
+    excluded_terms: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
+    joined: tuple[JoinedWord, ...] = ()
+
+
 def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms.
 
@@ -55,10 +68,11 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     check_length(text)
     phrases, excluded = [], []
     excluded_terms: set[str] = set()
-    rest = []
+    rest, outside = [], []
     end = 0
     for piece in PIECE.finditer(text):
         rest.append(text[end : piece.start()])
+        outside.append(rest[-1])
         end = piece.end()
         words = " ".join(list_words(piece["excluded"] or piece["phrase"] or ""))
         if piece["excluded"] or piece["minus"]:
@@ -70,15 +84,20 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
         phrases.append(words)
         rest.append(piece["phrase"])
     rest.append(text[end:])
+    outside.append(rest[-1])
     plain = " ".join("".join(rest).split())
     terms = list(_find_terms(plain, analyzer))
+    joined = [word for part in outside for word in _join_neighbours(part, analyzer)]
+    marked = _choose_marked(plain, analyzer) or frozenset(terms)
     return WordQuery(
         plain,
-        analyzer.weigh_query(terms),
+        analyzer.weigh_query(terms, [word.term for word in joined]),
         tuple(phrase for phrase in phrases if phrase),
         tuple(phrase for phrase in excluded if phrase),
-        _choose_marked(plain, analyzer) or frozenset(terms),
+        marked,
         frozenset(excluded_terms),
+        _choose_marked(" ".join(outside), analyzer) if phrases else marked,
+        tuple(joined),
     )
 
 
@@ -124,6 +143,28 @@ def _find_terms(text: str, analyzer: Analyzer) -> Iterator[str]:
     for token in tokens:
         if token.extra or token.start not in paired:
             yield analyzer.find_term(token)
+
+
+def _join_neighbours(text: str, analyzer: Analyzer) -> Iterator[JoinedWord]:
+    """Yield neighbouring words as one: readonly of "read only" and "read-only", email of "e-mail"; not "into"."""
+    words = [token for token in tokenize(text) if not token.extra]
+    for one, two in pairwise(words):
+        between = text[one.end : two.start]
+        if not _may_join(one.text, two.text, between, analyzer):
+            continue
+        parts = analyzer.find_term(one), analyzer.find_term(two)
+        term = analyzer.find_term(Token(one.text + two.text, one.start, two.end))
+        if term not in parts:
+            yield JoinedWord(text[one.start : two.end], term, parts)
+
+
+def _may_join(one: str, two: str, between: str, analyzer: Analyzer) -> bool:
+    """Whether two words may also be written as one: both of letters, and not both of grammar alone."""
+    if not (one + two).isalpha() or IS_UNSPACED.match(one) or IS_UNSPACED.match(two):
+        return False
+    if between not in HYPHENS and (not between.isspace() or 1 in (len(one), len(two))):
+        return False
+    return not {one, two} <= analyzer.function_words
 
 
 def _is_pair(token: Token) -> bool:

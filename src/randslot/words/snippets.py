@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..pages.text import PageText, Word
 from .analyzer import Analyzer
 from .query import WordQuery
-from .tokens import tokenize
+from .tokens import Token, remove_accents, tokenize
 
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
@@ -40,14 +40,34 @@ class Found:
 
 
 def find_words(page: PageText, query: WordQuery, analyzer: Analyzer) -> Found:
-    """Find the words of a query on a page."""
+    """Find the words of a query on a page; those of a phrase where it stands, or alone if it stands nowhere."""
+    tokens = list(tokenize(page.text))
     marks: list[tuple[int, int, str]] = []
-    for token in tokenize(page.text):
+    anywhere = set(query.free)
+    for phrase in query.phrases:
+        found = _find_phrase(phrase.split(), tokens)
+        marks += [(token.start, token.end, analyzer.find_term(token)) for token in found]
+        if not found:
+            anywhere.update(analyzer.find_term(token) for token in tokenize(phrase))
+    anywhere = anywhere & query.marked | {word.term for word in query.joined}
+    for token in tokens:
         term = analyzer.find_term(token)
-        if term in query.marked:
+        if term in anywhere:
             marks.append((token.start, token.end, term))
+    marks = sorted(set(marks))
     snippet = _cut(page.text, marks)
     return Found(snippet, _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
+
+
+def _find_phrase(phrase: list[str], tokens: Sequence[Token]) -> list[Token]:
+    """Return the tokens of a page that are part of a phrase."""
+    words = [token for token in tokens if not token.extra]
+    texts = [remove_accents(token.text) for token in words]
+    found: list[Token] = []
+    for i, text in enumerate(texts):
+        if text == phrase[0] and texts[i : i + len(phrase)] == phrase:
+            found += words[i : i + len(phrase)]
+    return found
 
 
 def _cut(text: str, marks: list[tuple[int, int, str]]) -> Snippet:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from ...errors import RandSlotError, UsageError
-from ...model.ahead import Ahead, in_groups
+from ...model.ahead import Ahead, in_groups, return_freed_memory
 from ...model.embedding_model import EmbeddingModel
 from ...model.model import RandSlotModel
 from ...model.preprocessing import PreparedPage
@@ -130,6 +130,7 @@ class Evaluation:
                     found = {i: page for i, page in group if page is not None}
                     cache.add([keys[i] for i in found], self._encode(list(found.values())))
                     self._advance(progress, bar, len(group))
+                    return_freed_memory()
             finally:
                 cache.flush()  # also when it is stopped, or a page is broken
         readable = [i for i, key in enumerate(keys) if key in cache]

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from ...errors import RandSlotError
-from ...model.ahead import page_share
+from ...model.ahead import page_share, return_freed_memory
 from ...model.reader import PageReader
 from .content import Content, read_content
 from .reader import ReadPage, WantedPages
@@ -46,6 +46,7 @@ class LocalReader:
             if size >= self.batch:
                 yield _encode(model, waiting)
                 waiting, size = [], 0.0
+                return_freed_memory()
         if waiting:
             yield _encode(model, waiting)
 

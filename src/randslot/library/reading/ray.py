@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ...errors import RandSlotError, first_line
-from ...model.ahead import Ahead, in_shares, page_share
+from ...model.ahead import Ahead, in_shares, page_share, return_freed_memory
 from ...model.reader import Identity, PageReader, Vectors
 from ..binding import load_bound
 from .ray_tasks import open_pages
@@ -175,6 +175,7 @@ class Encode:
         ahead = Ahead(prepare, pages, depth=2 * self.size)
         for group in in_shares(ahead, self.size, lambda item: page_share(item[1])):
             vectors += self.model.embed_pages([page for _, page in group])
+            return_freed_memory()
         return vectors
 
 

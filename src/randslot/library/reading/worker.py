@@ -27,6 +27,7 @@ import numpy as np
 from ...errors import RandSlotError
 from ...pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, PageText, num_pages, read_file_text, render_file_page, short
 from ...pages.ocr import OCR_PIXELS, read_image_text
+from ...pages.page import check_pixels
 
 MEMORY = 4 * 2**30  # bytes that one file may take
 IDLE = 2.0  # seconds without a request, after which no file is kept open
@@ -35,7 +36,7 @@ IDLE = 2.0  # seconds without a request, after which no file is kept open
 def inspect(file: Path) -> dict[str, Any]:
     """Return the hash of a file's content and how many pages it has.
 
-    Errors: RandSlotError if it is empty, has no pages, or is not a document that can be opened.
+    Errors: RandSlotError if it is empty or cut off, has no pages, or is not a document that can be opened.
     """
     if file.suffix.lower() not in DOCUMENT_SUFFIXES:
         raise RandSlotError("not a PDF or an image")
@@ -46,6 +47,7 @@ def inspect(file: Path) -> dict[str, Any]:
     num = num_pages(file)
     if not num:
         raise RandSlotError("it has no pages")
+    check_pixels(file)
     return {"hash": digest, "num_pages": num}
 
 

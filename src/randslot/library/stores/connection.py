@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,12 +32,11 @@ KEY = "QDRANT_API_KEY"
 OLDEST = (1, 16)  # of servers: records need updates with a condition, and phrases an index of words
 LISTED_POINTS = 1000  # in one answer or update, without vectors
 WAITS = (0.25, 0.5, *(1.0,) * 30)  # seconds before a request is sent again
-SHORT_WAITS = WAITS[:3]  # when it may be the address that is wrong
 NOTED_FROM = 2.0  # seconds of waiting after which the user is told about it
 RETRY_SECONDS = 30  # from the start of a request, after which it is not sent again
 ANSWER_SECONDS = 30  # that one answer may take; with the above, a request ends within a minute
+FIRST_SECONDS = 5  # the same of the first request, when it may be the address that is wrong
 AGREE_SECONDS = 3  # that a cluster may take to agree: a node that was not heard, since its leader died, must ask again
-PING_SECONDS = 1.0  # that a server may take to say that it is back
 LONGEST = 400  # characters of a server's reason
 PASSING = {
     grpc.StatusCode.UNAVAILABLE,
@@ -48,6 +48,11 @@ PASSING = {
 }
 PASSING_STATUSES = (429, 500, 502, 503, 504)  # of HTTP
 TOO_LARGE = "message larger than max"  # of a request that no waiting makes smaller
+NO_GRPC = "http2 header with status"  # in that of something else than a gRPC server
+# One node to another, as the answer tells it, in Rust: Tonic status error: status: Unavailable, message: "...", ...
+BETWEEN_NODES = r'Tonic status error: (?:status|code): \W*(\w+).*?(?:, message: "(.*?)", details|$)'
+AWAY = ("Unavailable", "DeadlineExceeded", "Cancelled", "Unknown")
+NO_MAJORITY = "Waiting for consensus operation"
 FROM_SERVER = "received from peer"  # in the description of an error that a server has answered with
 ERRORS = (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse)
 
@@ -80,7 +85,9 @@ class Connection:
         self.catch_up: Callable[[], None] = lambda: None  # has the node know all that happened before
         self.fresh = [False] * len(self.clients)  # whether a node has caught up since it last failed
         self.waits: tuple[float, ...] = WAITS
+        self.retry_seconds = RETRY_SECONDS
         self.away = Event()  # waited for in vain: until it answers again, nobody waits for it once more
+        self.lost: set[str] = set()  # collections of which that is so: others may answer, if only some nodes are away
         self.noted = False  # that it does not answer
         self.here = local()
 
@@ -106,17 +113,29 @@ class Connection:
         def send(client: Any) -> None:
             client.grpc_points.Upsert(request, timeout=ANSWER_SECONDS)
 
-        self._call(send, self.check_write)
+        self._call(send, self.check_write, request.collection_name)
+
+    def arrive(self) -> str:
+        """Ask for the first time, and return the server's version.
+
+        Errors: as of ask, but sooner.
+        """
+        self.retry_seconds = FIRST_SECONDS
+        self.noted = True  # the error comes soon enough
+        try:
+            return str(self.ask("info").version)
+        finally:
+            self.retry_seconds = RETRY_SECONDS
+            self.noted = False
 
     def _ask(self, method: str, arguments: Mapping[str, Any], check: Callable[[], None]) -> Any:
-        return self._call(lambda client: getattr(client, method)(**arguments), check)
+        collection = str(arguments.get("collection_name", ""))
+        return self._call(lambda client: getattr(client, method)(**arguments), check, collection)
 
-    def _call(self, send: Callable[[Any], Any], check: Callable[[], None]) -> Any:
+    def _call(self, send: Callable[[Any], Any], check: Callable[[], None], collection: str) -> Any:
         """send: to a node, by its client. check: called each time before."""
         start = time.monotonic()
-        waits = iter(self.waits)
-        if self.away.is_set() and not self._is_back():
-            waits = iter(())
+        waits = iter(() if self.away.is_set() or collection in self.lost else self.waits)
         failures: list[Exception] = []  # of nodes, since the last wait
         while True:
             number = self._catch_up()
@@ -128,20 +147,22 @@ class Connection:
                     raise _make_error(self.address, error) from error
                 self._leave(number)
                 failures.append(error)
-                if len(failures) < len(self.clients):
+                passed = time.monotonic() - start
+                if len(failures) < len(self.clients) and passed < RETRY_SECONDS + 1:
                     continue
                 failure = next(filter(_is_answer, failures), error)  # a node that is there knows more
                 failures = []
-                passed = time.monotonic() - start
                 if passed >= NOTED_FROM:
                     self._note(failure)
                 wait = next(waits, None)
-                if wait is None or passed + wait > RETRY_SECONDS or not self._wait(wait, failure):
+                if wait is None or passed + wait > self.retry_seconds or not self._wait(wait, failure):
                     self.away.set()
+                    self.lost.add(collection)
                     raise BusyError(f"{self.address}: {_reason(failure)}") from failure
             else:
                 self.here.answered = number
                 self.away.clear()
+                self.lost.discard(collection)
                 self.noted = False
                 return answer
 
@@ -181,18 +202,6 @@ class Connection:
         if self.current == number:
             self.current = (number + 1) % len(self.clients)
 
-    def _is_back(self) -> bool:
-        """Whether a server that was waited for in vain answers again; asked without waiting for it."""
-        for number, client in enumerate(self.clients):
-            try:
-                client.grpc_collections.List(messages.ListCollectionsRequest(), timeout=PING_SECONDS)
-            except (grpc.RpcError, AttributeError):
-                continue
-            self.current = number
-            self.away.clear()
-            return True
-        return False
-
     def _note(self, error: Exception) -> None:
         """Tell the user, once, that this takes longer, and why."""
         if not self.noted:
@@ -218,9 +227,9 @@ class Connection:
         """Whether there is such a collection."""
         return bool(self.ask("collection_exists", collection_name=collection))
 
-    def count(self, collection: str) -> int:
-        """Return how many points a collection has."""
-        return int(self.ask("count", collection_name=collection, exact=True).count)
+    def count(self, collection: str, *, exact: bool = True) -> int:
+        """Return how many points a collection has. Every shard is asked; about how many is cheap."""
+        return int(self.ask("count", collection_name=collection, exact=exact).count)
 
     def make(self, collection: str, fields: Mapping[str, Any], **settings: Any) -> None:
         """Make a collection with indexes of these fields; it may be half made by a node that was lost since."""
@@ -286,9 +295,7 @@ def _make_client(host: str, port: int, tls: bool) -> QdrantClient:
 
 
 def _check_version(connection: Connection) -> None:
-    connection.waits = SHORT_WAITS
-    version = str(connection.ask("info").version)
-    connection.waits = WAITS
+    version = connection.arrive()
     if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise RandSlotError(f"{connection.address} is Qdrant {version}: {oldest} or newer is needed")
@@ -316,10 +323,24 @@ def _reason(error: Exception) -> str:
         return f"no answer within {ANSWER_SECONDS} seconds"
     if error.code() == grpc.StatusCode.UNAVAILABLE and not _is_answer(error):
         return "no server answers there: is it running, is this its gRPC port, and does it speak TLS or not?"
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED and NO_GRPC in str(error.details()):
+        return "what answers there is not Qdrant's gRPC port, or a proxy is in between"
     details = " ".join(str(error.details()).split())  # a cluster has a line for each node
+    if passed_on := re.search(BETWEEN_NODES, details):
+        return _reason_between_nodes(*passed_on.groups(default=""))
+    if NO_MAJORITY in details:
+        return "the nodes that are left cannot agree on a change: most nodes of the cluster must be there"
     if len(details) > LONGEST:
         details = details[:LONGEST] + " ..."
     return f"{details} ({error.code().name.lower().replace('_', ' ')})"
+
+
+def _reason_between_nodes(status: str, message: str) -> str:
+    """Return what one node says that it got from another one."""
+    if status not in AWAY:
+        return message[:LONGEST]
+    place = re.search(r"https?://([^/\s]+)", message)
+    return f"a node that has the only copy left of some data is away{f' ({place[1]})' if place else ''}: start it again"
 
 
 def _is_answer(error: Any) -> bool:

@@ -2,8 +2,8 @@
 
 Vectors are kept in half precision, and large ones have codes beside them, one bit a number. By default a search
 compares codes, then scores the best candidates in full; an exact one scores every page, and so does one that finds
-codes in doubt (codes.py), and every search of small vectors, since comparing their codes takes no less time. There is
-no graph: a page is four vectors, and comparing the codes of all pages takes milliseconds.
+codes in doubt (codes.py), and every search of small vectors, since comparing their codes takes no less time. A large
+library may have sketches (sketches.py): then a search finds candidates by them. There are no graphs of neighbours.
 
 Terms are a sparse vector, which the engine weighs by how rare they are. Phrases are looked up in an index of words.
 """
@@ -25,12 +25,25 @@ from ...files import read_json
 from ...words.terms import Terms
 from .codes import search_by_codes
 from .payload import PART, PLACE, make_changes, make_payload, read_page
-from .store import Contents, DamagedError, Origin, StoredPage, StoreHit, StoreQuery, Where, group_pages, read_split
-from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
+from .sketches import NUMBERS
+from .store import (
+    Contents,
+    DamagedError,
+    Origin,
+    Sketches,
+    StoredPage,
+    StoreHit,
+    StoreQuery,
+    Where,
+    group_pages,
+    read_split,
+)
+from .tuning import DEFAULT_TUNING, SKETCH_NAME, TERMS_NAME, VECTOR_NAME, Tuning
 
 CHUNK = 64  # points in one update
 CONFIG = "edge_config.json"  # of the engine, in its folder
 SCROLLED = 1000  # points in one answer, without vectors
+NO_GRAPH = edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10)
 
 
 class EdgeStore:
@@ -42,6 +55,7 @@ class EdgeStore:
         Errors: RandSlotError if it is damaged, or open in another process.
         """
         self.folder, self.tuning, self.dim = folder, tuning, dim
+        self.sketches: Sketches | None = None
         if not folder.exists():
             _create(folder, dim, tuning)
         self.coded = dim is not None and tuning.has_codes(dim)
@@ -67,38 +81,64 @@ class EdgeStore:
 
     def _add_vectors(self, dim: int) -> None:
         """Make room for vectors: the engine takes their codes and their place in memory when it loads the folder."""
-        parameters = _vector_parameters(dim, self.tuning)
-        if VECTOR_NAME in read_json(self.folder / CONFIG).get("vectors", {}):  # of a process that was stopped just here
-            self._update(edge.UpdateOperation.delete_vector_name(VECTOR_NAME))
+        self._name_vectors(VECTOR_NAME, _vector_parameters(dim, self.tuning))
+        self._reload(_make_config(dim, self.tuning))
+        self.dim, self.coded = dim, self.tuning.has_codes(dim)
+
+    def _name_vectors(self, name: str, parameters: edge.EdgeVectorParams) -> None:
+        if name in read_json(self.folder / CONFIG).get("vectors", {}):  # of a process that was stopped just here
+            self._update(edge.UpdateOperation.delete_vector_name(name))
         self._update(
             edge.UpdateOperation.create_dense_vector(
-                VECTOR_NAME,
-                dim,
+                name,
+                parameters.size,
                 parameters.distance,
                 multivector_config=parameters.multivector_config,
                 datatype=parameters.datatype,
             )
         )
+
+    def _reload(self, config: edge.EdgeConfig) -> None:
         self.shard.flush()
         self.shard.close()
-        self.shard = self._load(_make_config(dim, self.tuning))
-        self.dim, self.coded = dim, self.tuning.has_codes(dim)
+        self.shard = self._load(config)
+
+    def clear_sketches(self) -> None:
+        self._name_vectors(SKETCH_NAME, _sketch_parameters())
+        self._reload(_make_config(self.dim, self.tuning, sketches=True))
+
+    def add_sketches(self, pages: Sequence[StoredPage]) -> None:
+        assert self.sketches is not None
+        made = self.sketches.sketch(pages)
+        points = [edge.PointVectors(id, {SKETCH_NAME: sketch.tolist()}) for id, sketch in made.items()]
+        self._update(edge.UpdateOperation.update_vectors(points))
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         for some in group_pages(pages, CHUNK):
-            points = [_make_point(page) for page in some]
+            vectors = self._make_vectors(some)
+            points = [edge.Point(page.id, vectors[page.id], make_payload(page)) for page in some]
             self._update(edge.UpdateOperation.upsert_points(points))
 
     def update(self, pages: Sequence[StoredPage]) -> None:
         for some in group_pages(pages, CHUNK):
-            vectors = [edge.PointVectors(page.id, _vectors(page)) for page in some if _vectors(page)]
-            if vectors:
-                self._update(edge.UpdateOperation.update_vectors(vectors))
+            changed = [edge.PointVectors(id, vectors) for id, vectors in self._make_vectors(some).items() if vectors]
+            if changed:
+                self._update(edge.UpdateOperation.update_vectors(changed))
             wordless: list[Any] = [page.id for page in some if page.text is not None and not page.text.terms.numbers]
             if wordless:
                 self._update(edge.UpdateOperation.delete_vectors(wordless, [TERMS_NAME]))
             for page in some:  # last: what says where the text was found also says that its terms are there
                 self._update(edge.UpdateOperation.set_payload([page.id], make_changes(page)))
+
+    def _make_vectors(self, pages: Sequence[StoredPage]) -> dict[str, dict[str, Any]]:
+        """Return all vectors of pages, by their ids."""
+        sketches = self.sketches.sketch(pages) if self.sketches else {}
+        made = {}
+        for page in pages:
+            made[page.id] = _vectors(page)
+            if page.id in sketches:
+                made[page.id][SKETCH_NAME] = sketches[page.id].tolist()
+        return made
 
     def delete(self, file: str) -> None:
         self._update(edge.UpdateOperation.delete_points_by_filter(edge.Filter(must=[_is("file", file)])))
@@ -112,6 +152,8 @@ class EdgeStore:
     # -- searches
 
     def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+        if not exact and self.sketches and self.sketches.candidates:
+            return self._search(queries, k, where, exact=False)
         if exact or not self.coded:
             return self._search(queries, k, where, exact=True)
         by_codes = partial(self._search, where=where, exact=False)
@@ -134,7 +176,11 @@ class EdgeStore:
             prefetches = [
                 edge.Prefetch(pool, _nearest_words(query), params=_rare_among(where), filter=some),
                 edge.Prefetch(
-                    pool, _nearest_vectors(query), params=self._vector_search(pool, pool, exact), filter=some
+                    pool,
+                    _nearest_vectors(query),
+                    prefetches=self._find_candidates(query, pool, some, exact),
+                    params=self._vector_search(pool, pool, exact),
+                    filter=some,
                 ),
             ]
             weights = [1.0, query.vectors_weight]
@@ -142,13 +188,33 @@ class EdgeStore:
             together: Any = edge.Fusion.Rrf(k=self.tuning.rank_offset + 1, weights=weights)
             return edge.QueryRequest(k, query=together, prefetches=prefetches, with_payload=PLACE)
         if query.vectors is not None:
-            limit = k if exact else self.tuning.hits_for(k)
-            how = self._vector_search(k, limit, exact)
-            return edge.QueryRequest(limit, query=_nearest_vectors(query), params=how, filter=some, with_payload=PLACE)
+            candidates = self._find_candidates(query, k, some, exact)
+            limit = k if exact or candidates else self.tuning.hits_for(k)
+            return edge.QueryRequest(
+                limit,
+                query=_nearest_vectors(query),
+                prefetches=candidates,
+                params=self._vector_search(k, limit, exact),
+                filter=some,
+                with_payload=PLACE,
+            )
         how = _rare_among(where)
         return edge.QueryRequest(k, query=_nearest_words(query), params=how, filter=some, with_payload=PLACE)
 
+    def _find_candidates(
+        self, query: StoreQuery, k: int, some: edge.Filter | None, exact: bool
+    ) -> list[edge.Prefetch] | None:
+        """Return what finds the pages by sketches that are scored in full; None if all pages are looked at."""
+        if exact or self.sketches is None or not self.sketches.candidates:
+            return None
+        assert query.vectors is not None
+        num = self.sketches.candidates_for(k)
+        nearest = edge.Query.Nearest(self.sketches.sketcher.sketch_query(query.vectors).tolist(), SKETCH_NAME)
+        return [edge.Prefetch(num, nearest, params=edge.SearchParams(exact=True), filter=some)]
+
     def _vector_search(self, k: int, limit: int, exact: bool) -> edge.SearchParams:
+        if not exact and self.sketches and self.sketches.candidates:
+            return edge.SearchParams(quantization=edge.QuantizationSearchParams(ignore=True))
         oversampling = self.tuning.oversampling_for(k, limit)
         codes = edge.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=oversampling)
         return edge.SearchParams(exact=exact, quantization=codes)
@@ -192,11 +258,15 @@ class EdgeStore:
         cut = edge.Filter(must=[_is("read", PART)], must_not=_hide(hidden))
         return int(self.shard.count(edge.CountRequest(filter=cut)))
 
-    def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
+    def find(
+        self, origins: Collection[Origin] | None, *, vectors: bool | None = None, sketch: bool | None = None
+    ) -> Iterator[StoredPage]:
         must: list[Any] = []
         must_not: list[Any] = []
         if vectors is not None and self.dim is not None:
             (must if vectors else must_not).append(edge.HasVectorCondition(VECTOR_NAME))
+        if sketch is not None:
+            (must if sketch else must_not).append(edge.HasVectorCondition(SKETCH_NAME))
         if origins is not None and self.has_words:
             should: list[Any] = [_is("origin", origin) for origin in origins if origin]
             if "" in origins:
@@ -222,6 +292,9 @@ class EdgeStore:
     def optimize(self) -> None:
         self.shard.optimize()
         self.shard.flush()  # lets go of what was optimized
+
+    def wait_optimized(self) -> None:
+        self.optimize()
 
     def close(self) -> None:
         self.shard.close()
@@ -256,9 +329,12 @@ def _create(folder: Path, dim: int | None, tuning: Tuning) -> None:
     os.rename(part, folder)
 
 
-def _make_config(dim: int | None, tuning: Tuning) -> edge.EdgeConfig:
+def _make_config(dim: int | None, tuning: Tuning, *, sketches: bool = False) -> edge.EdgeConfig:
+    vectors = {} if dim is None else {VECTOR_NAME: _vector_parameters(dim, tuning)}
+    if sketches:
+        vectors[SKETCH_NAME] = _sketch_parameters()
     return edge.EdgeConfig(
-        vectors={} if dim is None else {VECTOR_NAME: _vector_parameters(dim, tuning)},
+        vectors=vectors,
         sparse_vectors={TERMS_NAME: edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)},
         optimizers=edge.EdgeOptimizersConfig(
             indexing_threshold=tuning.compress_from, deleted_threshold=0.1, vacuum_min_vector_number=100
@@ -275,7 +351,17 @@ def _vector_parameters(dim: int, tuning: Tuning) -> edge.EdgeVectorParams:
         datatype=edge.VectorStorageDatatype.Float16,
         memory=edge.Memory.Cold,
         quantization_config=codes if tuning.has_codes(dim) else None,
-        hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=4, full_scan_threshold=10),
+        hnsw_config=NO_GRAPH,
+    )
+
+
+def _sketch_parameters() -> edge.EdgeVectorParams:
+    return edge.EdgeVectorParams(
+        size=NUMBERS,
+        distance=edge.Distance.Dot,
+        datatype=edge.VectorStorageDatatype.Float16,
+        memory=edge.Memory.Cold,
+        hnsw_config=NO_GRAPH,
     )
 
 
@@ -304,10 +390,6 @@ def _read_through(folder: Path, name: str) -> None:
 
 
 # -- from pages to points and back
-
-
-def _make_point(page: StoredPage) -> edge.Point:
-    return edge.Point(page.id, _vectors(page), make_payload(page))
 
 
 def _vectors(page: StoredPage) -> dict[str, Any]:

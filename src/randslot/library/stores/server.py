@@ -5,6 +5,7 @@ Pages are points with a multivector, terms as a sparse vector, and a payload: fi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +24,13 @@ from ..records import is_id
 from .codes import search_by_codes
 from .connection import Connection, any_of, chunks, equal
 from .payload import PART, PLACE, make_changes, make_payload, read_page
-from .store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Vectors, Where, read_split
-from .tuning import DEFAULT_TUNING, TERMS_NAME, VECTOR_NAME, Tuning
+from .sketches import NUMBERS
+from .store import Contents, Origin, Sketches, StoredPage, StoreHit, StoreQuery, Vectors, Where, read_split
+from .tuning import DEFAULT_TUNING, SKETCH_NAME, TERMS_NAME, VECTOR_NAME, Tuning
 
 T = TypeVar("T")
 
+CALM_SECONDS = 1.0  # between two looks at whether the server is at work
 READ_POINTS = 64  # in one answer, with vectors
 ID_BYTES = 40  # of an id in a filter
 FLOAT_BYTES = 4  # of a number in a request
@@ -69,6 +72,7 @@ class ServerStore:
         self.name = self.address.collection
         self.tuning, self.limits, self.dim = tuning, limits, dim
         self.has_words = True
+        self.sketches: Sketches | None = None
         if connection.exists(self.name):
             self._check(dim)
         else:
@@ -93,7 +97,7 @@ class ServerStore:
         self.connection.make(
             self.name,
             {"file": models.PayloadSchemaType.KEYWORD, "number": models.PayloadSchemaType.INTEGER, **WORD_FIELDS},
-            vectors_config={} if dim is None else {VECTOR_NAME: _vector_parameters(dim, self.tuning)},
+            vectors_config=_all_vectors(dim, self.tuning),
             sparse_vectors_config={TERMS_NAME: TERM_PARAMETERS},
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=self.tuning.compress_from),
             on_disk_payload=True,
@@ -127,6 +131,25 @@ class ServerStore:
             self.connection.ask("update_collection", collection_name=self.name, vectors_config={VECTOR_NAME: change})
             self.dim = dim
 
+    def clear_sketches(self) -> None:
+        vectors = self._params().vectors
+        if isinstance(vectors, Mapping) and SKETCH_NAME in vectors:
+            has_sketch = models.Filter(must=[models.HasVectorCondition(has_vector=SKETCH_NAME)])
+            self.connection.write("delete_vectors", collection_name=self.name, vectors=[SKETCH_NAME], points=has_sketch)
+            return
+        own = SKETCH_PARAMETERS
+        config = models.DenseVectorConfig(size=own.size, distance=own.distance, datatype=own.datatype)
+        self._name_vectors(SKETCH_NAME, models.DenseVectorNameConfig(dense=config))
+        change = models.VectorParamsDiff(hnsw_config=own.hnsw_config)
+        self.connection.ask("update_collection", collection_name=self.name, vectors_config={SKETCH_NAME: change})
+
+    def add_sketches(self, pages: Sequence[StoredPage]) -> None:
+        assert self.sketches is not None
+        points = []
+        for id, sketch in self.sketches.sketch(pages).items():
+            points.append(models.PointVectors(id=id, vector={SKETCH_NAME: _halve(sketch).tolist()}))
+        self.connection.write("update_vectors", collection_name=self.name, points=points)
+
     def _name_vectors(self, name: str, config: Any) -> None:
         """Add named vectors to the collection.
 
@@ -139,7 +162,7 @@ class ServerStore:
         except BusyError:
             raise
         except RandSlotError as error:
-            what = "words" if name == TERMS_NAME else "vectors"
+            what = {TERMS_NAME: "words", SKETCH_NAME: "sketches"}.get(name, "vectors")
             raise RandSlotError(
                 f"{self.address} cannot get {what}, which takes a newer Qdrant: index its files into a new collection"
             ) from error
@@ -149,7 +172,8 @@ class ServerStore:
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         for some in split_pages(pages, self.limits.bytes):
-            points = [make_point(page) for page in some]
+            sketches = self.sketches.sketch(some) if self.sketches else {}
+            points = [make_point(page, sketches.get(page.id)) for page in some]
             self.connection.upsert(messages.UpsertPoints(collection_name=self.name, wait=True, points=points))
 
     def update(self, pages: Sequence[StoredPage]) -> None:
@@ -157,6 +181,8 @@ class ServerStore:
             vectors = [models.PointVectors(id=page.id, vector=_vectors(page)) for page in some if _vectors(page)]
             if vectors:
                 self.connection.write("update_vectors", collection_name=self.name, points=vectors)
+            if self.sketches and any(page.vectors is not None for page in some):
+                self.add_sketches(some)
             wordless = [page.id for page in some if page.text is not None and not page.text.terms.numbers]
             if wordless:
                 self.connection.write(
@@ -169,6 +195,8 @@ class ServerStore:
         self.connection.write("delete", collection_name=self.name, points_selector=equal(file=file))
 
     def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
+        if not exact and self._by_sketches:
+            return self._search_files(queries, k, where, exact=False)
         if exact or self.dim is None or not self.tuning.has_codes(self.dim):
             return self._search_files(queries, k, where, exact=True)
         by_codes = partial(self._search_files, where=where, exact=False)
@@ -184,7 +212,7 @@ class ServerStore:
             part = replace(where, files=frozenset(files))
             for hits, more in zip(found, self._search(queries, k, part, exact), strict=True):
                 hits.extend(more)
-        most = k if exact else self.tuning.hits_for(k)
+        most = k if exact or self._by_sketches else self.tuning.hits_for(k)
         return [nlargest(most, hits, key=_score) for hits in found]
 
     def _search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
@@ -216,6 +244,7 @@ class ServerStore:
             )
             vectors = models.Prefetch(
                 query=query.vectors.tolist(),
+                prefetch=self._find_candidates(query, pool, some, exact),
                 using=VECTOR_NAME,
                 limit=pool,
                 filter=some,
@@ -226,15 +255,43 @@ class ServerStore:
             together = models.RrfQuery(rrf=models.Rrf(k=self.tuning.rank_offset + 1, weights=weights))
             return models.QueryRequest(query=together, prefetch=[words, vectors], limit=k, with_payload=PLACE)
         if query.vectors is not None:
-            wanted: Any = query.vectors.tolist()
-            limit = k if exact else self.tuning.hits_for(k)
-            name, how = VECTOR_NAME, self._vector_search(k, limit, exact)
-        else:
-            assert query.terms is not None
-            wanted, name, how, limit = _sparse(query.terms), TERMS_NAME, _rare_among(where), k
-        return models.QueryRequest(query=wanted, using=name, limit=limit, filter=some, with_payload=PLACE, params=how)
+            candidates = self._find_candidates(query, k, some, exact)
+            limit = k if exact or candidates else self.tuning.hits_for(k)
+            return models.QueryRequest(
+                query=query.vectors.tolist(),
+                prefetch=candidates,
+                using=VECTOR_NAME,
+                limit=limit,
+                filter=some,
+                with_payload=PLACE,
+                params=self._vector_search(k, limit, exact),
+            )
+        assert query.terms is not None
+        how = _rare_among(where)
+        return models.QueryRequest(
+            query=_sparse(query.terms), using=TERMS_NAME, limit=k, filter=some, with_payload=PLACE, params=how
+        )
+
+    @property
+    def _by_sketches(self) -> bool:
+        """Whether searches find candidates by sketches."""
+        return self.sketches is not None and self.sketches.candidates > 0
+
+    def _find_candidates(
+        self, query: StoreQuery, k: int, some: models.Filter | None, exact: bool
+    ) -> list[models.Prefetch] | None:
+        """Return what finds the pages by sketches that are scored in full; None if all pages are looked at."""
+        if exact or self.sketches is None or not self.sketches.candidates:
+            return None
+        assert query.vectors is not None
+        num = self.sketches.candidates_for(k)
+        sketch = self.sketches.sketcher.sketch_query(query.vectors).tolist()
+        how = models.SearchParams(exact=True)
+        return [models.Prefetch(query=sketch, using=SKETCH_NAME, limit=num, params=how, filter=some)]
 
     def _vector_search(self, k: int, limit: int, exact: bool) -> models.SearchParams:
+        if not exact and self._by_sketches:
+            return models.SearchParams(quantization=models.QuantizationSearchParams(ignore=True))
         oversampling = self.tuning.oversampling_for(k, limit)
         codes = models.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=oversampling)
         return models.SearchParams(exact=exact, quantization=codes)
@@ -286,11 +343,15 @@ class ServerStore:
     def _count(self, some: models.Filter) -> int:
         return int(self.connection.ask("count", collection_name=self.name, count_filter=some, exact=True).count)
 
-    def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
+    def find(
+        self, origins: Collection[Origin] | None, *, vectors: bool | None = None, sketch: bool | None = None
+    ) -> Iterator[StoredPage]:
         must: list[Any] = []
         must_not: list[Any] = []
         if vectors is not None and self.dim is not None:
             (must if vectors else must_not).append(models.HasVectorCondition(has_vector=VECTOR_NAME))
+        if sketch is not None:
+            (must if sketch else must_not).append(models.HasVectorCondition(has_vector=SKETCH_NAME))
         if origins is not None and self.has_words:
             should: list[Any] = [any_of("origin", [origin]) for origin in origins if origin]
             if "" in origins:
@@ -311,6 +372,19 @@ class ServerStore:
 
     def optimize(self) -> None:
         """Nothing to do: the server does it by itself."""
+
+    def wait_optimized(self) -> None:
+        """Ask until the server says that it has nothing more to do.
+
+        Errors: RandSlotError if it says that it cannot.
+        """
+        calm = 0
+        while calm < 2:  # it may not have begun when it is first asked
+            time.sleep(CALM_SECONDS)
+            found = self.connection.ask("get_collection", collection_name=self.name)
+            if found.status == models.CollectionStatus.RED:
+                raise RandSlotError(f"{self.address} cannot be optimized: see the log of the server")
+            calm = calm + 1 if found.status == models.CollectionStatus.GREEN else 0
 
     def close(self) -> None:
         """Nothing to do: the connection is closed by the location."""
@@ -367,6 +441,21 @@ WORD_FIELDS: dict[str, Any] = {
 }
 
 
+SKETCH_PARAMETERS = models.VectorParams(
+    size=NUMBERS,
+    distance=models.Distance.DOT,
+    datatype=models.Datatype.FLOAT16,
+    hnsw_config=models.HnswConfigDiff(m=0),
+)
+
+
+def _all_vectors(dim: int | None, tuning: Tuning) -> dict[str, models.VectorParams]:
+    """Return what a new collection has room for: sketches too, since older servers cannot add them later."""
+    if dim is None:
+        return {}
+    return {VECTOR_NAME: _vector_parameters(dim, tuning), SKETCH_NAME: SKETCH_PARAMETERS}
+
+
 def _vector_parameters(dim: int, tuning: Tuning) -> models.VectorParams:
     codes = models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
     return models.VectorParams(
@@ -383,9 +472,11 @@ def _vector_parameters(dim: int, tuning: Tuning) -> models.VectorParams:
 # -- from pages to points and back
 
 
-def make_point(page: StoredPage) -> messages.PointStruct:
+def make_point(page: StoredPage, sketch: Vectors | None = None) -> messages.PointStruct:
     """Return a page as a point of the collection, as it is sent."""
     vectors: dict[str, messages.Vector] = {}
+    if sketch is not None:
+        vectors[SKETCH_NAME] = messages.Vector(dense=_dense(_halve(sketch)))
     if page.vectors is not None:
         rows = [_dense(row) for row in _halve(page.vectors)]
         vectors[VECTOR_NAME] = messages.Vector(multi_dense=messages.MultiDenseVector(vectors=rows))

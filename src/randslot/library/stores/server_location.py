@@ -7,6 +7,7 @@ itself is an alias of that collection.
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,7 @@ ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
 LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))  # the name that servers have stored
 STAMP = "stamp"  # of a record: which write it comes from
 PUTS = 2**32  # more than a process makes
+PART_BYTES = 2**19  # of a sketcher, in one record
 
 
 class ServerRecords:
@@ -148,6 +150,10 @@ def _drop_alias(name: str) -> models.DeleteAliasOperation:
     return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name))
 
 
+def _part_id(number: int) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"randslot:sketcher:{number}"))
+
+
 class ServerLocation:
     """A library on a server."""
 
@@ -196,6 +202,19 @@ class ServerLocation:
             raise lost_pages(self.name)
         self.store: Store = ServerStore(self.connection, dim)
 
+    def read_sketcher(self) -> bytes | None:
+        parts = self.records.find(kind="sketcher")
+        kept = sorted(parts.values(), key=lambda part: int(part["number"]))
+        if not kept or len(kept) < int(kept[0]["parts"]):
+            return None
+        return b"".join(base64.b64decode(part["content"]) for part in kept[: int(kept[0]["parts"])])
+
+    def keep_sketcher(self, content: bytes) -> None:
+        parts = [content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES)]
+        for number, part in enumerate(parts):
+            record = {"kind": "sketcher", "number": number, "parts": len(parts)}
+            self.records.put({_part_id(number): {**record, "content": base64.b64encode(part).decode()}})
+
     def hold_lease(self) -> AbstractContextManager[None]:
         return self.lease.hold()
 
@@ -204,6 +223,11 @@ class ServerLocation:
 
     def is_same(self, other: Location) -> bool:
         return isinstance(other, ServerLocation) and str(other.lease.held) in self.names.list()
+
+    def check(self) -> None:
+        """Count in both collections, which asks every shard: if nodes are lost, some may answer and others not."""
+        for collection in (self.records.name, self.connection.address.collection):
+            self.connection.count(collection, exact=False)
 
     def size(self) -> int:
         """Return the bytes of the vectors: a server does not say what it takes on disk."""

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from ...errors import RandSlotError
 from ...words.terms import Terms
+from .sketches import Sketcher
 
 Vectors = NDArray[np.float32]
 BYTES_PER_NUMBER = 2  # of a vector: stores keep half precision
 # Of vectors on their way in or out at once: engines take and give Python lists, some thirty bytes a number.
 MOST_NUMBERS = 2**22
+FULL_FOR_EACH = 20  # pages that are scored in full for each hit, at least, if sketches find them
 SAMPLE = 16  # pages that show how many numbers the vectors of a page are
 
 
@@ -119,8 +121,34 @@ class StoreHit:
     score: float
 
 
+@dataclass(frozen=True)
+class Sketches:
+    """How a store makes the sketches of its pages.
+
+    candidates: pages that a search finds by sketches, and scores in full; 0 if searches do not look at them yet.
+    """
+
+    sketcher: Sketcher
+    candidates: int = 0
+
+    def candidates_for(self, k: int) -> int:
+        """Return how many pages are scored in full if k are wanted."""
+        return max(self.candidates, FULL_FOR_EACH * k)
+
+    def sketch(self, pages: Sequence[StoredPage]) -> dict[str, Vectors]:
+        """Return the sketches of those pages that have vectors, by their ids."""
+        able = [page for page in pages if page.vectors is not None]
+        made = self.sketcher.sketch_pages([page.vectors for page in able if page.vectors is not None])
+        return {page.id: sketch for page, sketch in zip(able, made, strict=True)}
+
+
 class Store(Protocol):
-    """Pages with their vectors and words. What writes did survives a killed process once they have returned."""
+    """Pages with their vectors and words. What writes did survives a killed process once they have returned.
+
+    sketches: if they are set, pages get one whenever they are added or their vectors change; see sketches.py.
+    """
+
+    sketches: Sketches | None
 
     def prepare(self, *, dim: int | None, words: bool) -> None:
         """Make room for vectors of a dimension, or for words, in a store that was made without."""
@@ -130,6 +158,12 @@ class Store(Protocol):
 
     def update(self, pages: Sequence[StoredPage]) -> None:
         """Change the vectors of pages that are there, or their text, whichever is given; the rest stays."""
+
+    def clear_sketches(self) -> None:
+        """Forget the sketches of all pages, and make room for new ones."""
+
+    def add_sketches(self, pages: Sequence[StoredPage]) -> None:
+        """Give pages that are there their sketches."""
 
     def delete(self, file: str) -> None:
         """Forget the pages of a file."""
@@ -161,8 +195,10 @@ class Store(Protocol):
     def count_cut(self, hidden: Collection[str]) -> int:
         """Return how many pages have more text than the model has read, without the pages of hidden files."""
 
-    def find(self, origins: Collection[Origin] | None, *, vectors: bool | None = None) -> Iterator[StoredPage]:
-        """Yield pages by where their text was found and by whether they have vectors; without vectors and text.
+    def find(
+        self, origins: Collection[Origin] | None, *, vectors: bool | None = None, sketch: bool | None = None
+    ) -> Iterator[StoredPage]:
+        """Yield pages by where their text was found, and whether they have vectors or a sketch; without all of these.
 
         What is changed meanwhile may be left out or not.
         """
@@ -171,7 +207,10 @@ class Store(Protocol):
         """Bring everything to the disk, so that it survives a power cut too."""
 
     def optimize(self) -> None:
-        """Make searches fast after many changes."""
+        """Make searches fast after many changes; a server may still be at it."""
+
+    def wait_optimized(self) -> None:
+        """Make searches fast after many changes, and return when they are."""
 
     def close(self) -> None:
         """Let go of files and locks."""

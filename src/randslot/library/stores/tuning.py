@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 VECTOR_NAME = "page"  # of the vectors of a point
 TERMS_NAME = "words"  # of its terms, which are a sparse vector
+SKETCH_NAME = "sketch"  # of its sketch, see sketches.py
 
 
 @dataclass(frozen=True)

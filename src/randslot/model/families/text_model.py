@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import RandSlotError, UsageError
@@ -56,17 +57,20 @@ class TextModel(Family):
         before, after = processors.template.page_prompt.split(PAGE)
         return processors.pad(processors.tokenize_inside(before, after, pages))
 
-    def keep_layers(self, model: PreTrainedModel, num: int) -> None:
-        """Keep only the first layers of a model.
+    def keep_layers(self, model: PreTrainedModel, num: int, *, last: bool = False) -> None:
+        """Keep only the first layers of a model, so many; `last`: the last one in place of the last of them.
 
         Errors: UsageError if it has fewer.
         """
         if num > len(model.layers):
             raise UsageError(f"layers={num}: this {self.name} model has {len(model.layers)}")
-        model.layers = model.layers[:num]
+        kept = [*range(num - 1), len(model.layers) - 1 if last else num - 1]
+        model.layers = nn.ModuleList(model.layers[place] for place in kept)
+        for place, layer in enumerate(model.layers):
+            layer.self_attn.layer_idx = place  # where a cache has its keys and values
         model.config.num_hidden_layers = num
         if getattr(model.config, "layer_types", None):
-            model.config.layer_types = model.config.layer_types[:num]
+            model.config.layer_types = [model.config.layer_types[place] for place in kept]
 
     # -- serving
 
