@@ -126,7 +126,7 @@ class Sketching:
         return self.store.contents(self.hidden).with_vectors
 
     def _measure(self, queries: list[Vectors]) -> tuple[int, float]:
-        """Return the fewest candidates that find what is wanted, and how many of the best pages that is; or the most."""
+        """Return the fewest candidates that find what is wanted, and their share of the best pages; or the most."""
         where = Where(hidden=self.hidden)
         asked = [StoreQuery(query) for query in queries]
         wanted = [{hit.id for hit in hits} for hits in self.store.search(asked, HITS, where, True)]
