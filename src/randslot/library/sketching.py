@@ -20,6 +20,7 @@ PAGES = 4000  # that sketches are fitted to
 AT_ONCE = 1000  # pages that get sketches
 CANDIDATES = (100, 200, 300, 500, 1000, 2000, 4000)  # tried in this order
 HITS, ENOUGH = 5, 0.98  # of the best pages, how many must be found
+WANTED = 0.99  # how many, to be content with fewer candidates: people ask otherwise than pages are written
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Sketching:
         return self.store.contents(self.hidden).with_vectors
 
     def _measure(self, queries: list[Vectors]) -> tuple[int, float]:
-        """Return the fewest candidates that are enough, and how many of the best pages are then found; or the most."""
+        """Return the fewest candidates that find what is wanted, and their share of the best pages; or the most."""
         where = Where(hidden=self.hidden)
         asked = [StoreQuery(query) for query in queries]
         wanted = [{hit.id for hit in hits} for hits in self.store.search(asked, HITS, where, True)]
@@ -136,7 +137,7 @@ class Sketching:
             for hits, right in zip(self.store.search(asked, HITS, where, False), wanted, strict=True):
                 shared += len({hit.id for hit in hits} & right)
             recall = shared / max(sum(map(len, wanted)), 1)
-            if recall >= ENOUGH:
+            if recall >= WANTED:
                 break
         return candidates, recall
 
