@@ -26,24 +26,25 @@ from ..pages.ocr import MISSING, find_engine
 from ..words.languages import find_language
 from ..words.snippets import Found
 from .address import is_address, read_address
-from .binding import EMBEDDED, check_model, check_query_model, load_bound, read_binding, refuse_student
+from .binding import check_model, check_query_model, load_bound, read_binding, refuse_student
 from .completion import BoundModel, Ocr, complete_pages, count_unread, read_words
 from .fill import Fill
 from .filters import check_metadata
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
-from .location import FORMAT, FORMATS, SKETCHED, Location, clear
+from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
+from .notes import note_model, note_texts
 from .reading.local import LocalReader
 from .reading.reader import FileReader
 from .reading.sizes import TellingReader
 from .reading.workers import Renderers
 from .results import By, Hit, Match, Progress, Status, Summary
 from .searcher import Searcher
+from .sketches import LibrarySketches
 from .sketching import Made, Sketching
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.sketches import Sketcher
-from .stores.store import BYTES_PER_NUMBER, Sketches, Vectors, mean_numbers
+from .stores.store import BYTES_PER_NUMBER, Vectors, mean_numbers
 from .trust import estimate_trust, read_trust
 from .verify import find_problems
 from .words import LibraryWords
@@ -82,7 +83,6 @@ class Library:
         self._query_model: PageReader | None = None
         self.trust_remote_code = trust_remote_code
         self._encoding, self._writing = Lock(), Lock()
-        self._noted_sketches: dict[str, Any] | None = None
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
         try:
@@ -93,7 +93,8 @@ class Library:
             self.manifest, self.store = self.location.manifest, self.location.store
             self.words = LibraryWords((about.get("words") or {}).get("language"), self._keep_language)
             self.trust = read_trust(about.get("trust"))
-            self._take_sketches(about)
+            self.sketches = LibrarySketches(self.location)
+            self.sketches.take(about)
             if about["model"] is None and model is not None:
                 self._adopt(model, create)
             if query_model is not None:
@@ -170,22 +171,6 @@ class Library:
         self.store.prepare(dim=None, words=True)
         about = self._read_about()
         self.location.write(about | {"format": max(FORMAT, about["format"]), "words": {"language": language}})
-
-    def _take_sketches(self, about: dict[str, Any]) -> None:
-        """Have pages sketched, and searches use that, as is written about the library; another process may write it."""
-        noted = about.get("sketches")
-        if noted == self._noted_sketches:
-            return
-        self._noted_sketches = noted
-        content = self.location.read_sketcher() if noted else None
-        self.store.sketches = None
-        if noted and content:
-            self.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
-
-    def _note_sketches(self, noted: dict[str, Any] | None) -> None:
-        about = self._read_about() | {"sketches": noted, "format": SKETCHED if noted else FORMAT}
-        self.location.write(about)
-        self._noted_sketches = noted
 
     @property
     def model(self) -> PageReader:
@@ -325,10 +310,9 @@ class Library:
                 hidden=self.manifest.hidden(),
                 embed=lambda texts: self._encode_by(self.model, texts, None),
                 save=self.location.keep_sketcher,
-                note=self._note_sketches,
+                note=self.sketches.note,
             )
-            begun = self.store.sketches if self.store.sketches and not self.store.sketches.candidates else None
-            return sketching.make(queries, begun.sketcher if begun else None, progress)
+            return sketching.make(queries, self.sketches.begun, progress)
 
     def _bound_model(self) -> BoundModel | None:
         return BoundModel(self.binding.reads, lambda: self.model) if self.binding else None
@@ -378,7 +362,7 @@ class Library:
     def write(self) -> Iterator[None]:
         """A block in which nobody else writes; what an earlier process left to delete is deleted first."""
         with self._writing, self.location.hold_lease():
-            self._take_sketches(self._read_about())
+            self.sketches.take(self._read_about())
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
             yield
 
@@ -560,7 +544,11 @@ class Library:
             language=self.words.language,
             with_vectors=contents.with_vectors,
             origins=contents.origins,
-            notes=(*self.notes(), *self._note_texts(), *self._describe_sketches()),
+            notes=(
+                *self.notes(),
+                *note_texts(self.binding, self.store, self.manifest),
+                *self.sketches.describe(),
+            ),
         )
 
     def _measure_vectors(self) -> int:
@@ -572,41 +560,7 @@ class Library:
 
     def notes(self) -> list[str]:
         """Return what everybody who searches this library should know, a line each."""
-        notes = []
-        if self.binding is not None and self.binding.name == EMBEDDED:
-            notes.append("the embedded model of this library reads sample pages only, and no real documents")
-        if self.trust is not None and not self.trust.reads:
-            notes.append("the vectors of this library rank its pages little better than chance: words find them better")
-        return notes
-
-    def _note_texts(self) -> list[str]:
-        """Return which pages a model that reads text has not read, or not to their end."""
-        notes: list[str] = []
-        if self.binding is None or self.binding.reads != "text":
-            return notes
-        hidden = self.manifest.hidden()
-        if cut := self.store.count_cut(hidden):
-            most = self.binding.settings.get("text_tokens")
-            limit = f" ({most} tokens)" if most else ""
-            pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
-            notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
-        contents = self.store.contents(hidden)
-        if without := contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0):
-            pages = "1 page has" if without == 1 else f"{without:,} pages have"
-            notes.append(f"{pages} no text, and so no vectors: the model of this library reads text")
-        return notes
-
-    def _describe_sketches(self) -> list[str]:
-        """Return what sketches searches use."""
-        noted = self._noted_sketches
-        if not noted:
-            return []
-        if self.store.sketches is None:
-            return ["the sketches of this library are lost: randslot library sketch makes them again"]
-        if not noted["candidates"]:
-            return ["not all pages have sketches yet: randslot library sketch goes on"]
-        found = f"{100 * noted['recall']:.1f} % of the best pages were found so"
-        return [f"searches by vectors score {noted['candidates']:,} pages in full, which sketches find; {found}"]
+        return note_model(self.binding, self.trust)
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
         """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.
@@ -619,12 +573,7 @@ class Library:
         if repair and lines:
             with self.write():
                 problems.repair(self.manifest, self.store)
-        if self.store.sketches is not None and self.store.sketches.candidates:
-            without = sum(1 for _ in self.store.find(None, vectors=True, sketch=False))
-            if without:
-                pages = "1 page has" if without == 1 else f"{without:,} pages have"
-                lines.append(f"{pages} no sketch: randslot library sketch makes them all again")
-        return lines
+        return lines + self.sketches.find_problems()
 
 
 def open_location(place: Name, *, create: bool) -> Location:
