@@ -12,6 +12,7 @@ import torch
 import randslot
 from randslot.errors import UsageError
 from randslot.training.recipe import make_recipe
+from support.pdf import write_drawings
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -40,6 +41,18 @@ def test_spans_are_words_of_the_beginning_of_their_page(load_script):
         if row not in rows:
             assert row["query"]
             assert row["query"] in row["page"][: script.SPAN_SEEN]
+
+
+def test_queries_for_a_student_are_titles_and_words_of_training_manuals_alone(load_script, tmp_path, monkeypatch):
+    script = load_script("manual_pages")
+    for package, name in (("one", "kept.pdf"), ("one", "left.pdf"), ("two", "test.pdf")):
+        (tmp_path / package).mkdir(exist_ok=True)
+        write_drawings(tmp_path / package / name, [f"BT /F1 12 Tf 20 500 Td ({name} has words of its own) Tj ET"])
+    monkeypatch.setattr(script, "TRAINING", {"one": ("left.pdf",)})
+    num = script.write_queries(tmp_path, tmp_path, 5)
+    queries = [json.loads(line)["query"] for line in (tmp_path / "queries.jsonl").read_text().splitlines()]
+    assert len(queries) == len(set(queries)) == num > 1
+    assert all(query in "kept.pdf has words of its own" for query in queries)
 
 
 def test_a_shared_start_is_a_backbone_with_its_embeddings_as_they_were(load_script, tmp_path):
