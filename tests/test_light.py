@@ -109,6 +109,12 @@ def test_a_command_that_needs_a_model_says_so_in_one_line(light, command):
     light.check_refused(command, COMMANDS[command])
 
 
+def test_a_mistyped_name_of_the_small_reader_is_told_before_anything_large_is_advised(light):
+    code, said, error = light.run("index", str(light.file), "-l", "lib", "--model", "use-multilingal")
+    assert (code, said) == (2, "")
+    assert error == "randslot: no model 'use-multilingal': did you mean use-multilingual?\n"
+
+
 def test_pages_are_found_by_words(light):
     assert "1 added" in light.run("index", str(light.file), "-l", "lib")[1]
     code, said, error = light.run("search", "deferred", "tax", "-l", "lib", "-k", "1", "--json")

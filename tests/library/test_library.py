@@ -734,3 +734,12 @@ def test_an_image_file_that_is_cut_is_told_and_not_stored(tmp_path, name):
         ((source, reason),) = summary.failed.items()
         assert Path(source).name == name
         assert "\n" not in reason
+
+
+def test_a_folder_that_may_not_be_read_is_told_in_a_line(tmp_path, monkeypatch):
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)  # who runs the tests may read everything
+    with pytest.raises(UsageError, match=r"cannot read .*lib: Permission denied"):
+        Library(tmp_path / "lib")

@@ -223,8 +223,8 @@ def test_a_library_uses_sketches_when_it_is_opened_again_and_for_pages_that_come
     with Library(place, model) as library:
         library.add([papers / "0.tiff", papers / "1.tiff"])
         made = library.make_sketches(QUERIES)
-        assert (made.pages, made.candidates, made.recall, made.queries) == (40, 100, 1.0, 100)
-        assert "score 100 pages in full" in " ".join(library.status().notes)
+        assert (made.pages, made.candidates, made.recall, made.queries) == (40, 40, 1.0, 100)
+        assert "scores 100 pages in full" in library.status().sketches
     with Library(place, model, create=False) as library:
         assert library.status().format == 3
         library.add(papers / "2.tiff")
@@ -258,7 +258,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_sketcher(place, papers, mo
         with pytest.raises(KeyboardInterrupt):
             library.make_sketches(QUERIES, progress=stop)
     with Library(place, ToyReader()) as library:
-        assert "goes on" in " ".join(library.status().notes)
+        assert "goes on" in library.status().sketches
         assert names(library, "x") == names(library, "x", exact=True)  # searches do not look at them yet
         assert len(list(library.store.find(None, sketch=False))) == 40
         before = library.location.read_sketcher()
@@ -290,13 +290,47 @@ def test_sketches_that_are_made_again_are_all_new(tmp_path, papers):
         assert list(library.store.find(None, sketch=False)) == []
 
 
+def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch):
+    """Sketches that are fitted to one kind of queries must find enough for lines of pages too."""
+    from randslot.library.sketching import Sketching
+
+    store = EdgeStore(tmp_path / "pages", DIM)
+    pages = make_pages(400)
+    store.add(pages)
+    far = np.random.default_rng(5).standard_normal((1, 4, DIM))
+    kinds = {"query": far + 0.01 * np.random.default_rng(6).standard_normal((300, 4, DIM)), "line": clustered(2, 300)}
+
+    def embed(texts: list[str]) -> list[np.ndarray]:
+        found = []
+        for text in texts:
+            kind, number = text.split()
+            vectors = kinds[kind][int(number)]
+            found.append((vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32))
+        return found
+
+    queries, lines = ([f"{kind} {number}" for number in range(300)] for kind in ("query", "line"))
+    monkeypatch.setattr(sketching, "CANDIDATES", (20,))
+    monkeypatch.setattr("randslot.library.stores.store.FULL_FOR_EACH", 1)
+    said: list[object] = []
+
+    def attempt() -> None:
+        Sketching("x", store, (), frozenset(), embed, said.append, said.append).make(queries, None, lambda _: None)
+
+    attempt()  # no page has text that could be asked for: queries decide
+    assert isinstance(said[-1], dict)
+    monkeypatch.setattr(Sketching, "_choose_lines", lambda *_: lines[:101])
+    with pytest.raises(RandSlotError, match="they are not used"):
+        attempt()
+    store.close()
+
+
 def test_lost_sketches_are_told_and_made_again(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
         library.make_sketches(QUERIES)
     (tmp_path / "lib/sketches.npz").unlink()
     with Library(tmp_path / "lib", ToyReader()) as library:
-        assert "are lost" in " ".join(library.status().notes)
+        assert "lost" in library.status().sketches
         assert names(library, "x") == names(library, "x", exact=True)
         library.make_sketches(QUERIES)
         assert library.verify() == []
@@ -315,10 +349,12 @@ def test_a_missing_sketch_is_found_by_verify(tmp_path, papers):
 def test_too_few_queries_and_a_library_without_vectors_are_refused(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
-        with pytest.raises(UsageError, match="there are 0 pages with text and vectors: name a file with queries"):
+        with pytest.raises(UsageError, match="there are 0 lines of pages with vectors: name a file with queries"):
             library.make_sketches()
-        with pytest.raises(UsageError, match="there are 3 queries"):
-            library.make_sketches(QUERIES[:3])
+        with pytest.raises(UsageError, match="there are 3 different ones"):
+            library.make_sketches(100 * QUERIES[:3])
+        with pytest.raises(UsageError, match="there are 0 different ones"):
+            library.make_sketches([])
         assert library.status().format == 2
     with Library(tmp_path / "words") as library, pytest.raises(UsageError, match="has no vectors"):
         library.make_sketches(QUERIES)
@@ -332,9 +368,18 @@ def test_the_command(tmp_path, papers, monkeypatch):
     words = ["library", "sketch", "-l", str(tmp_path / "lib")]
     answer = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "questions.txt")], catch_exceptions=False)
     assert answer.stdout.splitlines() == [
-        "60 pages with sketches; a search by vectors scores 100 of them in full",
+        "60 pages with sketches; a search by vectors scores 60 of them in full",
         "of the best pages for 100 queries, 100.0 % are found so",
+        "with fewer than 20,000 pages a search was fast before: --remove forgets the sketches",
     ]
+    status = CliRunner().invoke(app, ["library", "status", "-l", str(tmp_path / "lib")], catch_exceptions=False)
+    assert "a search by vectors scores 100 pages in full" in " ".join(status.stdout.split())
+    (tmp_path / "empty.txt").touch()
+    empty = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "empty.txt")])
+    assert "there are 0 different ones" in str(empty.exception)
+    assert "no sketches" in CliRunner().invoke(app, [*words, "--remove"], catch_exceptions=False).stdout
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        assert (library.status().sketches, library.status().format, library.store.sketches) == ("", 2, None)
     gone = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "gone.txt")])
     assert isinstance(gone.exception, UsageError)
     assert "gone.txt: No such file" in str(gone.exception)

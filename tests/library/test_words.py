@@ -212,10 +212,10 @@ def test_a_new_library_of_words_has_a_tip_once(papers, tmp_path, monkeypatch):
     tip = "tip: to find pages by meaning too, also in other languages: "
     monkeypatch.setattr(show, "MODULE", "not_installed_here")
     out = run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
-    assert out.endswith(f'{tip}pip install "randslot[reader]", then randslot index --model use-multilingual\n')
+    assert out.endswith(f'{tip}pip install "randslot[reader]", then index again with --model use-multilingual\n')
     assert tip not in run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
     monkeypatch.undo()
-    assert f"{tip}randslot index --model" in run("index", papers, "-l", tmp_path / "other", "--no-ocr")
+    assert f"{tip}index again with --model" in run("index", papers, "-l", tmp_path / "other", "--no-ocr")
 
 
 def test_a_search_that_finds_nothing_says_how_many_pages_have_no_text(library, papers, tmp_path, monkeypatch):

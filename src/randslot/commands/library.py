@@ -17,6 +17,8 @@ from .help import PlainCommand, PlainGroup
 from .index import read_scans
 from .options import AsJson, DryRun, Language, NoOcr, Ocr, OcrChoice, Place, Workers, Yes
 
+FEW_PAGES = 20_000  # for which sketches save little
+
 library_app = typer.Typer(
     cls=PlainGroup, help="Look into a library, remove files from it, copy it.", no_args_is_help=True
 )
@@ -78,24 +80,34 @@ def sketch(
     queries: Annotated[
         Path | None, typer.Option("--queries", help="Queries as people ask them, one on each line.", dir_okay=False)
     ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Forget them: searches look at all pages again.")] = False,
 ) -> None:
-    """Give pages sketches, so that searches by vectors do not look at all of them: for 100,000 pages and more.
+    """Give pages sketches, so that searches by vectors do not score all of them: for 100,000 pages and more.
 
     Used only if they find what an exact search finds, which is measured. Later pages get theirs when they are added.
 
     randslot library sketch -l mylib
 
     randslot library sketch -l mylib --queries questions.txt
+
+    randslot library sketch -l mylib --remove
     """
     from ..files import read_lines
     from ..library.library import Library
     from ..library.show import plural, show_progress
 
-    texts = read_lines(queries) if queries else []
-    with Library(library, create=False) as opened, show_progress(False) as progress, say_stopped(progress):
-        made = opened.make_sketches(texts, progress=progress)
+    texts = read_lines(queries) if queries else None
+    with Library(library, create=False) as opened:
+        if remove:
+            opened.remove_sketches()
+            print("the library has no sketches: searches by vectors look at all pages")
+            return
+        with show_progress(False) as progress:
+            made = opened.make_sketches(texts, progress=progress)
     print(f"{plural(made.pages, 'page')} with sketches; a search by vectors scores {made.candidates:,} of them in full")
     print(f"of the best pages for {made.queries} queries, {100 * made.recall:.1f} % are found so")
+    if made.pages < FEW_PAGES:
+        print(f"with fewer than {FEW_PAGES:,} pages a search was fast before: --remove forgets the sketches")
 
 
 @library_app.command("list", cls=PlainCommand)
@@ -184,6 +196,8 @@ def copy(
         what = f"{plural(copied.files, 'file')} with {plural(copied.pages, 'page')} copied"
         print(f"{what}, {plural(copied.known, 'file')} there already")
         print(f"compared: all pages of {plural(copied.compared, 'file')}; searches that agree: {copied.searches}")
+        for note in copied.notes:
+            print(f"note: {readable(note)}")
     for line in copied.problems:
         print(readable(line), file=sys.stderr)
     if copied.problems:

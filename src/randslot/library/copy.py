@@ -31,7 +31,10 @@ SAME = "both are the same library: name two different places"
 
 @dataclass
 class Copied:
-    """What a copy did: files and pages that are new, files that were there, what was compared, and what is wrong."""
+    """What a copy did: files and pages that are new, files that were there, what was compared, and what is wrong.
+
+    notes: what else one should know of the copy.
+    """
 
     files: int = 0
     pages: int = 0
@@ -39,6 +42,7 @@ class Copied:
     compared: int = 0
     searches: int = 0
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def copy_library(source: Library, target: Library, report: Callable[[Progress], None] = lambda _: None) -> Copied:
@@ -57,6 +61,8 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
         copied = _Copy(source, target, report).run([_settle(file, source, target) for file in files])
         target.store.optimize()
     _compare(source, target, files, copied)
+    if source.sketches.noted and not target.sketches.noted:
+        copied.notes.append(f"sketches are not copied: randslot library sketch -l {target.name} makes them")
     return copied
 
 

@@ -41,7 +41,11 @@ class FolderLocation:
         """
         self.folder, self.name = folder, str(folder)
         self.new_parents: list[Path] = []
-        if not (folder / LIBRARY_FILE).is_file():
+        try:
+            is_new = not (folder / LIBRARY_FILE).is_file()
+        except OSError as error:
+            raise UsageError(f"cannot read {folder}: {error.strerror or error}") from error
+        if is_new:
             self._check_new(create)
         self._lock()
 

@@ -289,13 +289,13 @@ class Library:
             return read_words(fill, self._bound_model(), language=wanted, ocr=ocr)
 
     def make_sketches(
-        self, queries: Sequence[str] = (), *, progress: Callable[[Progress], None] = lambda _: None
+        self, queries: Sequence[str] | None = None, *, progress: Callable[[Progress], None] = lambda _: None
     ) -> Made:
         """Give every page a sketch, so that searches by vectors need not look at all pages; for very many of them.
 
-        queries: as people ask them, 200 at least; without any, lines of the library's own pages are taken. Searches use
-        sketches only if they find 98 % of what an exact search finds, which is measured. Pages that are added later get
-        theirs at once. Stopped or killed, the same call goes on.
+        queries: as people ask them, 200 different ones at least, which are taken beside lines of the library's own
+        pages. Searches use sketches only if they find 98 % of what an exact search finds, which is measured. Pages that
+        are added later get theirs at once. Stopped or killed, the same call goes on.
 
         Errors: UsageError if the library has no vectors, or there are too few queries. RandSlotError if sketches find
         too little.
@@ -313,6 +313,14 @@ class Library:
                 note=self.sketches.note,
             )
             return sketching.make(queries, self.sketches.begun, progress)
+
+    def remove_sketches(self) -> None:
+        """Forget all sketches: searches by vectors look at all pages again."""
+        with self.write():
+            if self.sketches.noted:
+                self.store.sketches = None
+                self.sketches.note(None)
+                self.store.clear_sketches()
 
     def _bound_model(self) -> BoundModel | None:
         return BoundModel(self.binding.reads, lambda: self.model) if self.binding else None
@@ -544,11 +552,8 @@ class Library:
             language=self.words.language,
             with_vectors=contents.with_vectors,
             origins=contents.origins,
-            notes=(
-                *self.notes(),
-                *note_texts(self.binding, self.store, self.manifest),
-                *self.sketches.describe(),
-            ),
+            notes=(*self.notes(), *note_texts(self.binding, self.store, self.manifest)),
+            sketches=self.sketches.describe(),
         )
 
     def _measure_vectors(self) -> int:

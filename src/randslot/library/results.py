@@ -115,7 +115,7 @@ class Status:
     bytes: on disk, with codes, payload and the list of files; of a library on a server, of the vectors alone.
     vector_bytes_per_page: the mean of some pages if they differ; 0 without a model. model: None for a library without
     vectors. language: None if no page has text. origins: pages by where their text was found; see `StoredText`.
-    notes: what everybody who searches it should know.
+    notes: what everybody who searches it should know. sketches: how searches use them; empty if there are none.
     """
 
     folder: str
@@ -132,6 +132,7 @@ class Status:
     with_vectors: int = 0
     origins: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sketches: str = ""
 
     @property
     def with_text(self) -> int:

@@ -144,7 +144,7 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
 def show_tip() -> str:
     """Return how pages are found by more than their words."""
     install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
-    return f"tip: to find pages by meaning too, also in other languages: {install}randslot index --model {READER}"
+    return f"tip: to find pages by meaning too, also in other languages: {install}index again with --model {READER}"
 
 
 def list_unreadable(num: int) -> list[str]:
@@ -245,6 +245,7 @@ def print_status(status: Status) -> None:
         "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
         "words": show_words(status),
         "vectors": show_vectors(status),
+        "sketches": status.sketches,
         "size": show_size(status),
         "format": str(status.format),
         "note": "; ".join(status.notes),

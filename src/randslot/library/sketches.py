@@ -39,16 +39,16 @@ class LibrarySketches:
         sketches = self.location.store.sketches
         return sketches.sketcher if sketches and not sketches.candidates else None
 
-    def describe(self) -> list[str]:
-        """Return which sketches searches use, in a line."""
+    def describe(self) -> str:
+        """Return which sketches searches use, in a line; nothing if there are none."""
         if not self.noted:
-            return []
+            return ""
         if self.location.store.sketches is None:
-            return ["the sketches of this library are lost: randslot library sketch makes them again"]
+            return "lost: randslot library sketch makes them again"
         if not self.noted["candidates"]:
-            return ["not all pages have sketches yet: randslot library sketch goes on"]
+            return "not of all pages yet: randslot library sketch goes on"
         found = f"{100 * self.noted['recall']:.1f} % of the best pages were found so"
-        return [f"searches by vectors score {self.noted['candidates']:,} pages in full, which sketches find; {found}"]
+        return f"a search by vectors scores {self.noted['candidates']:,} pages in full, which they find; {found}"
 
     def find_problems(self) -> list[str]:
         """Return what is wrong with them, a line each."""

@@ -10,11 +10,22 @@ from typing import Any
 from ..errors import RandSlotError, UsageError
 from .results import Progress
 from .stores.sketches import Sketcher, fit_sketcher
-from .stores.store import MOST_NUMBERS, Sketches, Store, StoreQuery, Vectors, Where, mean_numbers, pages_at_once
+from .stores.store import (
+    MOST_NUMBERS,
+    Sketches,
+    Store,
+    StoreHit,
+    StoreQuery,
+    Vectors,
+    Where,
+    mean_numbers,
+    pages_at_once,
+)
 from .trust import choose_line
 
-LINES = 600  # of pages that are asked for, if no queries are given
-TESTED = 100  # of the queries, that sketches are not fitted to
+LINES = 600  # of pages, that are asked for
+MOST_QUERIES = 2000  # of those that are given
+TESTED = 100  # of each, that sketches are not fitted to
 FEWEST = 2 * TESTED  # queries
 PAGES = 4000  # that sketches are fitted to
 AT_ONCE = 1000  # pages that get sketches
@@ -50,15 +61,20 @@ class Sketching:
     save: Callable[[bytes], None]
     note: Callable[[dict[str, Any] | None], None]
 
-    def make(self, texts: Sequence[str], begun: Sketcher | None, progress: Callable[[Progress], None]) -> Made:
+    def make(self, texts: Sequence[str] | None, begun: Sketcher | None, progress: Callable[[Progress], None]) -> Made:
         """Give all pages sketches, and let searches use them if they find enough.
 
-        texts: queries as people ask them; without any, lines of pages. begun: the sketcher of a run that was stopped.
+        texts: queries as people ask them, beside lines of pages; None for lines alone. begun: the sketcher of a run
+        that was stopped.
 
         Errors: UsageError if there are too few queries. RandSlotError if sketches find too little.
         """
-        asked = self._encode(texts, progress)
-        tested, fitted = asked[:TESTED], asked[TESTED:]
+        tested: list[list[Vectors]] = []
+        fitted: list[Vectors] = []
+        for group in self._choose_queries(texts):
+            vectors = self._encode(group, progress)
+            tested.append(vectors[:TESTED])
+            fitted += vectors[TESTED:]
         sketcher = begun or self._begin(fitted)
         self.store.sketches = Sketches(sketcher)
         num = self._add_all(progress)
@@ -71,22 +87,28 @@ class Sketching:
             )
         self.note({"candidates": candidates, "recall": round(recall, 4)})
         self.store.sketches = Sketches(sketcher, candidates)
-        return Made(num, candidates, recall, len(tested))
+        return Made(num, min(candidates, num), recall, sum(map(len, tested)))
 
-    def _encode(self, texts: Sequence[str], progress: Callable[[Progress], None]) -> list[Vectors]:
+    def _choose_queries(self, texts: Sequence[str] | None) -> list[list[str]]:
+        """Return the queries that were given and lines of pages, each once; sketches must do well by both."""
         dice = random.Random(0)
-        wanted = list(texts) or self._choose_lines(dice)
-        if len(wanted) < FEWEST:
-            kind = "queries" if texts else "pages with text and vectors"
+        lines = list(dict.fromkeys(self._choose_lines(dice)))
+        groups = [lines] if texts is None else [list(dict.fromkeys(texts)), lines]
+        if len(groups[0]) < FEWEST:
+            kind = "lines of pages with vectors" if texts is None else "different ones"
             raise UsageError(
-                f"sketches need {FEWEST} queries to be made by, and there are {len(wanted)} {kind}: name a file with "
-                "queries, one on each line, by --queries"
+                f"sketches need {FEWEST} queries to be made by, and there are {len(groups[0])} {kind}: name a file "
+                "with queries, one on each line, by --queries"
             )
-        dice.shuffle(wanted)
+        for group in groups:
+            dice.shuffle(group)
+        return [group[:MOST_QUERIES] for group in groups if len(group) >= TESTED]
+
+    def _encode(self, texts: list[str], progress: Callable[[Progress], None]) -> list[Vectors]:
         vectors: list[Vectors] = []
-        for start in range(0, len(wanted), 50):
-            vectors += self.embed(wanted[start : start + 50])
-            progress(Progress(0, 0, len(vectors), len(wanted), stage="queries"))
+        for start in range(0, len(texts), 50):
+            vectors += self.embed(texts[start : start + 50])
+            progress(Progress(0, 0, len(vectors), len(texts), stage="queries"))
         return vectors
 
     def _choose_lines(self, dice: random.Random) -> list[str]:
@@ -125,23 +147,34 @@ class Sketching:
         self.store.wait_optimized()
         return self.store.contents(self.hidden).with_vectors
 
-    def _measure(self, queries: list[Vectors]) -> tuple[int, float]:
-        """Return the fewest candidates that find what is wanted, and their share of the best pages; or the most."""
+    def _measure(self, groups: list[list[Vectors]]) -> tuple[int, float]:
+        """Return the fewest candidates that find what is wanted, and their share of the best pages; or the most.
+
+        Of several groups of queries, the one with which least is found counts.
+        """
         where = Where(hidden=self.hidden)
-        asked = [StoreQuery(query) for query in queries]
-        wanted = [{hit.id for hit in hits} for hits in self.store.search(asked, HITS, where, True)]
+        asked = [[StoreQuery(query) for query in group] for group in groups]
+        wanted = [self.store.search(group, HITS, where, True) for group in asked]
         assert self.store.sketches is not None
         for candidates in CANDIDATES:
             self.store.sketches = Sketches(self.store.sketches.sketcher, candidates)
-            shared = 0
-            for hits, right in zip(self.store.search(asked, HITS, where, False), wanted, strict=True):
-                shared += len({hit.id for hit in hits} & right)
-            recall = shared / max(sum(map(len, wanted)), 1)
-            if recall >= WANTED:
+            shares = []
+            for group, right in zip(asked, wanted, strict=True):
+                shares.append(_share(self.store.search(group, HITS, where, False), right))
+            if min(shares) >= WANTED:
                 break
-        return candidates, recall
+        return candidates, min(shares)
 
     def _drop(self) -> None:
         self.store.sketches = None
         self.note(None)
         self.store.clear_sketches()
+
+
+def _share(found: list[list[StoreHit]], right: list[list[StoreHit]]) -> float:
+    """Return how many of the right hits were found."""
+    shared = total = 0
+    for some, best in zip(found, right, strict=True):
+        shared += len({hit.id for hit in some} & {hit.id for hit in best})
+        total += len(best)
+    return shared / max(total, 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import MissingError, UsageError
 from ..extras import needs_extra
 from .use_reader import NAME, UseReader, open_use
 
@@ -24,7 +27,12 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
     """
     if name == NAME:
         return open_use(**options)
-    with needs_extra():
-        from .remote_model import open_model as open_with_torch
+    try:
+        with needs_extra():
+            from .remote_model import open_model as open_with_torch
+    except MissingError as error:
+        if get_close_matches(name, [NAME]) and not Path(name).exists():
+            raise UsageError(f"no model {name!r}: did you mean {NAME}?") from error
+        raise
 
     return open_with_torch(name, **options)
