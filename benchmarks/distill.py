@@ -51,7 +51,7 @@ HERE = Path(__file__).parent
 WORK = Path("data/distill")
 REPORTS = 2000  # of the training split, that questions are about
 MANUALS = Path("data/study-manuals")
-NUM_QUERIES, MOST_CHARACTERS = 24_000, 50  # that the student of the study learns from
+NUM_QUERIES, NUM_MORE, MOST_CHARACTERS = 24_000, 36_000, 50  # that the student of the study learns from
 TIMED, WARMING = 40, 5  # queries
 LARGE, SMALL = "qwen2.5-vl-3b", "smollm2-135m"
 LAYERS = (2, 8)  # of the large shape, that are timed
@@ -80,10 +80,11 @@ def plan_embedded() -> dict[str, Distillation]:
 
 def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
     """Return how the student of a model of the study is made, and write the queries that it learns from."""
-    file = WORK / "queries.txt"
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join(choose_queries(NUM_QUERIES)), encoding="utf-8")
+    file, others = WORK / "queries.txt", WORK / "more-queries.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    queries = choose_queries(NUM_QUERIES + NUM_MORE)
+    file.write_text("\n".join(queries[:NUM_QUERIES]), encoding="utf-8")
+    others.write_text("\n".join(queries[NUM_QUERIES:]), encoding="utf-8")
     first = Distillation(
         teacher,
         teacher,
@@ -96,8 +97,15 @@ def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
         learning_rate=1e-3,
         cache=str(WORK / "light-study-teacher"),
     )
-    second = replace(first, student=first.output, layers=0, output=f"{first.output}-again")
-    return {f"its student, {layers} layers": first, "the same, after a second run": second}
+    second = replace(
+        first,
+        student=first.output,
+        layers=0,
+        queries=(str(others),),
+        output=f"{first.output}-more",
+        cache=str(WORK / "light-study-teacher-more"),
+    )
+    return {f"its student, {layers} layers": first, f"the same, after {NUM_MORE:,} other queries": second}
 
 
 def choose_queries(num: int) -> list[str]:
