@@ -16,6 +16,7 @@ from typing import Any
 from growth import fit_exponents, summarize
 from scale import make_plan
 from sketches import fit_exponents as fit_sketch_exponents
+from sketches import shorten
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light", "versions")
@@ -41,7 +42,7 @@ CHOICES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
     "growth": lambda rows: summarize(rows) + fit_exponents(rows),
-    "sketches": lambda rows: rows + fit_sketch_exponents(rows),
+    "sketches": lambda rows: shorten(rows) + fit_sketch_exponents(rows),
 }
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
