@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -324,11 +325,58 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
     store.close()
 
 
-def test_lost_sketches_are_told_and_made_again(tmp_path, papers):
+def test_who_searches_follows_sketches_that_another_process_makes_anew(papers, node, monkeypatch):
+    monkeypatch.setattr("randslot.library.sketches.LOOK_SECONDS", 0.2)
+    with new_collection(node) as url, Library(url, ToyReader()) as first:
+        first.add(papers)
+        first.make_sketches(QUERIES)
+        seen: list[int] = []
+
+        def look(now: Progress) -> None:
+            if now.stage == "sketches":  # the old ones are gone, and not all new ones are there
+                assert names(first, "x") == names(first, "x", exact=True)
+                assert first.store.sketches is not None
+                seen.append(first.store.sketches.candidates)
+
+        with Library(url, ToyReader()) as second:
+            second.make_sketches([f"another {query}" for query in QUERIES], progress=look)
+        time.sleep(0.3)
+        assert names(first, "x") == names(first, "x", exact=True)
+        assert seen == [0]
+        assert first.store.sketches is not None
+        assert second.store.sketches is not None
+        assert first.store.sketches.sketcher.key == second.store.sketches.sketcher.key
+
+
+def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place, papers, monkeypatch):
+    with Library(place, ToyReader()) as library:
+        library.add(papers)
+        library.make_sketches(QUERIES)
+        for method in ("clear_sketches", "keep_sketcher"):
+
+            def stop(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            owner = library.store if method == "clear_sketches" else library.location
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(owner, method, stop)
+                library.make_sketches([f"{method} {query}" for query in QUERIES])
+            with monkeypatch.context() as patch:  # what another process would do
+                patch.setattr(library.sketches, "noted", None)
+                library.sketches.take(library.location.read() or {})
+                assert names(library, "x") == names(library, "x", exact=True)
+            library.make_sketches(QUERIES)
+            assert names(library, "x") == names(library, "x", exact=True)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 cut"])
+def test_lost_sketches_are_told_and_made_again(tmp_path, papers, content):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
         library.make_sketches(QUERIES)
     (tmp_path / "lib/sketches.npz").unlink()
+    if content is not None:
+        (tmp_path / "lib/sketches.npz").write_bytes(content)
     with Library(tmp_path / "lib", ToyReader()) as library:
         assert "lost" in library.status().sketches
         assert names(library, "x") == names(library, "x", exact=True)

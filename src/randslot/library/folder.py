@@ -34,6 +34,8 @@ BEGUN = ("lock", OWNER, f"{OWNER}.part", f"{LIBRARY_FILE}.part")  # all that a l
 class FolderLocation:
     """A library in a folder."""
 
+    shared = False
+
     def __init__(self, folder: Path, *, create: bool) -> None:
         """Take a folder for this process.
 

@@ -517,7 +517,8 @@ class Library:
         return self._encode(list(queries), None)
 
     def _searcher(self) -> Searcher:
-        """Return what answers searches, as the library is now: its model and language may change."""
+        """Return what answers searches, as the library is now: its model, language and sketches may change."""
+        self.sketches.look()
         return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, self._encode)
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:

@@ -28,11 +28,13 @@ class InUseError(RandSlotError):
 class Location(Protocol):
     """A place with one library, or none yet.
 
-    name: what messages call it. folder: on this machine, for images and uploads that have no other file.
+    name: what messages call it. folder: on this machine, for images and uploads that have no other file. shared:
+    whether other processes may have it open.
     """
 
     name: str
     folder: Path
+    shared: bool
 
     @property
     def manifest(self) -> Manifest:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import Any
 
+from ..errors import RandSlotError
 from .location import FORMAT, SKETCHED, Location
 from .stores.sketches import Sketcher
 from .stores.store import Sketches
+
+LOOK_SECONDS = 1.0  # after which a search looks whether another process has changed sketches
 
 
 class LibrarySketches:
@@ -15,9 +20,11 @@ class LibrarySketches:
     def __init__(self, location: Location) -> None:
         self.location = location
         self.noted: dict[str, Any] | None = None
+        self.looked_at = 0.0
 
     def take(self, about: dict[str, Any]) -> None:
         """Have pages sketched, and searches use that, as is written about the library; another process may write it."""
+        self.looked_at = time.monotonic()
         noted = about.get("sketches")
         if noted == self.noted:
             return
@@ -25,13 +32,23 @@ class LibrarySketches:
         content = self.location.read_sketcher() if noted else None
         self.location.store.sketches = None
         if noted and content:
-            self.location.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
+            with suppress(RandSlotError):  # it is damaged, as `describe` tells
+                self.location.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
+
+    def look(self) -> None:
+        """See whether another process makes sketches anew, or has removed them, before a search relies on them."""
+        is_old = time.monotonic() - self.looked_at > LOOK_SECONDS
+        if self.noted and self.location.shared and is_old:
+            self.take(self.location.read() or {})
 
     def note(self, noted: dict[str, Any] | None) -> None:
-        """Write about them; None if the library has none any more."""
+        """Write about them; None if the library has none any more. Who searches by those of before has stopped then."""
+        was_used = bool(self.noted and self.noted["candidates"])
         about = self.location.read() or {}
         self.location.write(about | {"sketches": noted, "format": SKETCHED if noted else FORMAT})
         self.noted = noted
+        if was_used and self.location.shared:
+            time.sleep(2 * LOOK_SECONDS)
 
     @property
     def begun(self) -> Sketcher | None:

@@ -85,7 +85,7 @@ class Sketching:
                 f"sketches of library {self.name} find {100 * recall:.1f} % of the {HITS} best pages, and should find "
                 f"{100 * ENOUGH:.0f}: they are not used, and searches look at all pages as before"
             )
-        self.note({"candidates": candidates, "recall": round(recall, 4)})
+        self.note({"candidates": candidates, "recall": round(recall, 4), "made": sketcher.key})
         self.store.sketches = Sketches(sketcher, candidates)
         return Made(num, min(candidates, num), recall, sum(map(len, tested)))
 
@@ -130,9 +130,10 @@ class Sketching:
         most = min(PAGES, 8 * MOST_NUMBERS // max(mean_numbers(self.store), 1))
         pages = self.store.read(dice.sample(ids, min(len(ids), most))).values()
         sketcher = fit_sketcher(queries, [page.vectors for page in pages if page.vectors is not None])
-        self.save(sketcher.to_bytes())
-        self.store.clear_sketches()
+        # In this order, sketches and what made them belong together whenever the process is killed.
         self.note({"candidates": 0})
+        self.store.clear_sketches()
+        self.save(sketcher.to_bytes())
         return sketcher
 
     def _add_all(self, progress: Callable[[Progress], None]) -> int:

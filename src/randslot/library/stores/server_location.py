@@ -157,6 +157,8 @@ def _part_id(number: int) -> str:
 class ServerLocation:
     """A library on a server."""
 
+    shared = True
+
     def __init__(self, address: Address, *, create: bool, connection: Connection | None = None) -> None:
         """Connect to a server.
 
@@ -203,16 +205,22 @@ class ServerLocation:
         self.store: Store = ServerStore(self.connection, dim)
 
     def read_sketcher(self) -> bytes | None:
-        parts = self.records.find(kind="sketcher")
-        kept = sorted(parts.values(), key=lambda part: int(part["number"]))
-        if not kept or len(kept) < int(kept[0]["parts"]):
+        parts = self.records.find(kind="sketcher").values()
+        newest = max(parts, key=lambda part: int(part[STAMP]), default=None)
+        if newest is None:
             return None
-        return b"".join(base64.b64decode(part["content"]) for part in kept[: int(kept[0]["parts"])])
+        kept = sorted(
+            (part for part in parts if part["token"] == newest["token"]), key=lambda part: int(part["number"])
+        )
+        if len(kept) < int(newest["parts"]):  # of a process that was stopped just here
+            return None
+        return b"".join(base64.b64decode(part["content"]) for part in kept)
 
     def keep_sketcher(self, content: bytes) -> None:
         parts = [content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES)]
+        token = uuid.uuid4().hex
         for number, part in enumerate(parts):
-            record = {"kind": "sketcher", "number": number, "parts": len(parts)}
+            record = {"kind": "sketcher", "token": token, "number": number, "parts": len(parts)}
             self.records.put({_part_id(number): {**record, "content": base64.b64encode(part).decode()}})
 
     def hold_lease(self) -> AbstractContextManager[None]:

@@ -14,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from io import BytesIO
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...errors import RandSlotError, first_line
 
 Vectors = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -58,14 +62,25 @@ class Sketcher:
     def to_bytes(self) -> bytes:
         """Return all that it is, in single precision."""
         content = BytesIO()
-        np.savez(content, allow_pickle=False, **{field.name: getattr(self, field.name) for field in fields(self)})
+        np.savez(content, **{field.name: getattr(self, field.name) for field in fields(self)})
         return content.getvalue()
+
+    @property
+    def key(self) -> str:
+        """What it is known by: another one has another key."""
+        return blake2b(self.page_map_XS.tobytes() + self.anchors_XD.tobytes(), digest_size=8).hexdigest()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Sketcher:
-        """Read what `to_bytes` wrote."""
-        with np.load(BytesIO(content), allow_pickle=False) as values:
-            return cls(**{field.name: values[field.name] for field in fields(cls)})
+        """Read what `to_bytes` wrote.
+
+        Errors: RandSlotError if it is damaged.
+        """
+        try:
+            with np.load(BytesIO(content), allow_pickle=False) as values:
+                return cls(**{field.name: values[field.name] for field in fields(cls)})
+        except (BadZipFile, EOFError, KeyError, ValueError) as error:
+            raise RandSlotError(f"sketches are damaged: {first_line(error)}") from error
 
 
 def make_features(vectors: Vectors, centres_CD: Vectors, sharpness: float) -> Vectors:
