@@ -358,9 +358,10 @@ def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place,
                 raise KeyboardInterrupt
 
             owner = library.store if method == "clear_sketches" else library.location
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            with monkeypatch.context() as patch:
                 patch.setattr(owner, method, stop)
-                library.make_sketches([f"{method} {query}" for query in QUERIES])
+                with pytest.raises(KeyboardInterrupt):
+                    library.make_sketches([f"{method} {query}" for query in QUERIES])
             with monkeypatch.context() as patch:  # what another process would do
                 patch.setattr(library.sketches, "noted", None)
                 library.sketches.take(library.location.read() or {})

@@ -209,9 +209,8 @@ class ServerLocation:
         newest = max(parts, key=lambda part: int(part[STAMP]), default=None)
         if newest is None:
             return None
-        kept = sorted(
-            (part for part in parts if part["token"] == newest["token"]), key=lambda part: int(part["number"])
-        )
+        kept = [part for part in parts if part["token"] == newest["token"]]
+        kept.sort(key=lambda part: int(part["number"]))
         if len(kept) < int(newest["parts"]):  # of a process that was stopped just here
             return None
         return b"".join(base64.b64decode(part["content"]) for part in kept)
