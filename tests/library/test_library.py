@@ -743,3 +743,13 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_file", refuse)  # who runs the tests may read everything
     with pytest.raises(UsageError, match=r"cannot read .*lib: Permission denied"):
         Library(tmp_path / "lib")
+
+
+@pytest.mark.parametrize("by", ["words", "vectors", "both"])
+def test_a_query_without_a_letter_or_a_digit_finds_nothing(tmp_path, by):
+    write_pdf(tmp_path / "report.pdf", 2, [])
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(tmp_path / "report.pdf")
+        library.read_words(language="english")
+        assert library.search("???", by=by) == []
+        assert library.search_all(["???", "a 1"], by="vectors")[1] != []

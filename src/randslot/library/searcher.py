@@ -148,7 +148,10 @@ class Searcher:
         return self.trust.reads
 
     def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
-        """Return what the store is asked. A query without any word is asked by vectors alone, or not at all."""
+        """Return what the store is asked. A query without any word is asked by vectors alone, or not at all.
+
+        One without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
+        """
         vectors: list[Vectors] | list[None] = [None] * len(queries)
         if by == "vectors":
             vectors = self.encode(queries, num)
@@ -156,7 +159,9 @@ class Searcher:
             vectors = self.encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
         made = []
         for query, word, own in zip(queries, words, vectors, strict=True):
-            if by == "vectors":
+            if not any(character.isalnum() for character in query):
+                made.append(StoreQuery())
+            elif by == "vectors":
                 made.append(StoreQuery(own))
             else:
                 if word.excluded and not word.terms.numbers:
