@@ -148,11 +148,15 @@ def bound(light) -> Light:
     """With a library "lib" that belongs to a model."""
     with Library(light.folder / "lib", ToyReader()) as library:
         library.add(light.file, workers=1)
+    file = light.folder / "lib" / "library.json"
+    about = json.loads(file.read_text())
+    about["model"]["name"] = "runs/toy"  # as if it had been loaded from there
+    file.write_text(json.dumps(about))
     return light
 
 
 BOUND = (
-    "library lib belongs to a model in memory (weights toy), and models need torch: "
+    "library lib belongs to runs/toy (weights toy), and models need torch: "
     'pip install "randslot[model]"; --by words searches without a model\n'
 )
 

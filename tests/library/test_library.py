@@ -687,8 +687,8 @@ def test_another_format_or_a_torn_file_is_refused(tmp_path, model):
     Library(tmp_path / "lib", model).close()
     home = tmp_path / "lib" / "library.json"
     record = json.loads(home.read_text())
-    home.write_text(json.dumps({**record, "format": 3}))
-    with pytest.raises(RandSlotError, match="has format 3, and this version of randslot reads 1 and 2"):
+    home.write_text(json.dumps({**record, "format": 4}))
+    with pytest.raises(RandSlotError, match="has format 4, and this version of randslot reads 1 to 3"):
         Library(tmp_path / "lib")
     home.write_text(json.dumps({"format": 1, "model": {}}))
     with pytest.raises(RandSlotError, match="does not say which model"):

@@ -135,7 +135,7 @@ class Library:
 
     def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity | None:
         if about.get("format") not in FORMATS:
-            known = " and ".join(map(str, FORMATS))
+            known = f"{FORMATS[0]} to {FORMATS[-1]}"
             raise RandSlotError(
                 f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {known}"
             )
