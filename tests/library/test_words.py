@@ -316,7 +316,7 @@ def test_with_a_model_pages_have_words_and_vectors(tmp_path, papers):
         hits = library.search('"income tax"')
         assert [(hit.page, hit.by) for hit in hits] == [(2, "both")]  # a phrase holds for vectors too
         assert len(hits[0].matches) == 3
-            assert library.search("...", by="both") == []  # nothing is asked for
+        assert library.search("...", by="both") == []  # nothing is asked for
         assert library.search("...", by="words") == []
 
 
