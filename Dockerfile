@@ -32,6 +32,6 @@ USER 10001:10001
 VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/api/live', timeout=4)"]
+    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/api/live', timeout=4)"]
 ENTRYPOINT ["randslot"]
 CMD ["serve", "--new", "--host", "0.0.0.0"]

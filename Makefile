@@ -85,16 +85,18 @@ embedded: $(READY)
 FAST := -m pytest -n logical --dist loadgroup -m "not slow" -W ignore::DeprecationWarning \
 	--deselect tests/test_project.py::test_the_table_of_versions_is_what_was_tried
 
-oldest: $(READY)
+oldest: $(READY) qdrant
 	rm -rf .venv-oldest && $(PYTHON) -m venv .venv-oldest
+	[ ! -d $(VENV)/qdrant ] || ln -s $(abspath $(VENV))/qdrant .venv-oldest/qdrant
 	$(BIN)/python benchmarks/versions.py oldest > .venv-oldest/constraints.txt
 	.venv-oldest/bin/pip install -q -c .venv-oldest/constraints.txt -e ".[dev]"
 	.venv-oldest/bin/python $(FAST)
 	.venv-oldest/bin/python benchmarks/versions.py record oldest
 	$(BIN)/python benchmarks/versions.py table
 
-newest: $(READY)
+newest: $(READY) qdrant
 	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
+	[ ! -d $(VENV)/qdrant ] || ln -s $(abspath $(VENV))/qdrant .venv-newest/qdrant
 	.venv-newest/bin/pip install -q -e ".[dev]"
 	.venv-newest/bin/python $(FAST) -W ignore::FutureWarning
 	.venv-newest/bin/python benchmarks/versions.py record newest

@@ -275,7 +275,7 @@ def joining(weight: float) -> Iterator[None]:
     join, usual = query_module._join_neighbours, analyzer_module.JOINED_WEIGHT
     analyzer_module.JOINED_WEIGHT = weight
     if not weight:
-        query_module._join_neighbours = lambda text, analyzer: iter(())
+        query_module._join_neighbours = lambda text, analyzer, grammar: iter(())
     try:
         yield
     finally:

@@ -86,6 +86,15 @@ def test_files_that_fail_are_told_at_the_end_with_code_1(run, papers, saved):
     assert (code, out, len(err.splitlines())) == (1, "", 1)
 
 
+def test_a_folder_without_documents_is_told_what_is_read(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, out, err = run("index", "empty", "-l", "lib")
+    assert (code, err) == (0, "")
+    assert out.startswith("files: none; these are read: .pdf, .png, ")
+    code, out, err = run("search", "tax", "-l", "lib")
+    assert (code, out, err) == (0, "no pages found\n", "note: the library is empty: randslot index adds files\n")
+
+
 def test_search_prints_pages_or_json(run, indexed):
     code, out, _ = run("search", "deferred tax", "-l", "lib", "-k", "3")
     assert code == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 
@@ -571,6 +572,19 @@ def test_lost_pages_are_told_and_repaired(tmp_path, model, papers):
         assert library.verify() == []
 
 
+def test_a_lost_list_of_files_is_told_and_repaired(tmp_path, papers):
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(papers)
+    (tmp_path / "lib" / "files.sqlite").unlink()
+    for _ in range(2):  # nothing is made in its place
+        with pytest.raises(RandSlotError, match=r"the list of files of library \S+ is lost .* verify --repair"):
+            Library(tmp_path / "lib", ToyReader())
+    with Library(tmp_path / "lib", ToyReader(), repair=True) as library:
+        assert library.verify(repair=True) != []
+        assert len(library.add(papers).added) == 3
+        assert library.verify() == []
+
+
 def test_a_filter_that_no_page_has_is_refused(library, papers):
     library.add(papers, metadata={"year": 2023})
     with pytest.raises(UsageError, match=r"no page in library .* has 'yaer' to filter by, only page, source, year"):
@@ -742,6 +756,16 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "is_file", refuse)  # who runs the tests may read everything
     with pytest.raises(UsageError, match=r"cannot read .*lib: Permission denied"):
+        Library(tmp_path / "lib")
+
+
+def test_a_library_that_may_only_be_read_is_told_with_what_to_do(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    Library(tmp_path / "lib").close()
+    monkeypatch.setattr(FileLock, "acquire", refuse)  # who runs the tests may write everywhere
+    with pytest.raises(UsageError, match=r"cannot write into .*lib: Read-only file system; .*copy the folder"):
         Library(tmp_path / "lib")
 
 

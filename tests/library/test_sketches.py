@@ -327,6 +327,7 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
 
 def test_who_searches_follows_sketches_that_another_process_makes_anew(papers, node, monkeypatch):
     monkeypatch.setattr("randslot.library.sketches.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("randslot.library.library.LOOK_SECONDS", 0.2)
     with new_collection(node) as url, Library(url, ToyReader()) as first:
         first.add(papers)
         first.make_sketches(QUERIES)

@@ -175,6 +175,114 @@ def test_another_language_counts_the_words_anew(library):
         library.read_words(language="xx")
 
 
+GERMAN = [
+    "Die Verträge und die Rechnungen sind in der Akte",
+    "und nicht auf dem Tisch, weil sie mit den anderen",
+    "bei der Bank liegen, und das ist auch nicht anders",
+]
+
+
+@pytest.fixture
+def letters(tmp_path) -> Path:
+    write_pages(tmp_path / "brief.pdf", [GERMAN])
+    return tmp_path / "brief.pdf"
+
+
+def test_each_page_is_read_in_its_own_language(library, letters):
+    assert library.status().languages == ("english",)
+    library.add(letters, workers=1)
+    assert library.status().languages == ("english", "german")
+    for query in ("Rechnung", "Verträgen"):
+        (hit,) = library.search(query)
+        assert Path(hit.source).name == "brief.pdf"
+        ((start, end),) = hit.snippet.marks
+        assert hit.snippet.text[start:end] == {"Rechnung": "Rechnungen", "Verträgen": "Verträge"}[query]
+        assert len(hit.boxes) == 1
+    assert found(library, "batteries") == [3]
+    assert library.find_unknown("Rechnung batteries xyzzy") == ["xyzzy"]
+    assert found(library, "Tisch -Rechnung") == []
+    assert found(library, "Tisch -battery") == [1]
+    with Library(library.folder.parent / "other") as other:
+        other.add(letters, workers=1)
+        assert other.status().languages == ("german",)
+
+
+def test_one_language_for_all_pages_if_it_is_named(library, letters):
+    library.read_words(language="english")
+    library.add(letters, workers=1)
+    assert (library.words.languages, found(library, "Rechnung")) == (("english",), [])
+    library.read_words(language="auto")
+    assert (library.words.each, found(library, "Rechnung")) == (True, [1])
+    library.read_words(language="english")
+    assert (library.words.languages, found(library, "Rechnung")) == (("english",), [])
+
+
+def test_auto_finds_the_usual_language_anew(library, letters):
+    library.add(letters, workers=1)
+    library.read_words(language="french")
+    library.read_words(language="auto")
+    assert (library.words.language, found(library, "Rechnung")) == ("german", [1])  # it has more words than the report
+    with Library(library.folder.parent / "new") as new:
+        new.read_words(language="auto")
+        assert new.words.language is None
+
+
+def test_the_command_tells_the_language_of_all_words(tmp_path, papers):
+    out = run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
+    assert "the words of the library" not in out
+    out = run("index", papers, "-l", tmp_path / "lib", "--no-ocr", "--language", "german")
+    assert "the words of the library are german\n" in out
+
+
+ENGLISH = [
+    "The report of the board is to be read with the accounts",
+    "that are in this document and on the site, and it was not",
+    "changed for the batteries which have been there before",
+]
+
+
+def test_libraries_with_other_usual_languages_are_copied_into_one_that_takes_all(letters, tmp_path):
+    write_pages(tmp_path / "report.pdf", [ENGLISH])
+    with Library(tmp_path / "english") as library, Library(tmp_path / "german") as other:
+        library.add(tmp_path / "report.pdf", workers=1)
+        other.add(letters, workers=1)
+        assert (library.words.languages, other.words.languages) == (("english",), ("german",))
+        copied = copy_library(library, other)
+        assert (copied.problems, other.words.languages) == ([], ("german", "english"))
+        for query, name in (("battery", "report.pdf"), ("Rechnung", "brief.pdf")):
+            (hit,) = other.search(query)
+            assert Path(hit.source).name == name
+
+
+def test_a_library_of_an_earlier_version_keeps_its_one_language(tmp_path, papers, letters):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+    file = tmp_path / "lib" / "library.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps(about | {"words": {"language": "english"}}))
+    with Library(tmp_path / "lib") as library:
+        library.add(letters, workers=1)
+        assert (library.words.languages, found(library, "Rechnung"), found(library, "batteries")) == (
+            ("english",),
+            [],
+            [3],
+        )
+
+
+def test_a_copy_has_the_languages_of_both(library, letters, papers, tmp_path):
+    library.add(letters, workers=1)
+    with Library(tmp_path / "new") as other:
+        copy_library(library, other)
+        assert (other.words.languages, found(other, "Rechnung")) == (("english", "german"), [1])
+    with Library(tmp_path / "one") as other:
+        other.add(papers, workers=1)
+        other.read_words(language="english")
+        copy_library(library, other)
+        assert (other.words.languages, found(other, "Rechnung")) == (("english", "german"), [1])
+        other.read_words(language="english")
+        assert (other.words.languages, found(other, "Rechnung")) == (("english",), [])
+
+
 # -- scans
 
 
@@ -456,6 +564,15 @@ def test_a_copy_finds_the_same_in_the_same_order(library, url, tmp_path):
             assert other.search("battery")[0].snippet == library.search("battery")[0].snippet
 
 
+def test_who_searches_follows_languages_that_another_process_adds(url, papers, letters, monkeypatch):
+    monkeypatch.setattr("randslot.library.library.LOOK_SECONDS", 0.0)
+    with Library(url) as first, Library(url) as second:
+        second.add(papers, workers=1)
+        assert found(first, "batteries") == [3]
+        second.add(letters, workers=1)
+        assert found(first, "Rechnung", by="words") == [1]
+
+
 def test_a_library_of_words_on_a_server(url, papers):
     with Library(url) as library:
         library.add(papers, workers=1)
@@ -489,6 +606,7 @@ def test_copies_of_different_kinds_are_refused(library, tmp_path):
     write_pages(tmp_path / "de.pdf", [["Die Häuser sind in der Stadt und nicht auf dem Land und das ist gut"]])
     with Library(tmp_path / "german") as other:
         other.add(tmp_path / "de.pdf", workers=1)
+        other.read_words(language="german")
         with pytest.raises(UsageError, match=r"are english, and those of .* german"):
             copy_library(library, other)
 

@@ -64,6 +64,12 @@ def test_head_is_answered_where_get_is(client):
     assert client.head("/api/search").status_code == 405
 
 
+def test_a_wrong_method_is_told_the_right_one(client):
+    answer = client.get("/api/search", params={"query": "tax"})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json() == {"error": "method not allowed: /api/search takes POST, not GET"}
+
+
 def test_documents_are_listed_by_name(client):
     found = client.get("/api/documents").json()
     assert [one["name"] for one in found["documents"]] == [SCRIPT, "alpha.pdf", "beta.pdf"]

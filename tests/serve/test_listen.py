@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.xdist_group("listen"), pytest.mark.slow]
         (["--origin", "example.org"], "--origin takes an address without a path"),
         (["--origin", "https://example.org/page"], "--origin takes an address without a path"),
         (["--host", "no such host", "--token", TOKEN], "cannot listen on no such host"),
+        (["--port", "99999"], "--port 99999: ports are 0 to 65535"),
     ],
 )
 def test_wrong_usage_is_one_line(monkeypatch, capsys, tmp_path, arguments, error):

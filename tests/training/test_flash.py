@@ -103,6 +103,7 @@ def test_bfloat16_is_near_float32(paper_family, flash):
     _, expected = step(exact, 1)
     with safe_half_precision():
         half = make(paper_family, lora=LORA, slots="zero", visual_tokens=16, dtype="bfloat16").train()
+        half.load_state_dict(exact.state_dict())  # torch 2.8 draws other ones in bfloat16
         use_flash(half.backbone.model)
         with torch.autocast("cpu", torch.bfloat16):
             _, found = step(half, 1)

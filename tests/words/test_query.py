@@ -6,8 +6,9 @@ import pytest
 
 from randslot.errors import UsageError
 from randslot.pages.text import PageText, Word
-from randslot.words.analyzer import JOINED_WEIGHT, get_analyzer
-from randslot.words.query import MOST_CHARACTERS, read_query
+from randslot.words.analyzer import JOINED_WEIGHT, OTHER_WEIGHT, get_analyzer, get_page_analyzer
+from randslot.words.languages import NO_STEMS
+from randslot.words.query import MOST_CHARACTERS, list_named, read_query
 from randslot.words.snippets import LENGTH, MOST_BOXES, find_words
 
 ENGLISH = get_analyzer("english")
@@ -72,7 +73,7 @@ def test_what_is_marked():
 )
 def test_neighbours_are_also_one_word(text, joined):
     query = read_query(text, ENGLISH)
-    assert {word.term for word in query.joined} == joined
+    assert {term for word in query.joined for term in word.terms} == joined
     assert set(ENGLISH.weigh_query(joined).numbers) <= set(query.terms.numbers)
 
 
@@ -93,7 +94,7 @@ def make_page(text: str) -> PageText:
 
 
 def marked(text: str, query: str) -> list[str]:
-    snippet = find_words(make_page(text), read_query(query, ENGLISH), ENGLISH).snippet
+    snippet = find_words(make_page(text), read_query(query, ENGLISH)).snippet
     return [snippet.text[start:end] for start, end in snippet.marks]
 
 
@@ -104,7 +105,7 @@ def test_a_snippet_marks_the_words_of_the_query():
 
 
 def marked_words(text: str, query: str) -> list[str]:
-    snippet = find_words(make_page(text), read_query(query, ENGLISH), ENGLISH).snippet
+    snippet = find_words(make_page(text), read_query(query, ENGLISH)).snippet
     return [snippet.text[start:end] for start, end in snippet.marks]
 
 
@@ -122,7 +123,7 @@ def test_a_phrase_is_marked_where_it_stands_and_its_words_not_elsewhere():
 
 def test_a_snippet_is_where_most_of_the_words_are():
     text = "tax " + "filler " * 200 + "deferred tax assets " + "filler " * 200
-    snippet = find_words(make_page(text), read_query("deferred tax", ENGLISH), ENGLISH).snippet
+    snippet = find_words(make_page(text), read_query("deferred tax", ENGLISH)).snippet
     assert "deferred tax assets" in snippet.text
     assert snippet.text.startswith("\u2026 filler")
     assert snippet.text.endswith("filler \u2026")
@@ -130,26 +131,26 @@ def test_a_snippet_is_where_most_of_the_words_are():
 
 
 def test_a_snippet_of_a_page_without_the_words_is_its_beginning():
-    snippet = find_words(make_page("first words " * 100), read_query("tax", ENGLISH), ENGLISH).snippet
+    snippet = find_words(make_page("first words " * 100), read_query("tax", ENGLISH)).snippet
     assert snippet.text.startswith("first words")
     assert snippet.marks == ()
 
 
 def test_boxes_are_those_of_the_words():
-    found = find_words(make_page("a deferred tax, a tax"), read_query("tax", ENGLISH), ENGLISH)
+    found = find_words(make_page("a deferred tax, a tax"), read_query("tax", ENGLISH))
     # "tax," is a word with its comma: three of four characters are marked
     assert found.boxes == ((0.002, 0.5, 0.00275, 0.6), (0.004, 0.5, 0.005, 0.6))
 
 
 def test_a_box_in_a_line_without_spaces_is_a_part_of_it():
     page = PageText("这份报告的内容", (Word("这份报告的内容", 0.0, 0.1, 0.7, 0.2),))
-    found = find_words(page, read_query("报告", get_analyzer("none")), get_analyzer("none"))
+    found = find_words(page, read_query("报告", get_analyzer("none")))
     assert found.boxes == ((0.2, 0.1, 0.4, 0.2),)
     assert found.snippet.marks == ((2, 4),)
 
 
 def test_a_page_of_one_word_has_not_too_many_boxes():
-    found = find_words(make_page("tax " * 10_000), read_query("tax", ENGLISH), ENGLISH)
+    found = find_words(make_page("tax " * 10_000), read_query("tax", ENGLISH))
     assert len(found.boxes) == MOST_BOXES
 
 
@@ -163,12 +164,43 @@ def test_a_word_that_is_broken_at_the_end_of_a_line_has_two_boxes():
         Word("again", 0.55, 0.2, 0.9, 0.25),
     )
     page = PageText("of models\nin\nModels again", words)
-    boxes = find_words(page, read_query("models", ENGLISH), ENGLISH).boxes
+    boxes = find_words(page, read_query("models", ENGLISH)).boxes
     assert boxes == ((0.204, 0.10, 0.9, 0.12), (0.1, 0.13, 0.196, 0.15), (0.1, 0.2, 0.5, 0.25))
 
 
 def test_dots_of_a_table_of_contents_are_not_shown():
     text = "2.7 Keys . . . . . . . . . 49\n2.8 Views of aptitude......50 Keys, etc... and so on"
-    snippet = find_words(PageText(text, ()), read_query("views keys", ENGLISH), ENGLISH).snippet
+    snippet = find_words(PageText(text, ()), read_query("views keys", ENGLISH)).snippet
     assert snippet.text == "2.7 Keys \u2026 49 2.8 Views of aptitude \u2026 50 Keys, etc... and so on"
     assert [snippet.text[start:end] for start, end in snippet.marks] == ["Keys", "Views", "Keys"]
+
+
+def test_a_query_stands_for_stems_in_several_languages():
+    analyzer = get_analyzer("english", "german")
+    query = read_query("Rechnungen batteries", analyzer)
+    assert query.marked == {"rechnungen", "rechnung", "batteri"}
+    assert [word.text for word in list_named(query)] == ["Rechnungen", "batteries"]
+    for page, language in (("Rechnung", "german"), ("battery", "english")):
+        assert set(get_page_analyzer(language, "english").weigh_page(page).numbers) <= set(query.terms.numbers)
+
+
+@pytest.mark.parametrize(("text", "marked"), [("when do batteries die", "die"), ("die Kosten und die Last", None)])
+def test_words_of_grammar_are_those_of_the_language_of_the_query(text, marked):
+    """To die is a word; "die" is an article."""
+    query = read_query(text, get_analyzer("english", "german"))
+    assert (marked or "kosten") in query.marked
+    assert ("die" in query.marked) == (marked == "die")
+
+
+def test_a_word_of_the_usual_language_is_the_same_term_on_all_pages():
+    """Otherwise it would count as rare on pages in other languages, and those would come first."""
+    for word in ("encrypted", "installation", "downloading", "options"):
+        for language in ("german", "french", "spanish", NO_STEMS):
+            on_page = get_page_analyzer(language, "english").weigh_page(word)
+            assert on_page.numbers == get_analyzer("english").weigh_page(word).numbers
+
+
+def test_stems_in_other_languages_count_less():
+    query = read_query("Rechnungen", get_analyzer("english", "german"))
+    assert query.terms.weights == (1.0, OTHER_WEIGHT)
+    assert get_page_analyzer("german", "english").weigh_page("Rechnung").numbers == query.terms.numbers[1:]

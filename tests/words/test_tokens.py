@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from randslot.words.analyzer import get_analyzer, list_words
-from randslot.words.languages import LANGUAGES, NO_STEMS, detect_language, find_language, is_foreign
+from randslot.words.languages import LANGUAGES, NO_STEMS, choose_language, detect_language, find_language, is_foreign
 from randslot.words.tokens import LONGEST, tokenize
 
 
@@ -131,6 +131,27 @@ def test_a_query_is_foreign_to_a_language_if_its_grammar_is_another_one(query, f
     assert {language for language in ("english", "french", NO_STEMS) if is_foreign(query, language)} == foreign_to
 
 
+@pytest.mark.parametrize("language", TEXTS)
+@pytest.mark.parametrize("usual", ["english", "german", NO_STEMS])
+def test_a_page_is_in_the_language_that_it_clearly_has(language, usual):
+    assert choose_language(3 * TEXTS[language], usual) == language
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "12 34 INV-20931",
+        "tar V:920, I:999 3144 find V:160, I:642 zip V:28, I:226 " * 10,
+        "the de facto standard of la mode",
+        TEXTS["german"][:40],
+    ],
+)
+def test_a_page_that_says_little_is_in_the_usual_language(text):
+    assert choose_language(text, "english") == "english"
+    assert choose_language(text, "finnish") == "finnish"
+
+
 def test_nothing_is_foreign_to_a_language_whose_grammar_is_not_known():
     assert not is_foreign(TEXTS["spanish"], "catalan")
 
@@ -138,5 +159,7 @@ def test_nothing_is_foreign_to_a_language_whose_grammar_is_not_known():
 def test_a_language_has_a_name_and_a_code():
     assert find_language("German") == find_language("de") == "german"
     assert find_language("ja") == NO_STEMS
-    with pytest.raises(ValueError, match=r"no language 'klingon': one of arabic, .*, or a code such as de"):
+    with pytest.raises(ValueError, match=r"no language 'klingon': one of arabic, .*, a code such as de, or auto"):
         find_language("klingon")
+    with pytest.raises(ValueError, match=r"no language 'germen': did you mean german\?"):
+        find_language("germen")

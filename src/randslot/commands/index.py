@@ -108,7 +108,15 @@ def index(
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from ..library.served_library import open_library, share
-    from ..library.show import measure_again, print_end, print_files, print_summary, show_progress, show_waiting
+    from ..library.show import (
+        measure_again,
+        print_end,
+        print_files,
+        print_languages,
+        print_summary,
+        show_progress,
+        show_waiting,
+    )
     from ..library.sources import expand
     from ..pages.ocr import find_engine
 
@@ -140,6 +148,7 @@ def index(
             return
         if language is not None:
             opened.read_words(language=language)
+            print_languages(opened.status(), silent)
         with show_progress(silent) as progress, say_stopped(progress):
             summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)
         gone = opened.list_gone(paths) if prune else []  # a file that was moved is not gone

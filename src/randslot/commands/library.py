@@ -60,7 +60,7 @@ def words(
     """
     from ..library.results import Summary
     from ..library.served_library import open_library, share
-    from ..library.show import plural, print_end, show_progress
+    from ..library.show import plural, print_end, show_languages, show_progress
 
     with open_library(library, create=False) as opened, share(opened):
         with show_progress(False) as progress, say_stopped(progress):
@@ -69,7 +69,8 @@ def words(
         if not no_ocr:
             read_scans(opened, ocr, summary, workers, False)
         found = opened.status()
-    print(f"{plural(num, 'text layer')} read, {plural(summary.by_ocr, 'page')} by OCR; the words are {found.language}")
+    read = f"{plural(num, 'text layer')} read, {plural(summary.by_ocr, 'page')} by OCR"
+    print(f"{read}; the words are {show_languages(found)}")
     summary.by_ocr = 0
     print_end(summary, found, False)
 

@@ -56,7 +56,7 @@ QueryModel = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Language = Annotated[str | None, typer.Option(help="Of the words, as in german or de; else that of most pages.")]
+Language = Annotated[str | None, typer.Option(help="Of all words, as in german or de; auto: of each page.")]
 Workers = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that open files; 0: by the cores.")
 ]

@@ -110,6 +110,8 @@ def search(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
         )
         notes = opened.notes()
+        if not any(results) and not opened.files():
+            notes.append("the library is empty: randslot index adds files")
         unmatched = list_unmatched(chosen, opened.files()) if chosen and not all(results) else []
         notes += unmatched
         for one, hits in zip(queries, results, strict=True):

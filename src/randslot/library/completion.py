@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..model.reader import PageReader, Reads
+from ..words.languages import AUTO
 from .fill import Fill
 from .manifest import Manifest
 from .reading.reader import FileReader
@@ -37,13 +38,17 @@ def complete_pages(fill: Fill, reader: FileReader, model: BoundModel | None) -> 
 
 
 def read_words(fill: Fill, model: BoundModel | None, *, language: str | None, ocr: Ocr | None) -> int:
-    """Read the words of pages that have none yet, in another language if one is named; return how many were read.
+    """Read the words of pages that have none yet, and all in another language if one is named.
 
-    Texts that OCR has found are encoded if the model reads text.
+    Return how many were read. Texts that OCR has found are encoded if the model reads text.
     """
     fill.store.prepare(dim=None, words=True)
-    if language and language != fill.words.language:
-        fill.words.set(language)
+    each = language == AUTO
+    if each:
+        language = fill.detect_language() or fill.words.language
+    has_others = not each and len(fill.words.languages) > 1  # they came by a copy
+    if language and (has_others or (language, each) != (fill.words.language, fill.words.each)):
+        fill.words.set((language,), each)
         fill.analyse_again()
     num = fill.read_layers()
     if ocr is not None:

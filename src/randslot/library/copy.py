@@ -20,7 +20,8 @@ from .library import Library
 from .location import clear
 from .manifest import File
 from .results import Progress
-from .stores.store import StoreHit, StoreQuery, Where, page_id, pages_at_once
+from .stores.store import StoredPage, StoreHit, StoreQuery, Where, page_id, pages_at_once
+from .words import LibraryWords
 
 PAGES = 256  # that are read and written at once, if they are small
 SEARCHES, HITS = 20, 5  # that are compared at the end
@@ -76,13 +77,22 @@ def _check_same_kind(source: Library, target: Library) -> None:
     elif source.binding or target.binding:
         one, other = (source, target) if source.binding else (target, source)
         raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
-    language = source.words.language
-    if language and not target.words.language:
-        target.words.set(language)
-    elif language != target.words.language:
+    _join_languages(source.words, target.words, f"library {source.name}", target.name)
+
+
+def _join_languages(source: LibraryWords, target: LibraryWords, from_name: str, to_name: str) -> None:
+    """Have the target read queries in the languages of the source too.
+
+    Errors: UsageError if the target reads all pages in one language, and that is another.
+    """
+    if source.language and not target.language:
+        target.set(source.languages, source.each)
+    elif source.language == target.language and not set(source.languages) <= set(target.languages):
+        target.set(tuple(dict.fromkeys((*target.languages, *source.languages))), target.each)
+    elif source.language and source.language != target.language and not target.each:
         raise UsageError(
-            f"the words of library {source.name} are {language}, and those of {target.name} "
-            f"{target.words.language}: randslot library words --language changes one"
+            f"the words of {from_name} are {source.language}, and those of {to_name} {target.language}: "
+            f"randslot library words -l {to_name} --language auto lets it hold both"
         )
 
 
@@ -153,8 +163,15 @@ class _Copy:
         for id, file in wanted.items():
             if id not in found:
                 raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
-        self.target.store.add(list(found.values()))
+        self.target.store.add([self._read_again(page) for page in found.values()])
         self.copied.pages += len(found)
+
+    def _read_again(self, page: StoredPage) -> StoredPage:
+        """Return a page as the target reads its words: terms depend on the usual language of a library."""
+        if page.text is None or not page.text.text or self.source.words.language == self.target.words.language:
+            return page
+        terms = self.target.words.choose(page.text.text).weigh_page(page.text.text)
+        return replace(page, text=replace(page.text, terms=terms))
 
     def _finish(self, files: list[File]) -> None:
         self.target.store.flush()
@@ -190,9 +207,10 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
         if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
     queries = []
+    alike = source.words.language == target.words.language
     for page in source.store.read(_sample(files)).values():
         terms = page.text.terms if page.text and page.text.terms.numbers else None
-        if terms:
+        if terms and alike:
             terms = Terms(terms.numbers[:QUERY_TERMS], (1.0,) * len(terms.numbers[:QUERY_TERMS]))
             queries.append(StoreQuery(terms=terms))
         if page.vectors is not None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from ..errors import RandSlotError
 from ..model.reader import PageReader
 from ..pages.text import PageText
-from .ingest import SAFE_SECONDS
+from ..words.languages import detect_language
+from .ingest import SAFE_SECONDS, SAMPLE
 from .manifest import Manifest
 from .reading.content import hash_text
 from .reading.reader import FileReader, WantedPages
@@ -82,12 +83,18 @@ class Fill:
             self.report(Progress(0, 0, start + batch, len(ids), stage="vectors"))
         return num
 
+    def detect_language(self) -> str | None:
+        """Return the language that most of the stored pages are in, by some of them."""
+        ids = [page.id for page in self.store.find(("layer", "ocr"))]
+        pages = self.store.read(ids[:: max(len(ids) // SAMPLE, 1)]).values()
+        return detect_language([page.text.text for page in pages if page.text])
+
     def analyse_again(self) -> None:
-        """Count the words of all stored texts anew, in another language."""
+        """Count the words of all stored texts anew, in other languages."""
         for page in self.store.find(("layer", "ocr")):
             full = self.store.read([page.id]).get(page.id)
             if full and full.text:
-                terms = self.words.analyzer.weigh_page(full.text.text)
+                terms = self.words.choose(full.text.text).weigh_page(full.text.text)
                 self.store.update([replace(full, vectors=None, text=replace(full.text, terms=terms))])
 
     def _read(
@@ -147,7 +154,7 @@ class Fill:
         if text is None:
             stored = StoredText("failed" if origin == "ocr" else "none")
         elif text.text:
-            stored = make_stored_text(text, origin, self.words.decide([text.text]))
+            stored = make_stored_text(text, origin, self.words.choose(text.text))
         else:
             stored = StoredText(without)
         return StoredPage(pages.file, number, "", None, stored)

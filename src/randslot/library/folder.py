@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
 from ..files import read_json, write_json, write_whole
-from .location import InUseError, Location, clear, lost_pages
+from .location import InUseError, Location, clear, lost_files, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
 from .stores.edge import EdgeStore
@@ -71,7 +71,10 @@ class FolderLocation:
         except Timeout as error:
             raise self._in_use() from error
         except OSError as error:
-            raise UsageError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot write into {self.folder}: {error.strerror or error}; searching writes too (a lock, the "
+                "engine's log), so copy the folder to where you may write, or let its owner run randslot serve"
+            ) from error
 
     def announce(self, socket: str | None) -> None:
         write_json(self.folder / OWNER, {"pid": os.getpid(), "socket": socket})
@@ -101,8 +104,10 @@ class FolderLocation:
         write_json(self.folder / LIBRARY_FILE, content)
 
     def open(self, dim: int | None, *, repair: bool) -> None:
-        self.manifest: Manifest = FileManifest(self.folder / "files.sqlite")
-        pages = self.folder / "pages"
+        pages, files = self.folder / "pages", self.folder / "files.sqlite"
+        if pages.exists() and not (repair or files.exists()):
+            raise lost_files(self.name)
+        self.manifest: Manifest = FileManifest(files)
         if not (repair or pages.exists()) and self.manifest.find():
             raise lost_pages(self.name)
         self.store: Store = EdgeStore(pages, dim)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
-from ..words.analyzer import Analyzer
 from ..words.query import WordQuery
 from ..words.snippets import find_words
 from ..words.tokens import remove_accents, tokenize
@@ -24,7 +23,6 @@ def make_hits(
     words: WordQuery,
     pages: Mapping[str, StoredPage],
     files: Mapping[str, File],
-    analyzer: Analyzer,
 ) -> list[Hit]:
     """Return what a store found as hits, best first, and equal ones by name.
 
@@ -40,17 +38,17 @@ def make_hits(
         matches = _find_matches(asked.vectors, page.vectors)
         hit = Hit(one.id, file.source, one.number, one.score, matches, file.metadata, file.id, by)
         if page.text is not None and page.text.text:
-            marked = find_words(read_stored_text(page.text), words, analyzer)
+            marked = find_words(read_stored_text(page.text), words)
             hit = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
         hits.append(hit)
     return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
 
 
 def find_forms(
-    found: list[StoreHit], asked: StoreQuery, words: WordQuery, pages: Mapping[str, StoredPage], analyzer: Analyzer
+    found: list[StoreHit], asked: StoreQuery, words: WordQuery, pages: Mapping[str, StoredPage]
 ) -> list[str]:
     """Return forms of excluded words that pages have, and that the store was not asked to leave out yet."""
-    stems = frozenset(words.excluded_terms)
+    stems, analyzer = frozenset(words.excluded_terms), words.analyzer
     numbers = set(analyzer.weigh_query(stems).numbers)
     forms: set[str] = set()
     for one in found:
@@ -58,7 +56,7 @@ def find_forms(
         if text is None or numbers.isdisjoint(text.terms.numbers):
             continue
         for token in tokenize(text.text):
-            if not token.extra and analyzer.find_term(token) in stems:
+            if not token.extra and not stems.isdisjoint(analyzer.find_terms(token)):
                 forms.add(remove_accents(token.text))
     return sorted(forms.difference(asked.excluded))
 

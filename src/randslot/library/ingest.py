@@ -249,7 +249,7 @@ class Ingest:
             return None
         if not page.text.text:
             return StoredText("none")
-        return make_stored_text(page.text, "layer", self.words.decide([page.text.text]))
+        return make_stored_text(page.text, "layer", self.words.choose(page.text.text))
 
     # -- from pages to visible files
 

@@ -41,7 +41,7 @@ from .reading.sizes import TellingReader
 from .reading.workers import Renderers
 from .results import By, Hit, Match, Progress, Status, Summary
 from .searcher import Searcher
-from .sketches import LibrarySketches
+from .sketches import LOOK_SECONDS, LibrarySketches
 from .sketching import Made, Sketching
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.store import BYTES_PER_NUMBER, Vectors, mean_numbers
@@ -91,10 +91,10 @@ class Library:
             about = about or self._read_about()
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
-            self.words = LibraryWords((about.get("words") or {}).get("language"), self._keep_language)
+            self.words = LibraryWords(about.get("words"), self._keep_words)
             self.trust = read_trust(about.get("trust"))
             self.sketches = LibrarySketches(self.location)
-            self.sketches.take(about)
+            self._take(about)
             if about["model"] is None and model is not None:
                 self._adopt(model, create)
             if query_model is not None:
@@ -106,7 +106,7 @@ class Library:
     def _create(self, model: Name | PageReader | Identity | None) -> Identity | None:
         binding = self._take_model(model) if model is not None else None
         described = binding.as_dict() if binding else None
-        self.location.write({"format": FORMAT, "model": described, "words": {"language": None}})
+        self.location.write({"format": FORMAT, "model": described, "words": {"language": None, "each": True}})
         return binding
 
     def _take_model(self, model: Name | PageReader | Identity) -> Identity:
@@ -167,10 +167,16 @@ class Library:
         assert about is not None, "it was read or written before"
         return about
 
-    def _keep_language(self, language: str) -> None:
+    def _take(self, about: dict[str, Any]) -> None:
+        """Go by what is written about the library; another process may write it."""
+        self.looked_at = time.monotonic()
+        self.words.take(about.get("words") or {})
+        self.sketches.take(about)
+
+    def _keep_words(self, settings: dict[str, Any]) -> None:
         self.store.prepare(dim=None, words=True)
         about = self._read_about()
-        self.location.write(about | {"format": max(FORMAT, about["format"]), "words": {"language": language}})
+        self.location.write(about | {"format": max(FORMAT, about["format"]), "words": settings})
 
     @property
     def model(self) -> PageReader:
@@ -275,9 +281,9 @@ class Library:
 
         Nothing is encoded, but for what OCR has read if the model of the library reads text.
 
-        language: another one for the whole library, whose words are counted anew. ocr: also read pages without a text
-        layer by OCR, or all pages. stop: asked after each page, and ends it. Searches go on meanwhile; stopped or
-        killed, the same call goes on.
+        language: another one for the whole library, whose words are counted anew; "auto" for that of each page. ocr:
+        also read pages without a text layer by OCR, or all pages. stop: asked after each page, and ends it. Searches go
+        on meanwhile; stopped or killed, the same call goes on.
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
@@ -370,7 +376,7 @@ class Library:
     def write(self) -> Iterator[None]:
         """A block in which nobody else writes; what an earlier process left to delete is deleted first."""
         with self._writing, self.location.hold_lease():
-            self.sketches.take(self._read_about())
+            self._take(self._read_about())
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
             yield
 
@@ -517,8 +523,9 @@ class Library:
         return self._encode(list(queries), None)
 
     def _searcher(self) -> Searcher:
-        """Return what answers searches, as the library is now: its model, language and sketches may change."""
-        self.sketches.look()
+        """Return what answers searches, as the library is now: its model, languages and sketches may change."""
+        if self.location.shared and time.monotonic() - self.looked_at > LOOK_SECONDS:
+            self._take(self._read_about())
         return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, self._encode)
 
     def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
@@ -551,6 +558,7 @@ class Library:
             model=self.binding.as_dict() if self.binding else None,
             format=int(self._read_about()["format"]),
             language=self.words.language,
+            languages=self.words.languages,
             with_vectors=contents.with_vectors,
             origins=contents.origins,
             notes=(*self.notes(), *note_texts(self.binding, self.store, self.manifest)),

@@ -99,6 +99,14 @@ def lost_pages(name: str) -> RandSlotError:
     )
 
 
+def lost_files(name: str) -> RandSlotError:
+    """Return the error for a library with pages and no list of files: an empty list would hide them all."""
+    return RandSlotError(
+        f"the list of files of library {name} is lost (files.sqlite): bring it back from a copy, or run "
+        f"randslot library verify --repair -l {name}, then index its files"
+    )
+
+
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
     """Hide files, delete their pages, and forget them: what is left undone is done when the library is next changed."""
     files = list(files)

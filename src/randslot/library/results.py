@@ -114,8 +114,9 @@ class Status:
 
     bytes: on disk, with codes, payload and the list of files; of a library on a server, of the vectors alone.
     vector_bytes_per_page: the mean of some pages if they differ; 0 without a model. model: None for a library without
-    vectors. language: None if no page has text. origins: pages by where their text was found; see `StoredText`.
-    notes: what everybody who searches it should know. sketches: how searches use them; empty if there are none.
+    vectors. language: the usual one; None if no page has text. languages: that one, and others that pages are in.
+    origins: pages by where their text was found; see `StoredText`. notes: what everybody who searches it should know.
+    sketches: how searches use them; empty if there are none.
     """
 
     folder: str
@@ -129,6 +130,7 @@ class Status:
     model: Mapping[str, Any] | None
     format: int
     language: str | None = None
+    languages: tuple[str, ...] = ()
     with_vectors: int = 0
     origins: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -84,11 +84,11 @@ class Searcher:
             pages, files = self._read_found(found)
             again: dict[int, StoreQuery] = {}
             for (i, asked), some in zip(waiting.items(), found, strict=True):
-                forms = find_forms(some, asked, words[i], pages, self.words.analyzer) if asked.terms else []
+                forms = find_forms(some, asked, words[i], pages) if asked.terms else []
                 if forms:
                     again[i] = replace(asked, excluded=(*asked.excluded, *forms))
                     continue
-                own = make_hits(some, asked, words[i], pages, files, self.words.analyzer)
+                own = make_hits(some, asked, words[i], pages, files)
                 own = join_copies(own) if collapse else own
                 hits[i] = own[:k]
                 if not _is_decided(some, own, k, num):
@@ -109,19 +109,18 @@ class Searcher:
         where = make_where(filters, self.manifest, self.name)
         if where is None or self.words.language is None:
             return []
-        analyzer = self.words.analyzer
-        words = read_query(query, analyzer)
-        named, joined = list_named(words, analyzer)[:MOST_WORDS], words.joined[:MOST_WORDS]
+        words = read_query(query, self.words.analyzer)
+        named, joined = list_named(words)[:MOST_WORDS], words.joined[:MOST_WORDS]
         if not named:
             return []
-        terms = [word.term for word in named] + [word.term for word in joined]
-        asked = [StoreQuery(terms=analyzer.weigh_query([term])) for term in terms]
+        terms = [word.terms for word in named] + [word.terms for word in joined]
+        asked = [StoreQuery(terms=words.analyzer.weigh_query(some)) for some in terms]
         found = self.store.search(asked, 1, where, False)
         known: set[str] = set()  # as part of a word that pages have
         for one, hits in zip(joined, found[len(named) :], strict=True):
             known.update(one.parts if hits else ())
         missing = [word for word, hits in zip(named, found[: len(named)], strict=True) if not hits]
-        return show_longest([word for word in missing if word.term not in known])
+        return show_longest([word for word in missing if known.isdisjoint(word.terms)])
 
     def choose_by(self, by: By | None) -> By:
         """Return what a search compares: what is asked for, or what the library has and its model can read.
@@ -193,7 +192,7 @@ class Searcher:
 
     def find_on_page(self, query: str, page: str) -> Found:
         """Return where the words of a query stand on a page."""
-        return find_words(self.read_text(page), read_query(query, self.words.analyzer), self.words.analyzer)
+        return find_words(self.read_text(page), read_query(query, self.words.analyzer))
 
     def _read_page(self, page: str) -> StoredPage:
         stored = self.store.read([page]).get(page)

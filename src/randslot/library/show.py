@@ -23,7 +23,9 @@ from rich.text import Text
 from ..model.reader import read_identity
 from ..model.use_reader import MODULE
 from ..model.use_reader import NAME as READER
+from ..pages import DOCUMENT_SUFFIXES
 from ..pages.ocr import show_advice
+from ..words.languages import NO_STEMS
 from ..words.snippets import Snippet
 from .address import is_address
 from .filters import is_meant
@@ -33,6 +35,8 @@ from .results import Copy, Hit, Progress, Status, Summary
 from .stores.store import BYTES_PER_NUMBER
 
 NAMES = 10  # of other files that are listed one by one
+NO_FILES = f"none; these are read: {', '.join(DOCUMENT_SUFFIXES)}"
+NO_STEMS_NAME = "one without stems"
 MANY = 50  # files that are listed one by one
 MATCHES = 8  # of readouts that are shown of a hit
 TOLD_SECONDS = 10.0  # between two lines of progress where no bar can be shown
@@ -110,10 +114,10 @@ def print_summary(summary: Summary, status: Status, quiet: bool) -> None:
             "moved": len(summary.moved),
             "removed": len(summary.removed),
             "unchanged": summary.unchanged,
+            "failed": len(summary.failed),
         }
-        what = ", ".join(f"{num} {name}" for name, num in counts.items() if num) or "none"
-        failed = f", {len(summary.failed)} failed" if summary.failed else ""
-        print(f"files: {what}{failed}")
+        what = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
+        print(f"files: {what or NO_FILES}")
         if summary.pages:
             speed = summary.pages / max(summary.seconds, 1e-9)
             encoded = f", {summary.encoded} of them encoded" if status.model else ""
@@ -256,12 +260,24 @@ def print_status(status: Status) -> None:
     Console(highlight=False, soft_wrap=True).print(table)
 
 
+def show_languages(status: Status) -> str:
+    """Return the languages of the words, the usual one first."""
+    names = [NO_STEMS_NAME if name == NO_STEMS else name for name in status.languages]
+    return ", ".join(names) or status.language or "no language yet"
+
+
+def print_languages(status: Status, quiet: bool) -> None:
+    """Print which languages all words of a library are in now."""
+    if status.languages and not quiet:
+        print(f"the words of the library are {show_languages(status)}")
+
+
 def show_words(status: Status) -> str:
     """Return which pages have text, and what to do about the others."""
     if not status.pages:
         return ""
     by_ocr, unread = status.origins.get("ocr", 0), status.origins.get("", 0)
-    parts = [f"of {status.with_text:,} pages, {status.language or 'no language yet'}"]
+    parts = [f"of {status.with_text:,} pages, {show_languages(status)}"]
     if by_ocr:
         parts.append(f"{by_ocr:,} read by OCR")
     if status.origins.get("none"):

@@ -11,7 +11,7 @@ from .location import FORMAT, SKETCHED, Location
 from .stores.sketches import Sketcher
 from .stores.store import Sketches
 
-LOOK_SECONDS = 1.0  # after which a search looks whether another process has changed sketches
+LOOK_SECONDS = 1.0  # after which a search looks at what another process has written about the library
 
 
 class LibrarySketches:
@@ -20,11 +20,9 @@ class LibrarySketches:
     def __init__(self, location: Location) -> None:
         self.location = location
         self.noted: dict[str, Any] | None = None
-        self.looked_at = 0.0
 
     def take(self, about: dict[str, Any]) -> None:
         """Have pages sketched, and searches use that, as is written about the library; another process may write it."""
-        self.looked_at = time.monotonic()
         noted = about.get("sketches")
         if noted == self.noted:
             return
@@ -34,12 +32,6 @@ class LibrarySketches:
         if noted and content:
             with suppress(RandSlotError):  # it is damaged, as `describe` tells
                 self.location.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
-
-    def look(self) -> None:
-        """See whether another process makes sketches anew, or has removed them, before a search relies on them."""
-        is_old = time.monotonic() - self.looked_at > LOOK_SECONDS
-        if self.noted and self.location.shared and is_old:
-            self.take(self.location.read() or {})
 
     def note(self, noted: dict[str, Any] | None) -> None:
         """Write about them; None if the library has none any more. Who searches by those of before has stopped then."""

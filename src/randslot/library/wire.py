@@ -65,7 +65,7 @@ def write_status(status: Status) -> dict[str, Any]:
 
 def read_status(values: Mapping[str, Any]) -> Status:
     """Read what `write_status` wrote."""
-    return Status(**{**values, "notes": tuple(values["notes"])})
+    return Status(**{**values, "notes": tuple(values["notes"]), "languages": tuple(values.get("languages", ()))})
 
 
 def write_progress(now: Progress) -> dict[str, Any]:

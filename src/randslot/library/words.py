@@ -1,33 +1,60 @@
-"""How a library reads words: its language, which its first pages decide."""
+"""In which languages a library reads words: its first pages decide on the usual one, and each page on its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from ..words.analyzer import Analyzer, get_analyzer
-from ..words.languages import DEFAULT, detect_language
+from ..words.analyzer import Analyzer, get_analyzer, get_page_analyzer
+from ..words.languages import DEFAULT, choose_language, detect_language
 
 
 class LibraryWords:
-    """The language of a library, and the analyzer of it."""
+    """The languages of a library.
 
-    def __init__(self, language: str | None, keep: Callable[[str], None]) -> None:
-        """language: None until there is a page with text. keep: writes a language into the library."""
-        self.language, self._keep = language, keep
+    languages: the usual one, and others that pages are in; none until there is a page with text. each: pages are read
+    in the language that they are in; otherwise all in the usual one.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None, keep: Callable[[dict[str, Any]], None]) -> None:
+        """settings: what `keep` was given before; older libraries have one language, for all pages."""
+        self._keep = keep
+        self.take(settings or {})
+
+    def take(self, settings: Mapping[str, Any]) -> None:
+        """Have the languages that are written about the library; another process may have written them."""
+        language = settings.get("language")
+        self.languages: tuple[str, ...] = (language, *settings.get("others", ())) if language else ()
+        self.each = bool(settings.get("each", False))
+
+    @property
+    def language(self) -> str | None:
+        """The usual one."""
+        return self.languages[0] if self.languages else None
 
     @property
     def analyzer(self) -> Analyzer:
-        return get_analyzer(self.language)
+        """What reads queries."""
+        return get_analyzer(*self.languages) if self.languages else get_analyzer(None)
 
-    def decide(self, texts: Iterable[str]) -> Analyzer:
-        """Return the analyzer for texts that are to be stored, the first of which decide on the language."""
-        if self.language is None:
+    def decide(self, texts: Iterable[str]) -> None:
+        """Have the first texts that are to be stored decide on the usual language."""
+        if not self.languages:
             texts = [text for text in texts if text]
             if texts:
-                self.set(detect_language(texts) or DEFAULT)
-        return self.analyzer
+                self.set((detect_language(texts) or DEFAULT,), self.each)
 
-    def set(self, language: str) -> None:
-        """Take another language; pages that are stored keep their terms."""
-        self._keep(language)
-        self.language = language
+    def choose(self, text: str) -> Analyzer:
+        """Return what reads a page that is to be stored."""
+        self.decide([text])
+        language = self.language or DEFAULT
+        if self.each:
+            language = choose_language(text, language)
+            if language not in self.languages:
+                self.set((*self.languages, language), True)
+        return get_page_analyzer(language, self.language or DEFAULT)
+
+    def set(self, languages: tuple[str, ...], each: bool) -> None:
+        """Take other languages; pages that are stored keep their terms."""
+        self._keep({"language": languages[0], "others": list(languages[1:]), "each": each})
+        self.languages, self.each = languages, each

@@ -205,7 +205,8 @@ class Status(BaseModel):
     vector_bytes_per_page: int
     model: str | None = Field(description="null for a library without vectors")
     by: By = Field(description="what searches compare by default")
-    language: str | None = Field(description="of the words; null if no page has any")
+    language: str | None = Field(description="of the words of most pages; null if no page has any")
+    languages: list[str] = Field(description="of the words, that of most pages first")
     pages_with_text: int
     notes: list[str] = Field(description="what everybody who searches should know")
     page_vectors: int | None = Field(description="null if that depends on the page")
@@ -279,7 +280,10 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         return _error(request, 503, BUSY)
 
     def http(request: Request, error: HTTPException) -> JSONResponse:
-        return _error(request, error.status_code, str(error.detail).lower(), error.headers)
+        reason = str(error.detail).lower()
+        if error.status_code == 405 and error.headers:
+            reason = f"{reason}: {request.url.path} takes {error.headers['Allow']}, not {request.method}"
+        return _error(request, error.status_code, reason, error.headers)
 
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]

@@ -295,19 +295,22 @@ class Service:
         Errors: Refused if there is no such page.
         """
         self.page(id, number)
-        analyzer = self.library.words.analyzer
-        asked = read_query(query, analyzer)
-        counts = Counter(
-            analyzer.find_term(token) for token in tokenize(self.library.read_text(page_id(id, number)).text)
-        )
-        found: dict[str, WordCount] = {}
+        asked = read_query(query, self.library.words.analyzer)
+        analyzer = asked.analyzer
+        text = self.library.read_text(page_id(id, number)).text
+        on_page = Counter(analyzer.find_terms(token) for token in tokenize(text))
+
+        def count(terms: tuple[str, ...]) -> int:
+            return sum(num for others, num in on_page.items() if not set(terms).isdisjoint(others))
+
+        found: dict[tuple[str, ...], WordCount] = {}
         for token in tokenize(asked.plain):
-            term = analyzer.find_term(token)
-            if term in asked.marked and term not in found:
-                found[term] = WordCount(asked.plain[token.start : token.end], counts[term])
+            terms = analyzer.find_terms(token)
+            if asked.marked.issuperset(terms) and terms not in found:
+                found[terms] = WordCount(asked.plain[token.start : token.end], count(terms))
         for joined in asked.joined:
-            if counts[joined.term] and joined.term not in found:
-                found[joined.term] = WordCount(joined.text, counts[joined.term])
+            if count(joined.terms) and joined.terms not in found:
+                found[joined.terms] = WordCount(joined.text, count(joined.terms))
         return list(found.values())
 
     # -- state
@@ -338,6 +341,7 @@ class Service:
             **self._describe_model(),
             "by": self.library.choose_by(),
             "language": found.language,
+            "languages": list(found.languages),
             "pages_with_text": found.with_text,
             "notes": list(found.notes),
             "read_only": self.uploads is None,

@@ -145,6 +145,8 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
             tensors = [value for value in part.values() if isinstance(value, Tensor)]
             state = RandContext(*tensors) if copy_random_state else None
             output = self.model(part, task=part["task"])
+        if not with_grad:  # torch 2.8 would use what autocast made of the weights here, which has no gradient, again
+            torch.clear_autocast_cache()
         return output["token_embeddings"], output["attention_mask"].bool(), state
 
     def calculate_loss(

@@ -1,4 +1,4 @@
-"""From text to the terms that are counted: stems of words in one language, numbers and identifiers as they are.
+"""From text to the terms that are counted: stems of words, numbers and identifiers as they are.
 
 The terms of a page are weighted by BM25 here, but for the part that depends on other pages, which the engine adds.
 """
@@ -6,7 +6,7 @@ The terms of a page are weighted by BM25 here, but for the part that depends on 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from threading import Lock
 from zlib import crc32
@@ -20,33 +20,63 @@ from .tokens import Token, remove_accents, tokenize
 # BM25: how soon more of a word stops to count, how much the length of a page counts, and the length that is usual.
 SATURATION, LENGTH_SHARE, USUAL_LENGTH = 1.5, 0.75, 300
 
-JOINED_WEIGHT = 0.5  # in a query, of two words written as one; see docs/log.md
+# In a query, of two words written as one, and of stems in other languages than the usual one; see docs/log.md.
+JOINED_WEIGHT, OTHER_WEIGHT = 0.5, 0.7
 
 STEMS = 100_000  # that are remembered
 
 
 @cache
-def get_analyzer(language: str | None) -> Analyzer:
-    """Return the analyzer of a language; None for the usual one."""
-    return Analyzer(language or DEFAULT)
+def get_analyzer(language: str | None, *others: str) -> Analyzer:
+    """Return the analyzer of a language, None for the usual one, which reads queries in others too."""
+    return Analyzer(language or DEFAULT, others)
+
+
+@cache
+def get_page_analyzer(language: str, usual: str) -> Analyzer:
+    """Return what reads pages in a language, in a library that is mostly in another one."""
+    return get_analyzer(usual) if language == usual else Analyzer(language, usual=get_analyzer(usual))
 
 
 class Analyzer:
-    """Turns text into terms, the same for pages and queries of one language. Safe to use from several threads."""
+    """Turns text into terms: pages in one language, and queries in that one and others. Safe in several threads.
 
-    def __init__(self, language: str) -> None:
-        self.language = language
+    A short query does not tell its language, so each of its words stands for its stems in all of them. Stems in other
+    languages are brought to stems in the usual one: so an English word is the same term on English and German pages.
+    """
+
+    def __init__(self, language: str, others: Sequence[str] = (), usual: Analyzer | None = None) -> None:
+        self.language, self.usual = language, usual
+        self.others = [get_page_analyzer(other, language) for other in others]
         self.function_words = list_function_words().get(language, frozenset())
         self._stem = _make_stem(language)
 
+    def find_terms(self, token: Token) -> tuple[str, ...]:
+        """Return the terms that a token of a query stands for, each once: of the usual language, then of others."""
+        terms = [self.find_term(token)]
+        for other in self.others:
+            terms.append(other.find_term(token))
+        return tuple(dict.fromkeys(terms))
+
+    def find_grammar(self, query: str) -> frozenset[str]:
+        """Return the words that carry the grammar of a query: those of the language that it has most of."""
+        words = {token.text for token in tokenize(query)} if self.others else set()
+        best, most = self.function_words, len(self.function_words & words)
+        for other in self.others:
+            num = len(other.function_words & words)
+            if num > most:
+                best, most = other.function_words, num
+        return best
+
     def find_term(self, token: Token) -> str:
-        """Return the term that a token counts as."""
+        """Return the term that a token of a page counts as."""
         word = token.text
         if self.language == DEFAULT:  # its stems know no accents
             word = remove_accents(word)
         if token.extra or not word.isalpha():
             return remove_accents(word)
-        return remove_accents(self._stem(word))
+        term = remove_accents(self._stem(word))
+        return self.usual.find_term(token._replace(text=term)) if self.usual else term
 
     def weigh_page(self, text: str) -> Terms:
         """Return the terms of a page with their weights."""
@@ -66,9 +96,14 @@ class Analyzer:
             weights.append(count * (SATURATION + 1) / (count + usual))
         return _number(counts, weights), " ".join(words)
 
-    def weigh_query(self, terms: Iterable[str], joined: Iterable[str] = ()) -> Terms:
-        """Return the terms of a query; one that is named twice counts twice. joined: of two words written as one."""
+    def weigh_query(self, terms: Iterable[str], others: Iterable[str] = (), joined: Iterable[str] = ()) -> Terms:
+        """Return the terms of a query; one that is named twice counts twice.
+
+        others: stems in other languages than the usual one. joined: of two words written as one.
+        """
         weights = {term: float(count) for term, count in Counter(terms).items()}
+        for term, count in Counter(others).items():
+            weights.setdefault(term, OTHER_WEIGHT * count)
         for term in joined:
             weights.setdefault(term, JOINED_WEIGHT)
         return _number(weights, list(weights.values()))

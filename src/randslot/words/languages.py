@@ -6,6 +6,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 
@@ -14,7 +16,12 @@ from .tokens import tokenize
 
 NO_STEMS = "none"  # words are taken as they are; pairs of characters serve Chinese, Japanese, Korean and Thai
 DEFAULT = "english"
+AUTO = "auto"  # each page in its own language
 FOREIGN = 2  # so many more words that carry the grammar of another language make a text foreign
+# A page is in another language than most only if it clearly is: it has so many words of that grammar, as a number, as a
+# share of all its words, and of different ones; and more than of the usual language, of different ones too, because
+# tables repeat "v" and "de".
+CLEAR_NUM, CLEAR_SHARE, CLEAR_KINDS = 10, 0.05, 5
 
 STEMMED = (
     *("arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto", "estonian"),
@@ -45,51 +52,87 @@ def list_function_words() -> dict[str, frozenset[str]]:
 
 
 def find_language(name: str) -> str:
-    """Return a language by its English name or its code of two letters.
+    """Return a language by its English name or its code of two letters; "auto" is what it is.
 
     Errors: UsageError for one that is not known.
     """
     wanted = name.strip().lower()
-    if wanted in LANGUAGES:
+    if wanted in (*LANGUAGES, AUTO):
         return wanted
     if wanted in CODES:
         return CODES[wanted]
-    raise UsageError(f"no language {name!r}: one of {', '.join(LANGUAGES)}, or a code such as de")
+    if near := get_close_matches(wanted, LANGUAGES, 1):
+        raise UsageError(f"no language {name!r}: did you mean {near[0]}?")
+    raise UsageError(f"no language {name!r}: one of {', '.join(LANGUAGES)}, a code such as de, or {AUTO}")
 
 
 def detect_language(texts: Iterable[str]) -> str | None:
     """Return the language that most of some texts are in; None if they have too few words to tell."""
-    counts, num, unspaced = _count_function_words(texts)
-    if num and unspaced > num / 2:
+    seen = _count_grammar(texts)
+    if seen.is_unspaced:
         return NO_STEMS
-    language, most = max(counts.items(), key=_count, default=("", 0))
-    return language if most >= 5 and most >= num / 50 else None
+    language, most = max(seen.counts.items(), key=_count, default=("", 0))
+    return language if most >= 5 and most >= seen.num / 50 else None
+
+
+def choose_language(text: str, usual: str) -> str:
+    """Return the language of a page: the usual one, unless it clearly is in another."""
+    seen = _count_grammar([text])
+    if seen.is_unspaced:
+        return NO_STEMS
+    language, most = max(seen.counts.items(), key=_count, default=(usual, 0))
+    is_clear = most >= CLEAR_NUM and most >= CLEAR_SHARE * seen.num and seen.kinds[language] >= CLEAR_KINDS
+    is_more = most > seen.counts[usual] and seen.kinds[language] > seen.kinds[usual]
+    return language if is_clear and is_more else usual
 
 
 def is_foreign(text: str, language: str) -> bool:
     """Whether a text, which may be as short as a query, is in another language than this one, as far as can be told."""
-    counts, num, unspaced = _count_function_words([text])
-    if num and unspaced > num / 2:
+    seen = _count_grammar([text])
+    if seen.is_unspaced:
         return language != NO_STEMS
-    if language != NO_STEMS and language not in counts:
+    if language != NO_STEMS and language not in list_function_words():
         return False  # how many words it would have of its own is not known
-    return max(counts.values(), default=0) >= counts[language] + FOREIGN
+    return max(seen.counts.values(), default=0) >= seen.counts[language] + FOREIGN
 
 
-def _count_function_words(texts: Iterable[str]) -> tuple[Counter[str], int, int]:
-    """Return how many words of some texts carry the grammar of each language, are there, and are not divided."""
-    known = list_function_words()
-    counts: Counter[str] = Counter()
-    unspaced = num = 0
-    for text in texts:
-        for token in tokenize(text):
-            if token.extra:
-                continue
-            num += 1
-            unspaced += _is_unspaced(token.text)
-            for language, words in known.items():
-                counts[language] += token.text in words
-    return counts, num, unspaced
+@dataclass
+class _Grammar:
+    """How many words of some texts carry the grammar of each language, how many different ones, and how many there are.
+
+    unspaced: words of scripts that do not divide them.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    num: int = 0
+    unspaced: int = 0
+
+    @property
+    def is_unspaced(self) -> bool:
+        return self.unspaced > self.num / 2
+
+
+def _count_grammar(texts: Iterable[str]) -> _Grammar:
+    languages = _list_languages()
+    words = Counter(token.text for text in texts for token in tokenize(text) if not token.extra)
+    seen = _Grammar(num=words.total())
+    for word, num in words.items():
+        seen.unspaced += num * _is_unspaced(word)
+        for language in languages.get(word, ()):
+            seen.counts[language] += num
+            seen.kinds[language] += 1
+    return seen
+
+
+@cache
+def _list_languages() -> dict[str, list[str]]:
+    """Return the languages whose grammar a word carries, by word."""
+    languages: dict[str, list[str]] = {}
+    for language, words in list_function_words().items():
+        for word in words:
+            languages.setdefault(word, []).append(language)
+    return languages
 
 
 def _is_unspaced(word: str) -> bool:

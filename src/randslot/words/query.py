@@ -24,32 +24,34 @@ PIECE = re.compile(
 
 
 class NamedWord(NamedTuple):
-    """A word of a query as it was typed, its term, and where it stands."""
+    """A word of a query as it was typed, its terms, and where it stands."""
 
     text: str
-    term: str
+    terms: tuple[str, ...]
     start: int
     end: int
 
 
 class JoinedWord(NamedTuple):
-    """Two words of a query as they were typed, the term that they are as one, and the terms of each."""
+    """Two words of a query as they were typed, the terms that they are as one, and those of both."""
 
     text: str
-    term: str
-    parts: tuple[str, str]
+    terms: tuple[str, ...]
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class WordQuery:
     """A query by words.
 
-    plain: the query without quotes and excluded words, for a model. terms: what pages are compared by. phrases and
-    excluded: words with a space between them. excluded_terms: of those that stand alone and not in quotes, which pages
-    must not have in any form. marked: the terms that are worth marking on a page. free: those of them that are not only
-    in phrases. joined: neighbours outside of phrases as one word, which a page may have in their place.
+    analyzer: of the languages that it is read in. plain: the query without quotes and excluded words, for a model.
+    terms: what pages are compared by. phrases and excluded: words with a space between them. excluded_terms: of those
+    that stand alone and not in quotes, which pages must not have in any form. marked: the terms that are worth marking
+    on a page. free: those of them that are not only in phrases. joined: neighbours outside of phrases as one word,
+    which a page may have in their place.
     """
 
+    analyzer: Analyzer
     plain: str
     terms: Terms
     phrases: tuple[str, ...]
@@ -79,35 +81,39 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
             excluded.append(words)
             tokens = list(tokenize(piece["excluded"] or ""))
             if len(tokens) == 1:
-                excluded_terms.add(analyzer.find_term(tokens[0]))
+                excluded_terms.update(analyzer.find_terms(tokens[0]))
             continue
         phrases.append(words)
         rest.append(piece["phrase"])
     rest.append(text[end:])
     outside.append(rest[-1])
     plain = " ".join("".join(rest).split())
-    terms = list(_find_terms(plain, analyzer))
-    joined = [word for part in outside for word in _join_neighbours(part, analyzer)]
-    marked = _choose_marked(plain, analyzer) or frozenset(terms)
+    found = list(_find_terms(plain, analyzer))
+    terms = [one[0] for one in found]
+    others = [term for one in found for term in one[1:]]
+    grammar = analyzer.find_grammar(plain)
+    joined = [word for part in outside for word in _join_neighbours(part, analyzer, grammar)]
+    marked = _choose_marked(plain, analyzer, grammar) or frozenset((*terms, *others))
     return WordQuery(
+        analyzer,
         plain,
-        analyzer.weigh_query(terms, [word.term for word in joined]),
+        analyzer.weigh_query(terms, others, [term for word in joined for term in word.terms]),
         tuple(phrase for phrase in phrases if phrase),
         tuple(phrase for phrase in excluded if phrase),
         marked,
         frozenset(excluded_terms),
-        _choose_marked(" ".join(outside), analyzer) if phrases else marked,
+        _choose_marked(" ".join(outside), analyzer, grammar) if phrases else marked,
         tuple(joined),
     )
 
 
-def list_named(query: WordQuery, analyzer: Analyzer) -> list[NamedWord]:
+def list_named(query: WordQuery) -> list[NamedWord]:
     """Return the words of a query that mean something by themselves, each once; no pairs of characters."""
-    named: dict[str, NamedWord] = {}
+    named: dict[tuple[str, ...], NamedWord] = {}
     for token in tokenize(query.plain):
-        term = analyzer.find_term(token)
-        if term in query.marked and not _is_pair(token):
-            named.setdefault(term, NamedWord(query.plain[token.start : token.end], term, token.start, token.end))
+        terms = query.analyzer.find_terms(token)
+        if query.marked.issuperset(terms) and not _is_pair(token):
+            named.setdefault(terms, NamedWord(query.plain[token.start : token.end], terms, token.start, token.end))
     return list(named.values())
 
 
@@ -130,8 +136,8 @@ def check_length(text: str) -> None:
         raise UsageError(f"the query has {len(text):,} characters: ask with at most {MOST_CHARACTERS:,}")
 
 
-def _find_terms(text: str, analyzer: Analyzer) -> Iterator[str]:
-    """Yield the terms of a query.
+def _find_terms(text: str, analyzer: Analyzer) -> Iterator[tuple[str, ...]]:
+    """Yield the terms of each word of a query.
 
     Of characters that are written without spaces, pairs alone count where there are any: single ones are everywhere.
     """
@@ -142,45 +148,46 @@ def _find_terms(text: str, analyzer: Analyzer) -> Iterator[str]:
             paired.update((token.start, token.start + 1))
     for token in tokens:
         if token.extra or token.start not in paired:
-            yield analyzer.find_term(token)
+            yield analyzer.find_terms(token)
 
 
-def _join_neighbours(text: str, analyzer: Analyzer) -> Iterator[JoinedWord]:
+def _join_neighbours(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> Iterator[JoinedWord]:
     """Yield neighbouring words as one: readonly of "read only" and "read-only", email of "e-mail"; not "into"."""
     words = [token for token in tokenize(text) if not token.extra]
     for one, two in pairwise(words):
         between = text[one.end : two.start]
-        if not _may_join(one.text, two.text, between, analyzer):
+        if not _may_join(one.text, two.text, between, grammar):
             continue
-        parts = analyzer.find_term(one), analyzer.find_term(two)
-        term = analyzer.find_term(Token(one.text + two.text, one.start, two.end))
-        if term not in parts:
-            yield JoinedWord(text[one.start : two.end], term, parts)
+        parts = (*analyzer.find_terms(one), *analyzer.find_terms(two))
+        whole = analyzer.find_terms(Token(one.text + two.text, one.start, two.end))
+        terms = tuple(term for term in whole if term not in parts)
+        if terms:
+            yield JoinedWord(text[one.start : two.end], terms, parts)
 
 
-def _may_join(one: str, two: str, between: str, analyzer: Analyzer) -> bool:
+def _may_join(one: str, two: str, between: str, grammar: frozenset[str]) -> bool:
     """Whether two words may also be written as one: both of letters, and not both of grammar alone."""
     if not (one + two).isalpha() or IS_UNSPACED.match(one) or IS_UNSPACED.match(two):
         return False
     if between not in HYPHENS and (not between.isspace() or 1 in (len(one), len(two))):
         return False
-    return not {one, two} <= analyzer.function_words
+    return not {one, two} <= grammar
 
 
 def _is_pair(token: Token) -> bool:
     return token.extra and token.end - token.start == 2 and token.text.isalpha()
 
 
-def _choose_marked(text: str, analyzer: Analyzer) -> frozenset[str]:
+def _choose_marked(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> frozenset[str]:
     """Return the terms that mean something by themselves: not "of", and not the 4 of 4.2.1."""
     tokens = list(tokenize(text))
     joined: set[int] = set()
     for token in tokens:
         if token.extra:
             joined.update(range(token.start, token.end))
-    found = set()
+    found: set[str] = set()
     for token in tokens:
         is_part = not token.extra and token.start in joined and len(token.text) <= SHORT_PART
-        if not is_part and token.text not in analyzer.function_words:
-            found.add(analyzer.find_term(token))
+        if not is_part and token.text not in grammar:
+            found.update(analyzer.find_terms(token))
     return frozenset(found)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..pages.text import PageText, Word
-from .analyzer import Analyzer
 from .query import WordQuery
 from .tokens import Token, remove_accents, tokenize
 
@@ -39,21 +38,22 @@ class Found:
     boxes: tuple[Box, ...] = ()
 
 
-def find_words(page: PageText, query: WordQuery, analyzer: Analyzer) -> Found:
+def find_words(page: PageText, query: WordQuery) -> Found:
     """Find the words of a query on a page; those of a phrase where it stands, or alone if it stands nowhere."""
-    tokens = list(tokenize(page.text))
+    tokens, analyzer = list(tokenize(page.text)), query.analyzer
     marks: list[tuple[int, int, str]] = []
     anywhere = set(query.free)
     for phrase in query.phrases:
         found = _find_phrase(phrase.split(), tokens)
         marks += [(token.start, token.end, analyzer.find_term(token)) for token in found]
         if not found:
-            anywhere.update(analyzer.find_term(token) for token in tokenize(phrase))
-    anywhere = anywhere & query.marked | {word.term for word in query.joined}
+            anywhere.update(term for token in tokenize(phrase) for term in analyzer.find_terms(token))
+    anywhere &= query.marked
+    for word in query.joined:
+        anywhere.update(word.terms)
     for token in tokens:
-        term = analyzer.find_term(token)
-        if term in anywhere:
-            marks.append((token.start, token.end, term))
+        if not anywhere.isdisjoint(analyzer.find_terms(token)):
+            marks.append((token.start, token.end, analyzer.find_term(token)))
     marks = sorted(set(marks))
     snippet = _cut(page.text, marks)
     return Found(snippet, _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
