@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -733,6 +734,19 @@ def test_one_process_at_a_time(library, model, tmp_path):
     with pytest.raises(RandSlotError, match=f"is in use by another process \\({os.getpid()}\\): one at a time"):
         Library(tmp_path / "lib", model)
     assert library.search("tax") == []
+
+
+def test_the_lock_of_a_killed_process_is_waited_for(library, tmp_path):
+    """A process that it was just about to start keeps the lock for a moment."""
+    library.close()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / "lib" / "owner").write_text(json.dumps({"pid": dead.pid, "socket": None}))
+    with FileLock(tmp_path / "lib" / "lock", thread_local=False) as child:
+        ended = threading.Timer(0.3, child.release)
+        ended.start()
+        Library(tmp_path / "lib").close()
+    ended.join()
 
 
 @pytest.mark.parametrize("name", ["scan.jpg", "scan.png", "scan.webp", "scan.tif"])

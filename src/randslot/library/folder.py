@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import RandSlotError, UsageError
 from ..files import read_json, write_json, write_whole
-from .location import InUseError, Location, clear, lost_files, lost_pages
+from .location import InUseError, Location, clear, has_ended, lost_files, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
 from .stores.edge import EdgeStore
@@ -28,6 +28,7 @@ HOME = LIBRARY_FILE  # its name in earlier versions
 BLOCK_BYTES = 512  # of a block, as the system counts them
 LOGS = ("-wal", "-shm", "journal.dat")  # how the names of files end that the engines empty when they open a library
 OWNER = "owner"  # the file that says which process has the library open
+ENDED_SECONDS = 5.0  # that a process it was just about to start may keep the lock of one that was killed
 BEGUN = ("lock", OWNER, f"{OWNER}.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
 
 
@@ -66,7 +67,7 @@ class FolderLocation:
     def _lock(self) -> None:
         self.lock = FileLock(self.folder / "lock", thread_local=False)  # another thread may close the library
         try:
-            self.lock.acquire(timeout=0)
+            self._take_lock()
             self.announce(None)
         except Timeout as error:
             raise self._in_use() from error
@@ -76,14 +77,25 @@ class FolderLocation:
                 "engine's log), so copy the folder to where you may write, or let its owner run randslot serve"
             ) from error
 
+    def _take_lock(self) -> None:
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            if not has_ended(self._read_owner().get("pid", os.getpid())):
+                raise
+            self.lock.acquire(timeout=ENDED_SECONDS)
+
     def announce(self, socket: str | None) -> None:
         write_json(self.folder / OWNER, {"pid": os.getpid(), "socket": socket})
 
+    def _read_owner(self) -> dict[str, Any]:
+        with suppress(RandSlotError):  # it is being written just now
+            return read_json(self.folder / OWNER)
+        return {}
+
     def _in_use(self) -> InUseError:
         """Return the error that says who has the library open, and what can be done about it."""
-        owner: dict[str, Any] = {}
-        with suppress(RandSlotError):  # it is being written just now
-            owner = read_json(self.folder / OWNER)
+        owner = self._read_owner()
         by, socket = owner.get("pid", "unknown"), owner.get("socket")
         if socket is not None:
             message = (

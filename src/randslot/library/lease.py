@@ -19,6 +19,7 @@ from threading import Event, RLock, Thread
 from typing import Any, Protocol
 
 from ..errors import BusyError, RandSlotError
+from .location import has_ended
 from .records import Records
 
 LEASE_SECONDS = 60.0  # that a lease lasts unless it is renewed
@@ -213,13 +214,7 @@ class WriteLease:
         """Whether the holder was a process of this machine that has ended."""
         if who["machine"] != self.owner["machine"] or who["pid"] == os.getpid():
             return False
-        try:
-            os.kill(int(who["pid"]), 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return False
+        return has_ended(int(who["pid"]))
 
     def _say_who(self) -> None:
         """Write down who holds the lease: only for messages, and for versions that know no names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -105,6 +106,17 @@ def lost_files(name: str) -> RandSlotError:
         f"the list of files of library {name} is lost (files.sqlite): bring it back from a copy, or run "
         f"randslot library verify --repair -l {name}, then index its files"
     )
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no process of this number on this machine, as far as can be seen from here."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it belongs to somebody else
+        return False
+    return False
 
 
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
