@@ -177,7 +177,9 @@ def test_filters_hold_for_candidates(store):
     both = StoreQuery(pages[99].vectors, Terms((1,), (1.0,)))
     (found,) = store.search([both], 5, where, exact=False)
     (exact,) = store.search([both], 5, where, exact=True)
-    assert [hit.id for hit in found] == [hit.id for hit in exact]
+    assert {hit.file for hit in found} == {pages[0].file}
+    # Not by ids: which of two equals comes first is the engine's choice, and a library asks on until it is decided.
+    assert [hit.score for hit in found] == pytest.approx([hit.score for hit in exact])
 
 
 def test_new_vectors_of_a_page_have_a_new_sketch(store):

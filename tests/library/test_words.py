@@ -164,6 +164,21 @@ def test_the_language_is_that_of_the_pages(tmp_path, language, text, query):
         assert library.words.language == language
 
 
+@pytest.mark.parametrize("again", [None, "none"])
+def test_counting_that_was_stopped_goes_on(library, tmp_path, monkeypatch, again):
+    monkeypatch.setattr("randslot.library.fill.TOGETHER", 1)
+    counted: list[int] = []
+    library.read_words(language="none", progress=lambda now: counted.append(now.pages_done), stop=lambda: True)
+    assert counted == [1]
+    library.close()
+    with Library(tmp_path / "lib") as library:
+        assert "randslot library words goes on" in library.notes()[0]
+        with Library(tmp_path / "other") as other, pytest.raises(UsageError, match="are not all counted anew"):
+            copy_library(library, other)
+        library.read_words(language=again)
+        assert (found(library, "battery"), found(library, "batteries"), library.notes()) == ([3], [], [])
+
+
 def test_another_language_counts_the_words_anew(library):
     assert found(library, "batteries") == [3]
     library.read_words(language="none")

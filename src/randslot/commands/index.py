@@ -147,7 +147,8 @@ def index(
             print_files("would be forgotten", gone)
             return
         if language is not None:
-            opened.read_words(language=language)
+            with show_progress(silent) as progress, say_stopped(progress):
+                opened.read_words(language=language, progress=progress)
             print_languages(opened.status(), silent)
         with show_progress(silent) as progress, say_stopped(progress):
             summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)

@@ -48,8 +48,11 @@ def read_words(fill: Fill, model: BoundModel | None, *, language: str | None, oc
         language = fill.detect_language() or fill.words.language
     has_others = not each and len(fill.words.languages) > 1  # they came by a copy
     if language and (has_others or (language, each) != (fill.words.language, fill.words.each)):
-        fill.words.set((language,), each)
-        fill.analyse_again()
+        fill.words.begin(language, each)
+    if fill.words.begun:
+        if not fill.count_again():
+            return 0
+        fill.words.finish()
     num = fill.read_layers()
     if ocr is not None:
         num += fill.read_scans(all_pages=ocr == "all")

@@ -89,13 +89,21 @@ class Fill:
         pages = self.store.read(ids[:: max(len(ids) // SAMPLE, 1)]).values()
         return detect_language([page.text.text for page in pages if page.text])
 
-    def analyse_again(self) -> None:
-        """Count the words of all stored texts anew, in other languages."""
-        for page in self.store.find(("layer", "ocr")):
-            full = self.store.read([page.id]).get(page.id)
-            if full and full.text:
-                terms = self.words.choose(full.text.text).weigh_page(full.text.text)
-                self.store.update([replace(full, vectors=None, text=replace(full.text, terms=terms))])
+    def count_again(self) -> bool:
+        """Count the words of all stored texts anew, in other languages; return whether it was not stopped."""
+        ids = [page.id for page in self.store.find(("layer", "ocr"))]
+        for start in range(0, len(ids), TOGETHER):
+            counted = []
+            for page in self.store.read(ids[start : start + TOGETHER]).values():
+                if page.text:
+                    terms = self.words.choose(page.text.text).weigh_page(page.text.text)
+                    counted.append(replace(page, vectors=None, text=replace(page.text, terms=terms)))
+            self.store.update(counted)
+            self.report(Progress(0, 0, min(start + TOGETHER, len(ids)), len(ids), stage="counting"))
+            if self.stop():
+                return False
+        self.store.flush()
+        return True
 
     def _read(
         self,

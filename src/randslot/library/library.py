@@ -34,7 +34,7 @@ from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
 from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
-from .notes import note_model, note_texts
+from .notes import note_model, note_texts, note_words
 from .reading.local import LocalReader
 from .reading.reader import FileReader
 from .reading.sizes import TellingReader
@@ -574,7 +574,7 @@ class Library:
 
     def notes(self) -> list[str]:
         """Return what everybody who searches this library should know, a line each."""
-        return note_model(self.binding, self.trust)
+        return [*note_model(self.binding, self.trust), *note_words(self.words)]
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
         """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.

@@ -1,4 +1,4 @@
-"""What everybody who searches a library should know of its vectors, in a line each."""
+"""What everybody who searches a library should know of its vectors and words, in a line each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from .binding import EMBEDDED
 from .manifest import Manifest
 from .stores.store import Store
 from .trust import Trust
+from .words import LibraryWords
 
 
 def note_model(binding: Identity | None, trust: Trust | None) -> list[str]:
@@ -17,6 +18,13 @@ def note_model(binding: Identity | None, trust: Trust | None) -> list[str]:
     if trust is not None and not trust.reads:
         notes.append("the vectors of this library rank its pages little better than chance: words find them better")
     return notes
+
+
+def note_words(words: LibraryWords) -> list[str]:
+    """Return whether words are counted by halves."""
+    if not words.begun:
+        return []
+    return ["words are being counted in another language; if that was stopped, randslot library words goes on"]
 
 
 def note_texts(binding: Identity | None, store: Store, manifest: Manifest) -> list[str]:

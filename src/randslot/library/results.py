@@ -20,8 +20,8 @@ BY: tuple[By, ...] = ("words", "vectors", "both")
 class Progress:
     """How far a run is; `finished` are the files that became visible since the last report.
 
-    stage: what is being done to pages: "reading", or for pages that are stored already "words", "scans", "vectors",
-    "sketches"; "queries" are counted in place of pages.
+    stage: what is being done to pages: "reading", or for pages that are stored already "words", "counting", "scans",
+    "vectors", "sketches"; "queries" are counted in place of pages.
     """
 
     files_done: int

@@ -43,6 +43,7 @@ TOLD_SECONDS = 10.0  # between two lines of progress where no bar can be shown
 STAGES = {
     "reading": "reading pages",
     "words": "reading words",
+    "counting": "counting words",
     "scans": "reading scans",
     "vectors": "encoding pages",
     "queries": "encoding queries",

@@ -13,7 +13,8 @@ class LibraryWords:
     """The languages of a library.
 
     languages: the usual one, and others that pages are in; none until there is a page with text. each: pages are read
-    in the language that they are in; otherwise all in the usual one.
+    in the language that they are in; otherwise all in the usual one. begun: not all stored pages are counted in these
+    languages yet.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None, keep: Callable[[dict[str, Any]], None]) -> None:
@@ -26,6 +27,7 @@ class LibraryWords:
         language = settings.get("language")
         self.languages: tuple[str, ...] = (language, *settings.get("others", ())) if language else ()
         self.each = bool(settings.get("each", False))
+        self.begun = bool(settings.get("begun", False))
 
     @property
     def language(self) -> str | None:
@@ -56,5 +58,19 @@ class LibraryWords:
 
     def set(self, languages: tuple[str, ...], each: bool) -> None:
         """Take other languages; pages that are stored keep their terms."""
-        self._keep({"language": languages[0], "others": list(languages[1:]), "each": each})
-        self.languages, self.each = languages, each
+        self._write(languages, each, self.begun)
+
+    def begin(self, language: str, each: bool) -> None:
+        """Take another usual language, which stored pages are to be counted in anew."""
+        self._write((language,), each, True)
+
+    def finish(self) -> None:
+        """All stored pages are counted in the languages of now."""
+        self._write(self.languages, self.each, False)
+
+    def _write(self, languages: tuple[str, ...], each: bool, begun: bool) -> None:
+        settings: dict[str, Any] = {"language": languages[0], "others": list(languages[1:]), "each": each}
+        if begun:
+            settings["begun"] = True
+        self._keep(settings)
+        self.take(settings)
