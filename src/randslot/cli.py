@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from .errors import RandSlotError, UsageError
 from .extras import describe_missing
 
 SEARCH = "Search"
+WRONG_USAGE = typer.BadParameter.__bases__[0]  # of all errors in what was typed; typer has no public name for it
 OTHERS = {
     "Models": (train, pretrain, distill, pairs, export),
     "Research": (samples, manuals, evaluate, report, analyse, compare, study, profile),
@@ -63,10 +64,26 @@ def start(
         os.environ["RANDSLOT_DEBUG"] = "1"
 
 
+def _describe_wrong(error: Any) -> str:
+    """Return what is wrong with the words of a command, in one line; nothing where its help was printed instead."""
+    reason = " ".join(error.format_message().split()).rstrip(".")
+    if not reason:
+        return ""
+    command = error.ctx.command_path if error.ctx else "randslot"
+    return f"randslot: {reason[0].lower()}{reason[1:]} (see {command} --help)\n"
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line, exit code 2 for wrong usage and 1 for failure."""
     try:
-        app()
+        code = app(prog_name="randslot", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except WRONG_USAGE as error:
+        print(_describe_wrong(error), end="", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        print("randslot: stopped", file=sys.stderr)
+        sys.exit(1)
     except RandSlotError as error:
         if os.environ.get("RANDSLOT_DEBUG"):
             raise

@@ -12,8 +12,9 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+import grpc
 import pytest
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 from qdrant_nodes import Node, url_of
 
 from randslot.errors import BusyError, RandSlotError
@@ -177,6 +178,7 @@ class Race:
     unsure: writes without an answer.
     """
 
+    nodes: list[Node]
     inside: threading.Lock = field(default_factory=threading.Lock)
     value: int = 0
     unsure: int = 0
@@ -213,7 +215,8 @@ class Race:
             for _ in range(chance.randint(1, 5)):
                 now = location.records.get([COUNTER])[COUNTER]["value"]
                 if not self.value <= now <= self.value + self.unsure:
-                    self.wrong.append(f"read {now}, which is not {self.value} (and {self.unsure} without an answer)")
+                    told = f"read {now}, which is not {self.value} (and {self.unsure} without an answer)"
+                    self.wrong.append(f"{told} by node {location.connection.current + 1}; {self._look(location)}")
                 try:
                     location.records.put({COUNTER: {"kind": "counter", "value": now + 1}})
                 except RandSlotError:
@@ -222,6 +225,24 @@ class Race:
                 self.value = now + 1
         finally:
             self.inside.release()
+
+    def _look(self, location: ServerLocation) -> str:
+        """Return what each node has of the counter, and which copies it knows of: to find out why a reading is odd."""
+        name = location.records.name
+        seen = []
+        for number, node in enumerate(self.nodes, start=1):
+            client = QdrantClient(host="127.0.0.1", grpc_port=node.ports[1], prefer_grpc=True, timeout=5)
+            try:
+                info = client.collection_cluster_info(name)
+                copies = [str(shard.state.value) for shard in info.local_shards]
+                others = [f"{shard.peer_id}: {shard.state.value}" for shard in info.remote_shards]
+                (record,) = client.retrieve(name, [COUNTER])
+                seen.append(f"node {number}: {record.payload}, own copies {copies}, others {others}")
+            except (grpc.RpcError, ValueError) as error:
+                seen.append(f"node {number}: {type(error).__name__}")
+            finally:
+                client.close()
+        return "; ".join(seen)
 
 
 def lose_nodes(nodes: list[Node], name: str, until: float) -> int:
@@ -246,7 +267,7 @@ def test_two_writers_are_never_inside_at_once_while_nodes_are_lost(nodes, addres
     name = read_address(address).collection
     with open_library(address) as library, library.write():
         library.location.records.put({COUNTER: {"kind": "counter", "value": 0}})
-    race = Race()
+    race = Race(nodes)
     threads = [threading.Thread(target=race.write, args=[address, seed]) for seed in (1, 2)]
     for thread in threads:
         thread.start()
