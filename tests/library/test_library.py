@@ -525,6 +525,23 @@ def test_searching_while_another_thread_indexes(library, papers):
 # -- verify
 
 
+@pytest.mark.parametrize("damaged", ["files.sqlite", "pages/edge_config.json"])
+def test_a_damaged_file_names_a_remedy_that_works(tmp_path, model, papers, damaged):
+    with Library(tmp_path / "lib", model) as library:
+        library.add(papers)
+        wanted = shown(library)
+    (tmp_path / "lib" / damaged).write_text("nonsense" * 100)
+    with pytest.raises(RandSlotError, match=r"cannot open .* move (it|that folder) away and open the library again"):
+        Library(tmp_path / "lib", model)
+    (tmp_path / "lib" / damaged.split("/")[0]).rename(tmp_path / "away")
+    with pytest.raises(RandSlotError, match=r"randslot library verify --repair -l \S+, then index its files"):
+        Library(tmp_path / "lib", model)
+    with Library(tmp_path / "lib", model, repair=True) as library:
+        library.verify(repair=True)
+        library.add(papers)
+        assert (shown(library), library.verify()) == (wanted, [])
+
+
 @pytest.mark.slow
 def test_verify_reads_the_vectors_and_repair_gives_them_back(tmp_path, model, papers):
     with Library(tmp_path / "lib", model) as library:
@@ -709,13 +726,10 @@ def test_another_format_or_a_torn_file_is_refused(tmp_path, model):
     with pytest.raises(RandSlotError, match="does not say which model"):
         Library(tmp_path / "lib")
     home.write_text("{")
-    with pytest.raises(RandSlotError, match="is not valid JSON"):
+    with pytest.raises(RandSlotError, match=r"is not valid JSON: .*: bring it back from a copy, or index into another"):
         Library(tmp_path / "lib")
     home.write_text(json.dumps(record))
     Library(tmp_path / "lib").close()
-    (tmp_path / "lib" / "files.sqlite").write_text("nonsense" * 100)
-    with pytest.raises(RandSlotError, match="cannot open"):
-        Library(tmp_path / "lib")
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path, papers):

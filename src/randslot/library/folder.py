@@ -109,7 +109,12 @@ class FolderLocation:
         )
 
     def read(self) -> dict[str, Any] | None:
-        return read_json(self.folder / LIBRARY_FILE) if (self.folder / LIBRARY_FILE).is_file() else None
+        if not (self.folder / LIBRARY_FILE).is_file():
+            return None
+        try:
+            return read_json(self.folder / LIBRARY_FILE)
+        except RandSlotError as error:
+            raise RandSlotError(f"{error}: bring it back from a copy, or index into another folder") from error
 
     def write(self, about: dict[str, Any]) -> None:
         content = {**about, "folder": str(self.folder.absolute())}

@@ -91,7 +91,9 @@ class FileManifest:
             self.db.execute("pragma synchronous = full")
             self.db.executescript(TABLE)
         except sqlite3.Error as error:
-            raise RandSlotError(f"cannot open {path}: {error}") from error
+            is_damaged = type(error) is sqlite3.DatabaseError  # and not a full disk, or a file that may not be read
+            remedy = ": bring it back from a copy, or move it away and open the library again" if is_damaged else ""
+            raise RandSlotError(f"cannot open {path}: {error}{remedy}") from error
 
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
         wanted = {"source": None if source is None else os.fsencode(source), "hash": hash, "state": state}

@@ -68,8 +68,12 @@ class EdgeStore:
         try:
             return edge.EdgeShard.load(str(self.folder), config)
         except Exception as error:  # the engine has no errors of its own
-            reason = "open in another process" if "WouldBlock" in str(error) else first_line(error)
-            raise RandSlotError(f"cannot open the pages in {self.folder}: {reason}") from error
+            if "WouldBlock" in str(error):
+                raise RandSlotError(f"cannot open the pages in {self.folder}: open in another process") from error
+            raise RandSlotError(
+                f"cannot open the pages in {self.folder}: {first_line(error)}; if they are damaged, bring them back "
+                "from a copy, or move that folder away and open the library again"
+            ) from error
 
     def prepare(self, *, dim: int | None, words: bool) -> None:
         if words and not self.has_words:
