@@ -142,6 +142,13 @@ def test_a_changed_file_is_found_by_its_new_words_only(library, papers):
     assert found(library, "invoice") == [2]
 
 
+def test_a_page_with_nothing_on_it_is_blank_and_no_scan(tmp_path):
+    write_pages(tmp_path / "book.pdf", [["Wool and cotton"], []])
+    assert "without text" not in run("index", tmp_path / "book.pdf", "-l", tmp_path / "lib", "--no-ocr")
+    with Library(tmp_path / "lib") as library:
+        assert library.status().origins == {"layer": 1, "blank": 1}
+
+
 # -- languages
 
 

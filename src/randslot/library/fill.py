@@ -164,7 +164,7 @@ class Fill:
         elif text.text:
             stored = make_stored_text(text, origin, self.words.choose(text.text))
         else:
-            stored = StoredText(without)
+            stored = StoredText("blank" if text.has_layer else without)
         return StoredPage(pages.file, number, "", None, stored)
 
     def _list_wanted(self, found: Iterable[StoredPage]) -> list[WantedPages]:

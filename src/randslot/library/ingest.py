@@ -248,7 +248,7 @@ class Ingest:
         if page.text is None:
             return None
         if not page.text.text:
-            return StoredText("none")
+            return StoredText("blank" if page.text.has_layer else "none")
         return make_stored_text(page.text, "layer", self.words.choose(page.text.text))
 
     # -- from pages to visible files

@@ -18,7 +18,7 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdf_api
 
 from .pdf import OpenPdf, open_pdf_page
-from .text import NO_TEXT, PARTS, PageText, Word
+from .text import BLANK, NO_TEXT, PARTS, PageText, Word
 from .words import HYPHEN, LINE_BREAK, SOFT_BREAK, clean_word, decode, find_known, is_legible, is_plain
 
 MOST_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
@@ -60,11 +60,14 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
     """Read the text of one page of a PDF, counted from 1: at most `MOST_CHARACTERS` characters.
 
     Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
-    every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text.
+    every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text. One with
+    nothing on it at all is blank.
 
     Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
     """
     with open_pdf_page(file, number, kept) as page:
+        if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
+            return BLANK
         left, bottom, right, top = page.get_bbox()
         reading = Reading(Frame(left, bottom, right, top, page.get_rotation()))
         num = 0

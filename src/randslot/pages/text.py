@@ -29,8 +29,8 @@ class PageText:
     """What a file says is written on a page; whether that is true is for others to judge.
 
     text: a line break after each line, a single space between words; `text.split()` gives the texts of `words`.
-    has_layer: whether the file has text for this page that can be read; False for images and scans, and where fonts do
-    not say what their glyphs mean.
+    has_layer: whether the file says all that is written on this page; False for images and scans, and where fonts do
+    not say what their glyphs mean. If it does and there is no text, the page is blank.
     truncated: whether the page has more text than was read.
     problem: why the text could not be read, in one line, if that failed for this page alone.
     """
@@ -42,7 +42,7 @@ class PageText:
     problem: str = ""
 
 
-NO_TEXT = PageText(has_layer=False)
+NO_TEXT, BLANK = PageText(has_layer=False), PageText()
 
 
 class NoTextError(RandSlotError):
