@@ -111,6 +111,13 @@ def test_constraints_are_the_lower_bounds():
     assert not [line for line in lines if line.startswith(("randslot", "ruff", "flash-attn"))]
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")
+@pytest.mark.xdist_group("together")
+def test_tests_of_one_group_stay_together(request):
+    """pytest-xdist 3.8 puts groups into names, which pytest 9.2 does not take: their fixtures would be made twice."""
+    assert request.node.nodeid.endswith("@together")
+
+
 def test_the_table_of_versions_is_what_was_tried():
     """Whoever changes a bound runs `make oldest` or `make newest` again."""
     versions.write_table(check=True)
