@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test quick check browser qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
+.PHONY: demo test quick check browser tesseract qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
 .PHONY: container release clean
 
 demo: $(READY)
@@ -12,7 +12,7 @@ demo: $(READY)
 # A process on every core, each with one thread of computation; tests of one group stay together for their fixtures.
 TESTS := $(BIN)/python -m pytest -n logical --dist loadgroup
 
-test: $(READY) check browser qdrant
+test: $(READY) check browser tesseract qdrant
 	$(TESTS)
 
 # For the inner loop: the checks, and all tests that take little time.
@@ -25,6 +25,14 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Chromium for the tests of the page" \
 	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq chromium >/dev/null; } \
 	|| echo "no Chromium here: the tests of the page are skipped"
+
+# Tesseract, the other engine of OCR, with the languages that its tests read.
+tesseract:
+	@which tesseract >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Tesseract for the tests of OCR" \
+	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq tesseract-ocr \
+	tesseract-ocr-deu tesseract-ocr-fra tesseract-ocr-spa >/dev/null; } \
+	|| echo "no Tesseract here: its tests are skipped"
 
 # A Qdrant server for the tests, from a repack on npm, in the environment; where it cannot be installed they are skipped.
 qdrant: $(READY)
