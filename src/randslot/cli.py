@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -21,7 +21,8 @@ from .errors import RandSlotError, UsageError
 from .extras import describe_missing
 
 SEARCH = "Search"
-WRONG_USAGE = typer.BadParameter.__bases__[0]  # of all errors in what was typed; typer has no public name for it
+# Of all errors in what was typed: typer has no public name for it.
+WRONG_USAGE = cast(type[Exception], typer.BadParameter.__bases__[0])
 OTHERS = {
     "Models": (train, pretrain, distill, pairs, export),
     "Research": (samples, manuals, evaluate, report, analyse, compare, study, profile),

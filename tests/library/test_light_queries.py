@@ -16,7 +16,7 @@ import randslot
 from randslot.agents.stdio import LocalLibrary
 from randslot.cli import app
 from randslot.errors import UsageError
-from randslot.library import library as module
+from randslot.library import models
 from randslot.library.library import Library
 from randslot.model.reader import Identity
 from randslot.model.student import make_student
@@ -52,7 +52,7 @@ def no_large_model(monkeypatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("the large model was loaded")
 
-    monkeypatch.setattr(module, "load_bound", refuse)
+    monkeypatch.setattr(models, "load_bound", refuse)
 
 
 @pytest.fixture
@@ -84,7 +84,9 @@ def test_the_large_model_is_not_loaded_to_search(indexed, light, no_large_model)
 
 def test_indexing_still_takes_the_large_model_and_trust_is_in_its_vectors(indexed, light, monkeypatch, tmp_path):
     asked: list[Any] = []
-    monkeypatch.setattr(module, "estimate_trust", lambda store, visible, embed: asked.append(embed(["tax"])))
+    monkeypatch.setattr(
+        "randslot.library.library.estimate_trust", lambda store, visible, embed: asked.append(embed(["tax"]))
+    )
     write_pdf(tmp_path / "more.pdf", 1, [])
     with Library(indexed, query_model=light) as library:
         before = len(library)

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library import library as module
-from randslot.library import sketching
+from randslot.library import models, sketching
 from randslot.library.address import read_address
 from randslot.library.library import Library
 from randslot.library.results import Progress
@@ -416,7 +415,7 @@ def test_the_command(tmp_path, papers, monkeypatch):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
     (tmp_path / "questions.txt").write_text("\n".join(QUERIES) + "\n\n", encoding="utf-8")
-    monkeypatch.setattr(module, "load_bound", lambda *_, **__: ToyReader())
+    monkeypatch.setattr(models, "load_bound", lambda *_, **__: ToyReader())
     words = ["library", "sketch", "-l", str(tmp_path / "lib")]
     answer = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "questions.txt")], catch_exceptions=False)
     assert answer.stdout.splitlines() == [

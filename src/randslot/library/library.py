@@ -18,15 +18,13 @@ from typing import Any, Self
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
-from ..extras import needs_extra
 from ..files import write_whole
-from ..model.reader import Identity, PageReader, is_url
+from ..model.reader import Identity, PageReader
 from ..pages import PageText, open_page
 from ..pages.ocr import MISSING, find_engine
 from ..words.languages import find_language
 from ..words.snippets import Found
 from .address import is_address, read_address
-from .binding import check_model, check_query_model, load_bound, read_binding, refuse_student
 from .completion import BoundModel, Ocr, complete_pages, count_unread, read_words
 from .fill import Fill
 from .filters import check_metadata
@@ -34,6 +32,7 @@ from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
 from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File
+from .models import LibraryModels, Name
 from .notes import note_model, note_texts, note_words
 from .reading.local import LocalReader
 from .reading.reader import FileReader
@@ -50,8 +49,6 @@ from .verify import find_problems
 from .words import LibraryWords
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
-
-Name = str | os.PathLike[str]
 
 
 class Library:
@@ -79,15 +76,16 @@ class Library:
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
         another process, or has lost its pages.
         """
-        self._model: PageReader | None = None
-        self._query_model: PageReader | None = None
-        self.trust_remote_code = trust_remote_code
-        self._encoding, self._writing = Lock(), Lock()
+        self._writing = Lock()
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
+        self.models = LibraryModels(self.name, trust_remote_code)
         try:
             about = self.location.read()
-            self.binding = self._create(model) if about is None else self._open(about, model)
+            if about is None:
+                self._create(model)
+            else:
+                self._open(about, model)
             about = about or self._read_about()
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
@@ -98,69 +96,32 @@ class Library:
             if about["model"] is None and model is not None:
                 self._adopt(model, create)
             if query_model is not None:
-                self._query_model = self._take_query_model(query_model)
+                self.models.take_student(query_model)
         except BaseException:
             self.location.abandon()
             raise
 
-    def _create(self, model: Name | PageReader | Identity | None) -> Identity | None:
-        binding = self._take_model(model) if model is not None else None
-        described = binding.as_dict() if binding else None
+    def _create(self, model: Name | PageReader | Identity | None) -> None:
+        described = None if model is None else self.models.bind(model).as_dict()
         self.location.write({"format": FORMAT, "model": described, "words": {"language": None, "each": True}})
-        return binding
 
-    def _take_model(self, model: Name | PageReader | Identity) -> Identity:
-        """Load a model, if it is not loaded, and return which one it is."""
-        if isinstance(model, Identity):
-            return model
-        if isinstance(model, str | os.PathLike):
-            self._model = _load(model, self.trust_remote_code)
-        else:
-            self._model = _as_reader(model)
-        refuse_student(self._model)
-        return self._model.identity
-
-    def _take_query_model(self, model: Name | PageReader) -> PageReader:
-        """Load a model for queries, if it is not loaded, and return it.
-
-        Errors: UsageError if it is not for this library.
-        """
-        if self.binding is None:
-            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-        if isinstance(model, str | os.PathLike):
-            model = _load(model, self.trust_remote_code)
-        reader = _as_reader(model)
-        check_query_model(self.binding, reader, self.name)
-        return reader
-
-    def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> Identity | None:
+    def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> None:
         if about.get("format") not in FORMATS:
             known = f"{FORMATS[0]} to {FORMATS[-1]}"
             raise RandSlotError(
                 f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {known}"
             )
-        if about["format"] >= FORMAT and about.get("model") is None:
-            return None
-        binding = read_binding(about.get("model"), self.name)
-        if isinstance(model, Identity):
-            check_model(binding, model, self.name, "name another place")
-        elif isinstance(model, str | os.PathLike):
-            self._model = load_bound(binding, os.fspath(model), self.name, trust_remote_code=self.trust_remote_code)
-        elif model is not None:
-            self._model = _as_reader(model)
-            refuse_student(self._model)
-            check_model(binding, self._model.identity, self.name)
-        return binding
+        if about["format"] < FORMAT or about.get("model") is not None:
+            self.models.open(about.get("model"), model)
 
     def _adopt(self, model: Name | PageReader | Identity, create: bool) -> None:
         """Give a model to a library that has none; its pages get vectors with the next `add`."""
         if not create:
-            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-        binding = self._take_model(model)
+            self.models.need_binding()
+        binding = self.models.bind(model)
         with self.write():
             self.store.prepare(dim=binding.dimension, words=False)
             self.location.write(self._read_about() | {"model": binding.as_dict(), "trust": None})
-        self.binding = binding
 
     def _read_about(self) -> dict[str, Any]:
         about = self.location.read()
@@ -179,17 +140,17 @@ class Library:
         self.location.write(about | {"format": max(FORMAT, about["format"]), "words": settings})
 
     @property
+    def binding(self) -> Identity | None:
+        """Which model the vectors are of; None for a library of words alone."""
+        return self.models.binding
+
+    @property
     def model(self) -> PageReader:
         """The model that the library belongs to, loaded when it is first needed.
 
         Errors: UsageError if the library has no vectors.
         """
-        with self._encoding:
-            if self._model is None:
-                if self.binding is None:
-                    raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-                self._model = load_bound(self.binding, None, self.name, trust_remote_code=self.trust_remote_code)
-            return self._model
+        return self.models.model
 
     @property
     def query_model(self) -> PageReader:
@@ -197,12 +158,12 @@ class Library:
 
         Errors: as `model`.
         """
-        return self.model if self._query_model is None else self._query_model
+        return self.models.query_model
 
     @property
     def has_student(self) -> bool:
         """Whether another model than the library's own makes the vectors of queries."""
-        return self._query_model is not None
+        return self.models.has_student
 
     @property
     def home(self) -> Location:
@@ -259,7 +220,7 @@ class Library:
                 ingest.run([*listing.files, *images])
                 fill = Fill(self.manifest, self.store, self.words, renderers, progress)
                 summary.encoded += complete_pages(fill, reader, self._bound_model())
-                if self._model is not None:
+                if self.models.is_loaded:
                     self._estimate_trust()
             if prune:
                 summary.removed = self._drop(self._find_gone(listing.folders))
@@ -306,15 +267,14 @@ class Library:
         Errors: UsageError if the library has no vectors, or there are too few queries. RandSlotError if sketches find
         too little.
         """
-        if self.binding is None:
-            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+        self.models.need_binding()
         with self.write():
             sketching = Sketching(
                 name=self.name,
                 store=self.store,
                 visible={file.id for file in self.manifest.find(state="done")},
                 hidden=self.manifest.hidden(),
-                embed=lambda texts: self._encode_by(self.model, texts, None),
+                embed=self.models.embed_lines,
                 save=self.location.keep_sketcher,
                 note=self.sketches.note,
             )
@@ -338,7 +298,7 @@ class Library:
     def _estimate_trust(self) -> None:
         """Find out whether the model can read these pages, and keep it for searches to come, also by a student."""
         visible = {file.id for file in self.manifest.find(state="done")}
-        trust = estimate_trust(self.store, visible, lambda lines: self._encode_by(self.model, list(lines), None))
+        trust = estimate_trust(self.store, visible, self.models.embed_lines)
         if trust is not None and trust != self.trust:
             self.trust = trust
             self.location.write(self._read_about() | {"trust": trust.as_dict()})
@@ -370,7 +330,7 @@ class Library:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
         from .reading.ray import RayReader  # an extra, and slow to import
 
-        return RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.trust_remote_code)
+        return RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.models.trust_remote_code)
 
     @contextmanager
     def write(self) -> Iterator[None]:
@@ -520,20 +480,14 @@ class Library:
 
         Errors: UsageError if the library has no vectors.
         """
-        return self._encode(list(queries), None)
+        return self.models.embed_queries(list(queries), None)
 
     def _searcher(self) -> Searcher:
         """Return what answers searches, as the library is now: its model, languages and sketches may change."""
         if self.location.shared and time.monotonic() - self.looked_at > LOOK_SECONDS:
             self._take(self._read_about())
-        return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, self._encode)
-
-    def _encode(self, queries: list[str], num: int | None) -> list[Vectors]:
-        return self._encode_by(self.query_model, queries, num)
-
-    def _encode_by(self, model: PageReader, queries: list[str], num: int | None) -> list[Vectors]:
-        with self._encoding:
-            return model.embed_queries(queries, num_vectors=num)
+        encode = self.models.embed_queries
+        return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, encode)
 
     # -- what is in it
 
@@ -601,23 +555,6 @@ def open_location(place: Name, *, create: bool) -> Location:
 
 
 open_home = open_location  # its name in earlier versions
-
-
-def _load(model: Name, trust_remote_code: bool) -> PageReader:
-    from ..model.opening import open_model  # takes seconds for most models
-
-    name = os.fspath(model)
-    return open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)
-
-
-def _as_reader(model: Any) -> PageReader:
-    if hasattr(model, "identity"):
-        reader: PageReader = model
-        return reader
-    with needs_extra():
-        from ..model.loading import adopt  # plain sentence-transformers has loaded it
-
-    return adopt(model)
 
 
 def delete_library(folder: Path) -> None:

@@ -14,10 +14,11 @@ from ..errors import RandSlotError, UsageError
 from ..pages.text import PageText
 from .address import is_address
 from .copy import Copied, copy_library
-from .library import Library, Name
+from .library import Library
 from .local_service import LocalService
 from .location import InUseError
 from .manifest import File
+from .models import Name
 from .results import Hit, Progress, Status, Summary
 from .wire import read_file, read_hit, read_paths, read_progress, read_status, read_summary, write_paths
 

@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from threading import Lock
 
 from .address import is_address
-from .library import Library, Name
+from .library import Library
 from .local_service import LocalService
+from .models import Name
 from .served_library import ServedLibrary, open_library
 
 
