@@ -183,6 +183,7 @@ def test_files_can_be_dropped(page, tmp_path):
         }""",
         content,
     )
+    expect(page.get_by_role("button", name="Add documents")).to_be_visible()  # by now it knows that it may add some
     page.locator("#hits").dispatch_event("drop", {"dataTransfer": dropped})  # anywhere
     expect(page.locator("#uploads li")).to_contain_text("Added, 1 page")
 
