@@ -1,6 +1,7 @@
 # RandSlot as a service: search by words, OCR for scans, agents (/mcp), libraries on Qdrant; models if they are asked for.
 #   docker build -t randslot .
-#   docker run -p 127.0.0.1:8000:8000 -e RANDSLOT_TOKEN=$(openssl rand -hex 16) -v randslot:/data randslot
+#   export RANDSLOT_TOKEN=$(openssl rand -hex 16); echo "$RANDSLOT_TOKEN"
+#   docker run -p 127.0.0.1:8000:8000 -e RANDSLOT_TOKEN -v randslot:/data randslot
 # docs/container.md says more. A test runs these steps as a script: keep its commands free of what a shell lacks.
 
 FROM python:3.13-slim-trixie AS build

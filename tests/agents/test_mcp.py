@@ -333,6 +333,27 @@ def test_an_agent_and_a_service_share_a_library(place):
     assert after.structured_content == before.structured_content
 
 
+def test_a_service_that_starts_second_takes_the_library_over(place):
+    """The agent has it open; the service gets it, and the agent asks the service from then on."""
+
+    async def talk():
+        async with mcp.Client(by_stdio(place)) as client:
+            before = await client.call_tool("search", {"query": "deferred tax"})
+            agent = _pid_of(place)
+            with a_service(place) as url:
+                assert _pid_of(place) != agent
+                after = await client.call_tool("search", {"query": "deferred tax"})
+                async with over_http(url) as visitor:
+                    seen = await visitor.call_tool("search", {"query": "deferred tax"})
+            return before, after, seen
+
+    before, after, seen = asyncio.run(talk())
+    assert before.structured_content == after.structured_content
+    assert [page["page"] for page in seen.structured_content["pages"]] == [
+        page["page"] for page in before.structured_content["pages"]
+    ]
+
+
 def _pid_of(place: Path) -> int:
     return int(json.loads((place / "lib" / "owner").read_text())["pid"])
 

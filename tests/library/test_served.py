@@ -19,6 +19,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
 from randslot.library.local_service import LocalService, clear_stale
 from randslot.library.served_library import ServedLibrary, open_library, share
+from randslot.library.shared import SharedLibrary
 from support.models import noise
 from support.pdf import write_pages
 
@@ -103,6 +104,36 @@ def test_a_service_that_is_read_only_changes_nothing(tmp_path, papers):
                 asked.add([str(papers)])
             with pytest.raises(RandSlotError, match="is served read-only"):
                 asked.forget(["x"])
+
+
+def test_a_service_elsewhere_tells_its_folder_whole(tmp_path, papers, monkeypatch):
+    """Also what the library takes is measured there, and not in a folder of the same name here."""
+    monkeypatch.chdir(tmp_path)
+    with Library("lib") as library, LocalService(library):
+        library.add(papers, workers=1)
+        words = [sys.executable, "-m", "randslot", "library", "status", "-l", "../lib"]
+        said = subprocess.run(words, cwd=papers, capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path / "lib") in "".join(said.split())  # a long one takes two lines
+    assert "size     0 bytes" not in said
+
+
+def test_who_uses_a_library_is_waited_for_before_it_is_let_go(tmp_path, papers, monkeypatch):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers, workers=1)
+    shared = SharedLibrary(tmp_path / "lib")
+    with shared.use() as used:
+        with open_library(tmp_path / "lib") as asked:
+            monkeypatch.setattr("randslot.library.shared.LET_GO_SECONDS", 0.05)
+            assert not asked.ask_to_let_go()
+        assert len(used.search("battery")) == 1
+    with open_library(tmp_path / "lib") as asked:
+        assert asked.ask_to_let_go()
+        with Library(tmp_path / "lib") as library, LocalService(library), shared.use() as used:
+            assert isinstance(used, ServedLibrary)
+            assert len(used.search_all(["battery"])[0]) == 1
+            with pytest.raises(RandSlotError, match=r"has taken library .* over: ask again"):
+                asked.search_all(["battery"])
+    shared.close()
 
 
 def test_others_can_search_while_a_command_reads(tmp_path, papers):

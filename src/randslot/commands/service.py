@@ -22,7 +22,7 @@ def serve(
     library: Place,
     port: Annotated[int, typer.Option(metavar="N", help="0 takes any free one.")] = 8000,
     new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="No documents can be added or removed.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Visitors cannot add or remove documents.")] = False,
     host: Annotated[
         str,
         typer.Option(rich_help_panel=ADVANCED, help="The address to listen on; others than this machine need --token."),
@@ -52,7 +52,7 @@ def serve(
 
     randslot serve -l mylib --query-model light
 
-    RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
+    RANDSLOT_TOKEN=of-16-characters-or-more randslot serve -l mylib --host 0.0.0.0 --read-only
     """
     from ..serve.listen import Visitors, serve
 

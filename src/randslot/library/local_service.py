@@ -15,8 +15,8 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, replace
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +24,7 @@ from typing import Any, Self
 from ..errors import RandSlotError, UsageError
 from .copy import copy_library
 from .library import Library
-from .results import Progress
+from .results import Progress, Status
 from .wire import (
     read_paths,
     write_file,
@@ -44,9 +44,19 @@ Tell = Callable[[Progress], None]
 class LocalService:
     """Answers commands of this user while a process has a library open; use it in a `with` block."""
 
-    def __init__(self, library: Library, *, refusal: str = "") -> None:
-        """refusal: why nothing may be added or forgotten, if that is so."""
-        self.library, self.refusal = library, refusal
+    def __init__(
+        self,
+        library: Library,
+        *,
+        refusal: str = "",
+        using: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        let_go: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """refusal: why nothing may be added or forgotten, if that is so. using: a block to answer each request in.
+
+        let_go: closes the library, for a service that wants it, and returns whether it did.
+        """
+        self.library, self.refusal, self.using, self.let_go = library, refusal, using, let_go
         clear_stale()
         self.folder = tempfile.mkdtemp(prefix=PREFIX)  # for this user alone
         self.path = os.path.join(self.folder, SOCKET)
@@ -82,7 +92,11 @@ class LocalService:
             for line in iter(lambda: file.readline(LONGEST), b""):
                 try:
                     request = json.loads(line)
-                    result = self._answer(request, lambda now: send({"progress": write_progress(now)}))
+                    if request["call"] == "let_go":
+                        result: Any = self.let_go()
+                    else:
+                        with self.using():
+                            result = self._answer(request, lambda now: send({"progress": write_progress(now)}))
                 except RandSlotError as error:
                     send({"error": str(error), "usage": isinstance(error, UsageError)})
                 except (ValueError, TypeError, KeyError) as error:
@@ -102,7 +116,7 @@ class LocalService:
         if call == "read_text":
             return library.read_text(request["page"]).text
         if call == "status":
-            return write_status(library.status())
+            return write_status(self._find_status())
         if call == "files":
             return [write_file(file) for file in library.files()]
         if call == "find_files":
@@ -125,6 +139,11 @@ class LocalService:
         if call == "read_words":
             return library.read_words(progress=tell, **request)
         raise UsageError(f"a service does not know {call!r}: stop it, and run the command again")
+
+    def _find_status(self) -> Status:
+        """Return the status with the folder as it is seen from any other one."""
+        found = self.library.status()
+        return found if self.library.location.shared else replace(found, folder=str(self.library.folder.absolute()))
 
 
 CHANGING = ("forget", "add", "read_words", "copy_from")

@@ -102,6 +102,10 @@ class ServedLibrary:
         """Have the service copy a library from another place into its own."""
         return Copied(**self._ask("copy_from", progress, source=_place_from_here(source)))
 
+    def ask_to_let_go(self) -> bool:
+        """Ask the process to close the library, so that this one can open it; return whether it did."""
+        return bool(self._ask("let_go"))
+
     def __len__(self) -> int:
         return self.status().pages
 

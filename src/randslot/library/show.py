@@ -242,6 +242,8 @@ def _explain(hit: Hit) -> str:
 def print_status(status: Status) -> None:
     """Print what a library holds."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # the end of a long path is what tells it
     rows = {
         "library": status.folder,
         "files": f"{status.files:,}",

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import uvicorn
@@ -16,6 +16,8 @@ from ..agents.adding import check_folders
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.local_service import LocalService
+from ..library.location import InUseError
+from ..library.served_library import ServedLibrary
 from ..library.show import plural
 from .app import make_app
 from .guard import LOCAL, Access
@@ -23,6 +25,7 @@ from .limits import TOKEN_CHARACTERS
 from .service import Service
 
 EVERYWHERE = ("0.0.0.0", "::", "")
+TRIES = 3  # to take a library over: who let go of it may need it again at once
 GRACE = 10  # seconds that requests on their way have when the service stops
 
 
@@ -78,11 +81,14 @@ def serve(
     allowed = check_folders(add_from)
     if read_only and allowed:
         raise UsageError("--add-from lets agents add documents, and --read-only nobody: name one")
-    refusal = f"library {folder} is served read-only: stop the service to change it" if read_only else ""
+
+    def open_library() -> Library:
+        return Library(folder, model, query_model=query_model, create=new, trust_remote_code=trust_remote_code)
+
     with (
         listen(visitors.host, visitors.port) as listener,
-        Library(folder, model, query_model=query_model, create=new, trust_remote_code=trust_remote_code) as library,
-        LocalService(library, refusal=refusal),
+        take_over(folder, open_library) as library,
+        LocalService(library),
     ):
         service = Service(library, read_only=read_only, add_from=allowed)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
@@ -98,6 +104,20 @@ def serve(
         except KeyboardInterrupt:
             os._exit(130)  # as if killed: the library survives that, and its threads need not end in order
     print("stopped", file=sys.stderr)
+
+
+def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
+    """Open a library; an agent or an application that has it open lets go of it, and asks us from then on."""
+    for _ in range(TRIES):
+        try:
+            return open_library()
+        except InUseError as error:
+            if error.socket is None:
+                raise
+            with ServedLibrary(folder, error.socket) as other:
+                if not other.ask_to_let_go():
+                    raise
+    return open_library()
 
 
 def show_address(host: str, port: int) -> str:
