@@ -53,7 +53,12 @@ def test_from_a_folder_of_pdfs_to_a_model(manual, tmp_path, monkeypatch, capsys)
         (["train", "tiny", "--set", "data=torn.jsonl"], 1, "torn.jsonl: row 1 is not valid JSON"),
         (["pairs", "nowhere", "-o", "x.jsonl"], 2, "no such folder: nowhere"),
         (["pairs", "empty", "-o", "x.jsonl"], 1, "no PDF below empty has an outline with useful titles"),
-        (["search", "tax", "-k", "many"], 2, "randslot: invalid value for '-k': "),
+        (
+            ["search", "tax", "-k", "many"],
+            2,
+            "randslot: invalid value for '-k': must be a whole number, not 'many' (see",
+        ),
+        (["serve", "--port=x"], 2, "invalid value for '--port': must be a whole number, not 'x' (see randslot serve"),
         (["search", "--colour"], 2, "randslot: no such option: --colour"),
         (["index"], 2, "randslot: missing argument 'paths' (see randslot index --help)"),
         (["serch"], 2, "randslot: no such command 'serch'. Did you mean 'search'"),

@@ -27,7 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What needs a model, and the extra that has all of it. FILE is a PDF, and OUT a place that is not there.
 COMMANDS = {
     "index FILE -l OUT --model embedded": MODEL,
-    "index FILE -l OUT --page-vectors 2": MODEL,
+    "index FILE -l OUT --model embedded --page-vectors 2": MODEL,
     "export embedded OUT": MODEL,
     "profile embedded": MODEL,
     "train tiny -o OUT": "train",

@@ -23,6 +23,11 @@ from .extras import describe_missing
 SEARCH = "Search"
 # Of all errors in what was typed: typer has no public name for it.
 WRONG_USAGE = cast(type[Exception], typer.BadParameter.__bases__[0])
+PLAIN = {
+    "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
+    "Input should be a valid number, unable to parse string as a number": "must be a number",
+    "Value error, ": "",
+}
 OTHERS = {
     "Models": (train, pretrain, distill, pairs, export),
     "Research": (samples, manuals, evaluate, report, analyse, compare, study, profile),
@@ -70,8 +75,24 @@ def _describe_wrong(error: Any) -> str:
     reason = " ".join(error.format_message().split()).rstrip(".")
     if not reason:
         return ""
-    command = error.ctx.command_path if error.ctx else "randslot"
-    return f"randslot: {reason[0].lower()}{reason[1:]} (see {command} --help)\n"
+    for stock, plain in PLAIN.items():
+        reason = reason.replace(stock, plain)
+    command = error.ctx.command_path if error.ctx else " ".join(["randslot", *sys.argv[1:2]])
+    value = _find_value(error)
+    given = f", not {value!r}" if value is not None and repr(value) not in reason else ""
+    return f"randslot: {reason[0].lower()}{reason[1:]}{given} (see {command} --help)\n"
+
+
+def _find_value(error: Any) -> str | None:
+    """Return what was typed after an option whose value is wrong, if that can be told: errors do not say."""
+    words = sys.argv[1:]
+    for name in getattr(error.param, "opts", ()) if isinstance(error, typer.BadParameter) else ():
+        for word, following in zip(words, [*words[1:], None], strict=True):
+            if word == name:
+                return following
+            if word.startswith(f"{name}="):
+                return word.removeprefix(f"{name}=")
+    return None
 
 
 def main() -> None:

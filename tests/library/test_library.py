@@ -531,7 +531,7 @@ def test_a_damaged_file_names_a_remedy_that_works(tmp_path, model, papers, damag
         library.add(papers)
         wanted = shown(library)
     (tmp_path / "lib" / damaged).write_text("nonsense" * 100)
-    with pytest.raises(RandSlotError, match=r"cannot open .* move (it|that folder) away and open the library again"):
+    with pytest.raises(RandSlotError, match=r"cannot open .* move (it|that folder) away, run .* verify --repair -l"):
         Library(tmp_path / "lib", model)
     (tmp_path / "lib" / damaged.split("/")[0]).rename(tmp_path / "away")
     with pytest.raises(RandSlotError, match=r"randslot library verify --repair -l \S+, then index its files"):
@@ -590,10 +590,28 @@ def test_lost_pages_are_told_and_repaired(tmp_path, model, papers):
         assert library.verify() == []
 
 
-def test_a_lost_list_of_files_is_told_and_repaired(tmp_path, papers):
+def test_a_list_of_files_that_is_damaged_inside_is_one_line(tmp_path, papers):
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(papers)
+        for number in range(500):  # so that its rows take more than a page of the file
+            (file,) = library.manifest.find(source=str(papers / "a.tif"))
+            library.manifest.put(replace(file, id=f"{number}", source=f"{file.source}{number}", state="gone"))
+    place = tmp_path / "lib" / "files.sqlite"
+    content = bytearray(place.read_bytes())
+    assert len(content) > 20_000
+    content[4096:-4096] = os.urandom(len(content) - 8192)
+    place.write_bytes(content)
+    with pytest.raises(RandSlotError, match=r"cannot (open|read|write) \S+files.sqlite: .* verify --repair -l"):
+        Library(tmp_path / "lib", ToyReader()).search("tax")
+
+
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_lost_list_of_files_is_told_and_repaired(tmp_path, papers, left):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
     (tmp_path / "lib" / "files.sqlite").unlink()
+    if left is not None:
+        (tmp_path / "lib" / "files.sqlite").write_bytes(left)
     for _ in range(2):  # nothing is made in its place
         with pytest.raises(RandSlotError, match=r"the list of files of library \S+ is lost .* verify --repair"):
             Library(tmp_path / "lib", ToyReader())

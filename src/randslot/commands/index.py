@@ -190,7 +190,9 @@ def _choose_model(model: str | None, settings: dict[str, Any], trust_remote_code
     """Return the name of a model, or the model itself if it is to be set in another way than it is saved."""
     if all(value is None for value in settings.values()):
         return model
-    from ..library.binding import EMBEDDED
+    if model is None:
+        given = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None]
+        raise UsageError(f"{given[0]} sets a model up: name it by --model")
     from ..model.opening import open_model
 
-    return open_model(model or EMBEDDED, **settings, trust_remote_code=trust_remote_code or None)
+    return open_model(model, **settings, trust_remote_code=trust_remote_code or None)

@@ -81,4 +81,5 @@ def _page_range(page: Any) -> tuple[int, int | None]:
     match page if isinstance(page, (tuple, list)) else (page, page):
         case (int(first), int(last)) if 1 <= first <= last:
             return first, last
-    raise UsageError(f"page must be a number from 1, or the first and the last of a range, not {page!r}")
+    shown = "-".join(map(str, page)) if isinstance(page, (tuple, list)) else repr(page)
+    raise UsageError(f"page must be a number from 1, or the first and the last of a range as in 3-9, not {shown}")

@@ -74,7 +74,8 @@ class FolderLocation:
         except OSError as error:
             raise UsageError(
                 f"cannot write into {self.folder}: {error.strerror or error}; searching writes too (a lock, the "
-                "engine's log), so copy the folder to where you may write, or let its owner run randslot serve"
+                "engine's log), so copy the folder to where you may write (cp -r, then chmod -R u+w), or let its owner "
+                "run randslot serve"
             ) from error
 
     def _take_lock(self) -> None:
@@ -122,7 +123,7 @@ class FolderLocation:
 
     def open(self, dim: int | None, *, repair: bool) -> None:
         pages, files = self.folder / "pages", self.folder / "files.sqlite"
-        if pages.exists() and not (repair or files.exists()):
+        if pages.exists() and not repair and not (files.exists() and files.stat().st_size):
             raise lost_files(self.name)
         self.manifest: Manifest = FileManifest(files)
         if not (repair or pages.exists()) and self.manifest.find():

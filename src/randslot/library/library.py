@@ -207,8 +207,10 @@ class Library:
         Files that cannot be read do not stop the others: they are in the summary with the reason.
         """
         start = time.monotonic()
-        if batch < 1 or workers < 0:
-            raise UsageError(f"batch must be at least 1 and workers at least 0, not {batch} and {workers}")
+        if batch < 1:
+            raise UsageError(f"batch must be at least 1, not {batch}")
+        if workers < 0:
+            raise UsageError(f"workers must be at least 0, not {workers}")
         check_metadata(metadata)
         paths, images = self._sort_inputs(inputs)
         listing = list_files(paths, self.folder)
@@ -546,6 +548,8 @@ class Library:
 
 def open_location(place: Name, *, create: bool) -> Location:
     """Return the location of a library, by its folder or its address."""
+    if not os.fspath(place):
+        raise UsageError("an empty path of a library: name its folder, or an address such as qdrant://host:6334/papers")
     if is_address(os.fspath(place)):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
         from .stores.server_location import ServerLocation  # the client is an extra

@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,9 +91,7 @@ class FileManifest:
             self.db.execute("pragma synchronous = full")
             self.db.executescript(TABLE)
         except sqlite3.Error as error:
-            is_damaged = type(error) is sqlite3.DatabaseError  # and not a full disk, or a file that may not be read
-            remedy = ": bring it back from a copy, or move it away and open the library again" if is_damaged else ""
-            raise RandSlotError(f"cannot open {path}: {error}{remedy}") from error
+            raise self._make_error("open", error) from error
 
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
         wanted = {"source": None if source is None else os.fsencode(source), "hash": hash, "state": state}
@@ -109,8 +107,7 @@ class FileManifest:
         return found
 
     def hidden(self) -> frozenset[str]:
-        with self.lock:
-            return frozenset(id for (id,) in self.db.execute("select id from files where state != 'done'"))
+        return frozenset(id for (id,) in self._select("select id from files where state != 'done'"))
 
     def put(self, *files: File) -> None:
         with self._transaction():
@@ -126,8 +123,7 @@ class FileManifest:
             self.db.execute("delete from files where id = ?", [file.id])
 
     def totals(self) -> tuple[int, int]:
-        with self.lock:
-            files, pages = self.db.execute("select count(*), sum(num_pages) from files where state = 'done'").fetchone()
+        ((files, pages),) = self._select("select count(*), sum(num_pages) from files where state = 'done'")
         return files, pages or 0
 
     @contextmanager
@@ -136,15 +132,29 @@ class FileManifest:
             with self.lock, self.db:
                 yield
         except sqlite3.Error as error:
-            raise RandSlotError(f"cannot write {self.path}: {error}") from error
+            raise self._make_error("write", error) from error
 
     def close(self) -> None:
         self.db.close()
 
     def _read(self, query: str, values: list[Any]) -> list[File]:
-        with self.lock:
-            rows = self.db.execute(query, values).fetchall()
-        return [_file(*row) for row in rows]
+        return [_file(*row) for row in self._select(query, values)]
+
+    def _select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            with self.lock:
+                return self.db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._make_error("read", error) from error
+
+    def _make_error(self, what: str, error: sqlite3.Error) -> RandSlotError:
+        remedy = ""
+        if type(error) is sqlite3.DatabaseError:  # it is damaged: not a full disk, or a file that may not be read
+            remedy = (
+                ": bring it back from a copy, or move it away, run "
+                f"randslot library verify --repair -l {self.path.parent}, and index its files"
+            )
+        return RandSlotError(f"cannot {what} {self.path}: {error}{remedy}")
 
 
 def replaced(manifest: Manifest, file: File) -> list[File]:

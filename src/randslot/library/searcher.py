@@ -24,6 +24,7 @@ from .texts import read_stored_text
 from .trust import ACROSS, LIGHT, Trust
 from .words import LibraryWords
 
+MOST_HITS = 1_000_000
 MOST_EQUAL = 1000  # pages beyond the last hit that are looked at because they may be its equals, or copies of others
 MOST_WORDS = 50  # of a query that are looked up one by one
 
@@ -58,6 +59,8 @@ class Searcher:
         """Return the k best pages for each query; options as `Library.search`."""
         if k < 1:
             raise UsageError(f"k must be at least 1, not {k}")
+        if k > MOST_HITS:
+            raise UsageError(f"k must be at most {MOST_HITS:,}, not {k}")
         by = self.choose_by(by)
         for query in queries:
             check_length(query)

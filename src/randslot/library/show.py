@@ -36,7 +36,7 @@ from .stores.store import BYTES_PER_NUMBER
 
 NAMES = 10  # of other files that are listed one by one
 NO_FILES = f"none; these are read: {', '.join(DOCUMENT_SUFFIXES)}"
-NO_STEMS_NAME = "one without stems"
+NO_STEMS_NAME = "no stems (as in Chinese, Japanese, Thai)"
 MANY = 50  # files that are listed one by one
 MATCHES = 8  # of readouts that are shown of a hit
 TOLD_SECONDS = 10.0  # between two lines of progress where no bar can be shown

@@ -56,6 +56,8 @@ def expand(path: str | os.PathLike[str]) -> list[str]:
     Errors: UsageError if there are none.
     """
     path = os.fspath(path)
+    if not path:
+        raise UsageError("an empty path: name a file or a folder, or . for this one")
     full = os.path.abspath(os.path.expanduser(path))
     if os.path.exists(full):
         return [full]

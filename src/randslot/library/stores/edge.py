@@ -72,7 +72,8 @@ class EdgeStore:
                 raise RandSlotError(f"cannot open the pages in {self.folder}: open in another process") from error
             raise RandSlotError(
                 f"cannot open the pages in {self.folder}: {first_line(error)}; if they are damaged, bring them back "
-                "from a copy, or move that folder away and open the library again"
+                "from a copy, or move that folder away, run "
+                f"randslot library verify --repair -l {self.folder.parent}, and index its files"
             ) from error
 
     def prepare(self, *, dim: int | None, words: bool) -> None:
