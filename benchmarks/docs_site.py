@@ -25,6 +25,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 WORKER, SCRIPTS = Path(__file__).with_suffix(".js"), "assets/javascripts"
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages that were opened from files
+CODE = re.compile(r"<code>[^<]*</code>")
 OUTSIDE = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="https?:[^>]*>|<link\b[^>]*\bhref="https?:[^>]*>""")
 KINDS = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 
@@ -145,12 +146,18 @@ def stage() -> None:
 
 
 def keep_inside(site: Path) -> None:
-    """Replace the one script of another host by our own, and fail if a page would load anything else from elsewhere."""
+    """Replace the one script of another host by our own, and fail if a page would load anything else from elsewhere.
+
+    Bars in code in tables, which Markdown wants escaped, are shown plain. The page for wrong addresses is left out: it
+    would only work at the root of a server.
+    """
+    (site / "404.html").unlink(missing_ok=True)
     shutil.copy(WORKER, site / SCRIPTS)
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
         home = Path(os.path.relpath(site, page.parent)).as_posix()
         html = html.replace(SHIM, f"{home}/{SCRIPTS}/{WORKER.name}")
+        html = CODE.sub(lambda found: found[0].replace("\\|", "|"), html)
         outside = OUTSIDE.search(html)
         if outside:
             sys.exit(f"{page} loads from another host: {outside[0]}")

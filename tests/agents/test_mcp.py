@@ -245,7 +245,7 @@ def test_words_that_no_page_has_are_told(run):
 
     found = run(talk)
     assert found.structured_content["unknown"] == ["zqx"]
-    assert text_of(found).endswith("\nno page has zqx")
+    assert text_of(found).endswith('\nno page has "zqx"')
 
 
 def test_pages_without_text_are_told_where_nothing_is_found(run):
@@ -255,7 +255,7 @@ def test_pages_without_text_are_told_where_nothing_is_found(run):
     nothing, something = run(talk)
     assert (nothing.structured_content["without_text"], something.structured_content["without_text"]) == (1, 0)
     first, second, third = text_of(nothing).splitlines()
-    assert (first, second) == ("no page was found", "no page has zqx")
+    assert (first, second) == ("no page was found", 'no page has "zqx"')
     assert third.startswith("1 page of the library without text, which searches by words do not find: read_page shows")
     assert "randslot library words reads them by OCR" in third
 

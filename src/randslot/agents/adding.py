@@ -10,7 +10,7 @@ from ..errors import RandSlotError, UsageError
 from ..library.library import Library
 from ..library.results import Summary
 from ..library.served_library import ServedLibrary
-from ..pages import DOCUMENT_SUFFIXES
+from ..pages import DOCUMENT_SUFFIXES, short
 from ..pages.ocr import find_engine
 
 WHERE = "only documents below folders that were allowed can be added"
@@ -47,7 +47,10 @@ def find_allowed(path: str, folders: Sequence[Path]) -> Path:
         real = Path(os.path.realpath(candidate))
         if any(_is_allowed(real, folder) for folder in folders) and real.is_file():
             return real
-    raise RandSlotError(f"{WHERE}: files that are there, not hidden, and end in {', '.join(DOCUMENT_SUFFIXES)}")
+    raise RandSlotError(
+        f"{WHERE}, not {short(path)}: name a file that is there by its whole path, or relative to such a folder, which "
+        f"is not hidden and ends in {', '.join(DOCUMENT_SUFFIXES)}"
+    )
 
 
 def _is_allowed(file: Path, folder: Path) -> bool:

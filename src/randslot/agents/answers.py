@@ -106,7 +106,8 @@ class Found:
         lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
         if self.unknown:
             pages = "no page of this document" if self.in_document else "no page"
-            lines.append(f"{pages} has {' or '.join(self.unknown)}")
+            words = [f'"{word}"' for word in self.unknown]
+            lines.append(f"{pages} has {' or '.join(words)}")
         if self.without_text:
             lines.append(
                 f"{show_pages(self.without_text)} of the library without text, which searches by words do not find: "

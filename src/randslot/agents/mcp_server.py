@@ -112,8 +112,13 @@ def _describe(error: ValidationError) -> str:
     return "; ".join(problems)
 
 
-def make_server(answers: Answers, base: Callable[[Any], str] = lambda _: "") -> MCPServer[Any]:
-    """Make the server; base: the address of the service that a request came to."""
+def make_server(
+    answers: Answers, base: Callable[[Any], str] = lambda _: "", *, whole_paths: bool = True
+) -> MCPServer[Any]:
+    """Make the server; base: the address of the service that a request came to.
+
+    whole_paths: tell where folders are that documents may be added from, and not only their names.
+    """
     with _keep_logging():
         server = OneLineServer(
             "randslot", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR", subscriptions=False
@@ -164,8 +169,9 @@ def make_server(answers: Answers, base: Callable[[Any], str] = lambda _: "") -> 
         return blocks
 
     if answers.folders:
-        names = ", ".join(str(folder) for folder in answers.folders)
-        about = f"Add a document to the library by its path, which is below, or relative to, one of: {names}."
+        names = ", ".join(str(folder) if whole_paths else folder.name for folder in answers.folders)
+        below = "below, or relative to" if whole_paths else "relative to"
+        about = f"Add a document to the library by its path, which is {below}, one of these folders: {names}."
 
         @server.tool(annotations=ADDS, description=about)
         def add_document(

@@ -17,7 +17,7 @@ with needs("llama-index-core", "llamaindex"):
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle, TextNode
 
-HIDDEN = ["source", "document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
+HIDDEN = ["document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
 
 
 class RandSlotRetriever(BaseRetriever):

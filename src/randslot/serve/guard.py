@@ -159,10 +159,20 @@ def _show_size(num_bytes: int) -> str:
     return f"{num_bytes // 2**20} MB" if num_bytes >= 2**20 else f"{num_bytes // 2**10} KB"
 
 
+ERROR_TYPES = {  # as OpenAI's clients name them
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+}
+
+
 def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
     """Return an error as JSON: one line; on the routes of an embedding server, as OpenAI's clients read it."""
     if path in EMBEDDING or path.startswith("/v1/"):
-        return {"error": {"message": reason, "type": "BadRequestError" if status < 500 else "error", "code": status}}
+        return {"error": {"message": reason, "type": ERROR_TYPES.get(status, "APIStatusError"), "code": status}}
     return {"error": reason}
 
 

@@ -51,16 +51,19 @@ class ServiceLibrary:
             return self.service.library.count_without_text()
 
     def files(self) -> list[File]:
-        return self.service.library.manifest.find(state="done")
+        with _refusing():
+            return self.service.library.manifest.find(state="done")
 
     def read_text(self, page: str) -> str:
-        return self.service.library.read_text(page).text
+        with _refusing():
+            return self.service.library.read_text(page).text
 
     def draw(self, source: str, number: int, pixels: int) -> Image.Image:
         return self.service.threads.submit(self.service.renderers.render, source, number, pixels).result()
 
     def add(self, file: Path) -> Summary:
-        return add_one(self.service.library, file)
+        with _refusing():
+            return add_one(self.service.library, file)
 
     def link(self, file: File, page: int, base: str) -> str:
         return f"{base}/?open={file.id}:{page}"
@@ -133,7 +136,7 @@ class McpEndpoint:
 def _make_server(answers: Answers) -> Any:
     from ..agents.mcp_server import HttpServer, make_server
 
-    return HttpServer(make_server(answers, find_base))
+    return HttpServer(make_server(answers, find_base, whole_paths=False))
 
 
 def find_base(call: Any) -> str:
