@@ -17,6 +17,7 @@ from randslot.cli import main
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
 from randslot.serve.listen import Visitors, is_local, listen, show_address
+from support.pdf import write_pages
 from support.services import TOKEN, pdf
 
 pytestmark = [pytest.mark.xdist_group("listen"), pytest.mark.slow]
@@ -101,6 +102,20 @@ def test_this_machine_is_the_default_and_needs_no_token():
     assert not any(map(is_local, ("0.0.0.0", "::", "10.0.0.1", "example.org", "")))
     Visitors().check()
     Visitors("0.0.0.0", token=TOKEN).check()
+
+
+def test_the_owner_may_change_what_is_served_read_only(tmp_path):
+    """As the nightly job of docs/serve-team.md does."""
+    write_pages(tmp_path / "new.pdf", [["Wool and cotton"]])
+    library, randslot = str(tmp_path / "lib"), [sys.executable, "-m", "randslot"]
+    serving = [*randslot, "serve", "-l", library, "--new", "--read-only", "--port", "0"]
+    with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().split(" at ")[1].split()[0]
+        subprocess.run([*randslot, "index", str(tmp_path / "new.pdf"), "-l", library, "--no-ocr"], check=True)
+        with urllib.request.urlopen(f"{address}/api/status", timeout=60) as answer:
+            status = json.loads(answer.read())
+        process.terminate()
+    assert (status["pages"], status["read_only"]) == (1, True)
 
 
 def test_sigterm_finishes_what_was_acknowledged(model, tmp_path):

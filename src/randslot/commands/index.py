@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -182,7 +183,9 @@ def read_scans(opened: Library | ServedLibrary, ocr: OcrChoice, summary: Summary
         return
     with show_progress(silent) as progress, say_stopped(progress):
         which: Literal["missing", "all"] = "all" if ocr is OcrChoice.all else "missing"
+        start = time.monotonic()
         summary.by_ocr = opened.read_words(ocr=which, workers=workers, progress=progress)
+        summary.ocr_seconds = round(time.monotonic() - start, 3)
     summary.without_text = opened.count_without_text()
 
 

@@ -36,7 +36,8 @@ class Progress:
 class Summary:
     """What a run did: the files by what became of them, the pages stored and encoded, the time.
 
-    by_ocr: pages that OCR has read. without_text: pages of the whole library that no search by words can find.
+    by_ocr: pages that OCR has read; ocr_seconds: the time that took. without_text: pages of the whole library that no
+    search by words can find.
     """
 
     added: list[str] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Summary:
     vector_bytes_per_page: int = 0
     seconds: float = 0.0
     by_ocr: int = 0
+    ocr_seconds: float = 0.0
     without_text: int = 0
 
     def as_dict(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     if quiet:
         return
     if summary.by_ocr:
-        print(f"{plural(summary.by_ocr, 'page')} read by OCR")
+        print(f"{plural(summary.by_ocr, 'page')} read by OCR, in {summary.ocr_seconds:.1f} s")
     if summary.without_text:
         print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {show_advice()}")
     if failed := status.origins.get("failed"):
