@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_a_folder_without_documents_is_told_what_is_read(run, tmp_path):
     assert out.startswith("files: none; these are read: .pdf, .png, ")
     code, out, err = run("search", "tax", "-l", "lib")
     assert (code, out, err) == (0, "no pages found\n", "note: the library is empty: randslot index adds files\n")
+
+
+def test_a_search_that_finds_nothing_tells_of_files_that_are_not_complete(run, papers, tmp_path):
+    with Library(tmp_path / "lib") as library:
+        library.add(papers)
+        library.manifest.put(*(replace(file, state="pending") for file in library.files()))
+    code, out, err = run("search", "tax", "-l", "lib")
+    assert (code, out) == (0, "no pages found\n")
+    assert "3 files are not complete yet, and cannot be found: randslot index goes on" in err
 
 
 def test_search_prints_pages_or_json(run, indexed):

@@ -6,13 +6,16 @@ import json
 import os
 import re
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
 from .help import ADVANCED, PlainCommand
 from .options import AsJson, ModelPlace, Place, QueryModel, QueryVectors, SearchBy, TrustRemoteCode, read_pairs
+
+if TYPE_CHECKING:
+    from ..library.manifest import File
 
 EXCLUDED = re.compile(r"-[^\W\d_]{3}")  # how a word that pages must not have begins; -l and -k10 are options
 
@@ -110,8 +113,8 @@ def search(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
         )
         notes = opened.notes()
-        if not any(results) and not opened.files():
-            notes.append("the library is empty: randslot index adds files")
+        if not all(results):
+            notes += _look_at_files(opened.files())
         unmatched = list_unmatched(chosen, opened.files()) if chosen and not all(results) else []
         notes += unmatched
         for one, hits in zip(queries, results, strict=True):
@@ -134,6 +137,17 @@ def search(
         print_hits(hits, explain)
         if show and not (hits and open_hit(hits[0])):
             raise typer.Exit(1)
+
+
+def _look_at_files(files: list[File]) -> list[str]:
+    """Return what may be the reason that nothing is found."""
+    if not files:
+        return ["the library is empty: randslot index adds files"]
+    pending = sum(file.state == "pending" for file in files)
+    if not pending:
+        return []
+    some = "1 file is" if pending == 1 else f"{pending:,} files are"
+    return [f"{some} not complete yet, and cannot be found: randslot index goes on, if it is not running"]
 
 
 def _filters(given: list[str]) -> dict[str, Any]:
