@@ -25,7 +25,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 WORKER, SCRIPTS = Path(__file__).with_suffix(".js"), "assets/javascripts"
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages that were opened from files
-CODE = re.compile(r"<code>[^<]*</code>")
+IN_TABLES = re.compile(r"<code>[^<]*</code>")
 OUTSIDE = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="https?:[^>]*>|<link\b[^>]*\bhref="https?:[^>]*>""")
 KINDS = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 
@@ -157,7 +157,7 @@ def keep_inside(site: Path) -> None:
         html = page.read_text(encoding="utf-8")
         home = Path(os.path.relpath(site, page.parent)).as_posix()
         html = html.replace(SHIM, f"{home}/{SCRIPTS}/{WORKER.name}")
-        html = CODE.sub(lambda found: found[0].replace("\\|", "|"), html)
+        html = IN_TABLES.sub(lambda found: found[0].replace("\\|", "|"), html)
         outside = OUTSIDE.search(html)
         if outside:
             sys.exit(f"{page} loads from another host: {outside[0]}")

@@ -201,8 +201,12 @@ def _print(search: Search, console: Console) -> None:
 
 
 def _print_right(searches: list[Search], console: Console) -> None:
-    right = sum(bool(search.hits) and search.hits[0].note == MARKS[ANSWERS] for search in searches)
-    console.print(f"the first page answers {right} of {len(searches)} questions\n")
+    first = among = 0
+    for search in searches:
+        notes = [hit.note for hit in search.hits]
+        first += notes[:1] == [MARKS[ANSWERS]]
+        among += MARKS[ANSWERS] in notes
+    console.print(f"the first page answers {first} of {len(searches)} questions, and the first {HITS} answer {among}\n")
 
 
 def _make_html(parts: list[tuple[str, str, list[Search]]], folder: Path) -> str:
