@@ -599,10 +599,17 @@ def test_a_list_of_files_that_is_damaged_inside_is_one_line(tmp_path, papers):
     place = tmp_path / "lib" / "files.sqlite"
     content = bytearray(place.read_bytes())
     assert len(content) > 20_000
-    content[4096:-4096] = os.urandom(len(content) - 8192)
+    content[4096:-4096] = np.random.default_rng(3).bytes(len(content) - 8192)
     place.write_bytes(content)
     with pytest.raises(RandSlotError, match=r"cannot (open|read|write) \S+files.sqlite: .* verify --repair -l"):
         Library(tmp_path / "lib", ToyReader()).search("tax")
+
+
+def test_a_row_of_the_list_of_files_that_is_damaged_is_one_line(tmp_path):
+    with Library(tmp_path / "lib") as library:
+        library.manifest.db.execute("insert into files values ('a', x'2f', '', 1, 1, 1, 'done', '{torn')")
+        with pytest.raises(RandSlotError, match=r"cannot read \S+files.sqlite: damaged: .* verify --repair -l"):
+            library.files()
 
 
 @pytest.mark.parametrize("left", [None, b""])

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
-from ..errors import RandSlotError
+from ..errors import RandSlotError, first_line
 
 TABLE = """
 create table if not exists files (
@@ -138,7 +138,11 @@ class FileManifest:
         self.db.close()
 
     def _read(self, query: str, values: list[Any]) -> list[File]:
-        return [_file(*row) for row in self._select(query, values)]
+        rows = self._select(query, values)
+        try:
+            return [_file(*row) for row in rows]
+        except (ValueError, TypeError) as error:
+            raise self._make_error("read", sqlite3.DatabaseError(f"damaged: {first_line(error)}")) from error
 
     def _select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
