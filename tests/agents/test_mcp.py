@@ -129,7 +129,7 @@ def reason_of(result: Any) -> str:
     return block.text
 
 
-def test_tools_say_that_pages_are_content(run):
+def test_tools_say_that_pages_are_content(run, request):
     async def talk(client):
         return (await client.list_tools()).tools
 
@@ -140,6 +140,8 @@ def test_tools_say_that_pages_are_content(run):
         assert tools[name].annotations.read_only_hint
         assert "call" not in tools[name].input_schema["properties"]
     assert not tools["add_document"].annotations.read_only_hint
+    above = re.search(r"folders: (.*)more\.$", tools["add_document"].description)[1]
+    assert (above == "") == (request.node.callspec.params["run"] == "http")  # visitors are told no paths
 
 
 def test_an_agent_searches_and_reads_what_it_found(run):
