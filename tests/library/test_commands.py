@@ -277,6 +277,8 @@ def test_verify_fails_and_repairs(run, indexed, papers, model):
             "--page-vectors sets a model up: name it by --model",
         ),
         (["index", "", "-l", "lib"], 2, "an empty path: name a file or a folder"),
+        (["library", "remove", "", "-l", "lib", "--yes"], 2, "an empty name of a file"),
+        (["library", "words", "-l", "lib", "--workers", "-2"], 2, "workers must be at least 0, not -2"),
         (["search", "x", "-l", ""], 2, "an empty path of a library"),
         (["search", "x", "-l", "lib", "-k", "99999999999999999999999"], 2, "k must be at most 1,000,000"),
         (["index", "papers", "-l", "lib", "--meta", "a=1", "--meta", "a=2"], 2, "--meta names 'a' twice"),

@@ -750,6 +750,10 @@ def test_another_format_or_a_torn_file_is_refused(tmp_path, model):
     home.write_text(json.dumps({"format": 1, "model": {}}))
     with pytest.raises(RandSlotError, match="does not say which model"):
         Library(tmp_path / "lib")
+    for damaged in ({"format": 2}, {**record, "words": {"language": 7}}):
+        home.write_text(json.dumps(damaged))
+        with pytest.raises(RandSlotError, match=r"\(library.json\) is damaged: bring it back from a copy"):
+            Library(tmp_path / "lib")
     home.write_text("{")
     with pytest.raises(RandSlotError, match=r"is not valid JSON: .*: bring it back from a copy, or index into another"):
         Library(tmp_path / "lib")

@@ -113,6 +113,9 @@ def test_a_service_elsewhere_tells_its_folder_whole(tmp_path, papers, monkeypatc
         library.add(papers, workers=1)
         words = [sys.executable, "-m", "randslot", "library", "status", "-l", "../lib"]
         said = subprocess.run(words, cwd=papers, capture_output=True, text=True, check=True).stdout
+        remove = [*words[:4], "remove", "./report.pdf", "-l", "../lib", "--yes"]
+        subprocess.run(remove, cwd=papers, capture_output=True, check=True)
+        assert not [file for file in library.files() if file.source == str(papers / "report.pdf")]
     assert str(tmp_path / "lib") in "".join(said.split())  # a long one takes two lines
     assert "size     0 bytes" not in said
 

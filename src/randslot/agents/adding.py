@@ -23,6 +23,8 @@ def check_folders(folders: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]
     """
     found = []
     for folder in folders:
+        if not os.fspath(folder):
+            raise UsageError("--add-from takes a folder, and this is an empty path")
         real = Path(os.path.realpath(os.path.expanduser(folder)))
         if not real.is_dir():
             raise UsageError(f"--add-from takes a folder, and {folder} is none")

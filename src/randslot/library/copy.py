@@ -85,9 +85,11 @@ def _join_languages(source: LibraryWords, target: LibraryWords, from_name: str, 
 
     Errors: UsageError if the target reads all pages in one language, and that is another.
     """
-    for words, name in ((source, from_name), (target, f"library {to_name}")):
+    for words, name in ((source, from_name.removeprefix("library ")), (target, to_name)):
         if words.begun:
-            raise UsageError(f"the words of {name} are not all counted anew: randslot library words goes on with it")
+            raise UsageError(
+                f"the words of library {name} are not all counted anew: randslot library words -l {name} goes on"
+            )
     if source.language and not target.language:
         target.set(source.languages, source.each)
     elif source.language == target.language and not set(source.languages) <= set(target.languages):

@@ -111,6 +111,12 @@ class Library:
             raise RandSlotError(
                 f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {known}"
             )
+        language = (about.get("words") or {}).get("language")
+        if (about["format"] >= FORMAT and "model" not in about) or not isinstance(language, str | None):
+            raise RandSlotError(
+                f"what is written about library {self.name} (library.json) is damaged: bring it back from a copy, or "
+                "index into another folder"
+            )
         if about["format"] < FORMAT or about.get("model") is not None:
             self.models.open(about.get("model"), model)
 
@@ -250,6 +256,8 @@ class Library:
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
+        if workers < 0:
+            raise UsageError(f"workers must be at least 0, not {workers}")
         wanted = None if language is None else find_language(language)
         if ocr is not None and find_engine() is None:
             raise RandSlotError(MISSING)
@@ -386,6 +394,8 @@ class Library:
         """
         files = self.manifest.find()
         for pattern in patterns:
+            if not pattern.strip():
+                raise UsageError("an empty name of a file: randslot library list shows all, and * means all")
             if not any(is_match(pattern, file.source) for file in files):
                 raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
         return [file for file in files if any(is_match(pattern, file.source) for pattern in patterns)]

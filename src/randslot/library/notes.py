@@ -21,7 +21,7 @@ def note_model(binding: Identity | None, trust: Trust | None) -> list[str]:
 
 
 def note_words(words: LibraryWords) -> list[str]:
-    """Return whether words are counted by halves."""
+    """Return whether words are counted by halves; visitors of a service see it, so it does not say where."""
     if not words.begun:
         return []
     return ["words are being counted in another language; if that was stopped, randslot library words goes on"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -22,6 +23,12 @@ from .models import Name
 from .results import Hit, Progress, Status, Summary
 from .wire import read_file, read_hit, read_paths, read_progress, read_status, read_summary, write_paths
 
+CHANGING_SECONDS = 2.0  # that a process which has a library open may take until it answers, or has stopped
+
+
+class NotThereError(RandSlotError):
+    """Nobody answers on the socket of a library."""
+
 
 class ServedLibrary:
     """Asks the process that has a library open; use it in a `with` block."""
@@ -37,7 +44,7 @@ class ServedLibrary:
             self.socket.connect(path)
         except OSError as error:
             self.socket.close()
-            raise RandSlotError(
+            raise NotThereError(
                 f"the service that has library {name} open does not answer: {error.strerror}"
             ) from error
         self.file = self.socket.makefile("rwb")
@@ -72,7 +79,10 @@ class ServedLibrary:
         return [read_file(file) for file in self._ask("files")]
 
     def find_files(self, *patterns: str) -> list[File]:
-        return [read_file(file) for file in self._ask("find_files", patterns=list(patterns))]
+        here = []
+        for one in patterns:  # the service is elsewhere
+            here.append(os.path.abspath(one) if one.startswith(("./", "../")) else one)
+        return [read_file(file) for file in self._ask("find_files", patterns=here)]
 
     def list_gone(self, paths: Iterable[str]) -> list[str]:
         return read_paths(self._ask("list_gone", paths=_from_here(paths)))
@@ -160,25 +170,33 @@ def open_library(
     repair: bool = False,
     trust_remote_code: bool = False,
 ) -> Library | ServedLibrary:
-    """Open a library, or ask the service that has it open.
+    """Open a library, or ask the service that has it open; one that just starts or stops is waited for.
 
     Errors: as `Library`; UsageError for a model, which a service does not change.
     """
-    try:
-        return Library(
-            place,
-            model,
-            query_model=query_model,
-            create=create,
-            repair=repair,
-            trust_remote_code=trust_remote_code,
-        )
-    except InUseError as error:
-        if error.socket is None:
-            raise
-        if model is not None or query_model is not None:
-            raise UsageError(f"{error}, to give it a model") from error
-        return ServedLibrary(os.fspath(place), error.socket)
+    until = time.monotonic() + CHANGING_SECONDS
+    while True:
+        try:
+            return Library(
+                place,
+                model,
+                query_model=query_model,
+                create=create,
+                repair=repair,
+                trust_remote_code=trust_remote_code,
+            )
+        except InUseError as error:
+            if error.socket is not None and (model is not None or query_model is not None):
+                raise UsageError(f"{error}, to give it a model") from error
+            try:
+                if error.socket is not None:
+                    return ServedLibrary(os.fspath(place), error.socket)
+                if time.monotonic() > until:
+                    raise
+            except NotThereError:
+                if time.monotonic() > until:
+                    raise
+        time.sleep(0.1)
 
 
 def share(opened: Library | ServedLibrary) -> AbstractContextManager[Any]:

@@ -35,7 +35,7 @@ class SharedLibrary:
         self.own = library if isinstance(library, Library) else None
         self.place: Library | Name = library
         self.model, self.query_model = model, query_model
-        if not isinstance(library, Library) and not is_address(os.fspath(library)):
+        if not isinstance(library, Library) and os.fspath(library) and not is_address(os.fspath(library)):
             self.place = os.path.abspath(os.path.expanduser(library))  # the process may go elsewhere meanwhile
 
     def close(self) -> None:

@@ -114,6 +114,7 @@ def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
         except InUseError as error:
             if error.socket is None:
                 raise
+            print("taking the library over from the process that has it open", file=sys.stderr, flush=True)
             with ServedLibrary(folder, error.socket) as other:
                 if not other.ask_to_let_go():
                     raise
