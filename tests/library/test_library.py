@@ -605,6 +605,21 @@ def test_a_list_of_files_that_is_damaged_inside_is_one_line(tmp_path, papers):
         Library(tmp_path / "lib", ToyReader()).search("tax")
 
 
+def test_verify_sees_a_damaged_index_of_the_list_of_files(tmp_path, papers):
+    """Searches may not need it, and files would be missing where they do."""
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(papers)
+        assert library.verify() == []
+        (page,) = library.manifest.db.execute("select rootpage from sqlite_master where name = 'by_state'").fetchone()
+        (size,) = library.manifest.db.execute("pragma page_size").fetchone()
+    with (tmp_path / "lib" / "files.sqlite").open("r+b") as file:
+        file.seek((page - 1) * size + 3)
+        file.write(b"\0\0")  # it has no entries any more
+    line = r"cannot read \S+files.sqlite: damaged: .* verify --repair -l"
+    with Library(tmp_path / "lib", ToyReader()) as library, pytest.raises(RandSlotError, match=line):
+        library.verify()
+
+
 def test_a_row_of_the_list_of_files_that_is_damaged_is_one_line(tmp_path):
     with Library(tmp_path / "lib") as library:
         library.manifest.db.execute("insert into files values ('a', x'2f', '', 1, 1, 1, 'done', '{torn')")

@@ -546,7 +546,10 @@ class Library:
         """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.
 
         repair: hide files that lack pages until they are indexed again, and delete damaged pages and those of no file.
+
+        Errors: RandSlotError if the manifest itself is damaged.
         """
+        self.manifest.check()
         unit = self.binding is None or bool(self.binding.settings.get("unit", True))
         problems = find_problems(self.manifest, self.store, progress, unit=unit)
         lines = problems.lines()

@@ -72,6 +72,12 @@ class Manifest(Protocol):
     def totals(self) -> tuple[int, int]:
         """Return how many files and pages can be found."""
 
+    def check(self) -> None:
+        """Look whether it is whole.
+
+        Errors: RandSlotError if not.
+        """
+
     def close(self) -> None:
         """Let go of it."""
 
@@ -125,6 +131,11 @@ class FileManifest:
     def totals(self) -> tuple[int, int]:
         ((files, pages),) = self._select("select count(*), sum(num_pages) from files where state = 'done'")
         return files, pages or 0
+
+    def check(self) -> None:
+        ((found,),) = self._select("pragma integrity_check(1)")
+        if found != "ok":
+            raise self._make_error("read", sqlite3.DatabaseError(f"damaged: {' '.join(found.split())}"))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

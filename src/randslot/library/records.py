@@ -75,6 +75,9 @@ class ServerManifest:
         tally = self.records.tally("num_pages", kind="file", state="done")
         return sum(tally.values()), sum(num * count for num, count in tally.items())
 
+    def check(self) -> None:
+        """Nothing to do: a server looks after its own files."""
+
     def close(self) -> None:
         """Nothing to do: the connection is closed by the location."""
 
