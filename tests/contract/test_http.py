@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import socket
-import struct
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from PIL import Image
 
 import randslot
-from contract.serving import MARKUP, TOKEN, Served, command, is_refused, make_pdf, serve, wait_for, write_papers
+from contract.serving import (
+    MARKUP,
+    TOKEN,
+    Served,
+    command,
+    copy_library,
+    is_refused,
+    make_pdf,
+    serve,
+    wait_for,
+    write_papers,
+)
 
 pytestmark = [pytest.mark.xdist_group("contract-http"), pytest.mark.slow]
 ROUTES = {
@@ -276,16 +288,210 @@ def test_an_upload_that_cannot_be_read_fails_with_a_reason(changed, tmp_path):
 # -- access
 
 
-def test_read_only_refuses_changes_and_answers_searches(folder, tmp_path):
-    with serve(folder / "lib", "--read-only", "--origin", "https://friend.example", token=TOKEN) as one:
-        _check_read_only(one, tmp_path)
-        _check_token(one)
-        _check_origin(one)
+@pytest.fixture(scope="module")
+def guarded(folder, tmp_path_factory) -> Iterator[Served]:
+    """A service that is read-only, has a token, and lets pages of one origin in."""
+    lib = copy_library(folder / "lib", tmp_path_factory.mktemp("guarded"))
+    with serve(lib, "--read-only", "--origin", "https://friend.example", token=TOKEN) as one:
+        yield one
 
 
-def _check_read_only(one: Served, tmp_path: Path) -> None:
-    assert one.client.get("/api/status").json()["read_only"]
-    assert len(one.search("tax")) == 2
-    is_refused(one.client.post("/api/uploads?name=a.pdf", content=make_pdf(tmp_path, "x")), 403)
-    is_refused(one.client.delete(f"/api/documents/{one.documents()['report.pdf']['id']}"), 403)
-    assert "report.pdf" in one.documents()
+def test_read_only_refuses_changes_and_answers_searches(guarded, tmp_path):
+    assert guarded.client.get("/api/status").json()["read_only"]
+    assert len(guarded.search("tax")) == 2
+    is_refused(guarded.client.post("/api/uploads?name=a.pdf", content=make_pdf(tmp_path, "x")), 403)
+    is_refused(guarded.client.get("/api/uploads"), 403)
+    is_refused(guarded.client.delete(f"/api/documents/{guarded.documents()['report.pdf']['id']}"), 403)
+    assert "report.pdf" in guarded.documents()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": f"Bearer {TOKEN[:-1]}"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": TOKEN},
+        {"Authorization": "Bearer \xe4".encode("latin-1")},
+        {"Cookie": f"randslot={TOKEN}"},
+    ],
+)
+def test_without_the_token_only_the_page_and_health_are_shown(guarded, headers):
+    with httpx2.Client(base_url=guarded.url, headers=headers) as stranger:
+        for path in ("/api/status", "/api/documents", "/api/uploads", "/api/choices", "/api/nothing"):
+            is_refused(stranger.get(path), 401)
+        is_refused(stranger.post("/api/search", json={"query": "tax"}), 401)
+        for path in ("/v1/embeddings", "/pooling", "/mcp"):
+            assert stranger.post(path, json={"input": "tax"}).status_code == 401
+        for path in ("/", "/docs", "/openapi.json", "/api/health", "/api/live"):
+            assert stranger.get(path).status_code == 200
+
+
+def test_the_token_is_exchanged_for_a_cookie_that_scripts_cannot_read(guarded):
+    with httpx2.Client(base_url=guarded.url) as visitor:
+        is_refused(visitor.post("/api/session", json={"token": "wrong"}), 401)
+        answer = visitor.post("/api/session", json={"token": TOKEN})
+        cookie = answer.headers["set-cookie"].lower()
+        assert answer.status_code == 204
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert TOKEN not in cookie
+        assert visitor.get("/api/status").status_code == 200
+
+
+def test_only_named_origins_may_use_the_api(guarded, served):
+    friend, enemy = {"Origin": "https://friend.example"}, {"Origin": "https://enemy.example"}
+    asked = {"Access-Control-Request-Method": "POST"}
+    assert guarded.client.options("/api/search", headers=friend | asked).status_code == 200
+    answer = guarded.client.post("/api/search", json={"query": "tax"}, headers=friend)
+    assert answer.headers["access-control-allow-origin"] == "https://friend.example"
+    is_refused(guarded.client.post("/api/search", json={"query": "tax"}, headers=enemy), 403)
+    is_refused(served.client.options("/api/search", headers=friend | asked), 403)
+    seen = served.client.get("/api/status", headers=friend).headers
+    assert not [name for name in seen if name.startswith("access-control")]
+
+
+def test_wrong_usage_is_one_line_with_exit_code_2(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for options, offending in [
+            (["--host", "0.0.0.0"], "0.0.0.0"),
+            (["--token", "short"], "token"),
+            (["--origin", "https://example.org/page"], "origin"),
+            (["--port", "99999"], "99999"),
+            (["--new", "--port", port], port),
+            ([], str(tmp_path / "lib")),
+        ]:
+            error = command("serve", "-l", tmp_path / "lib", *options, code=2)
+            assert offending in error
+            assert error.count("\n") == 1
+    assert not (tmp_path / "lib" / "library.json").exists()
+
+
+# -- how it ends
+
+
+def test_sigterm_finishes_what_was_acknowledged(tmp_path):
+    content = make_pdf(tmp_path, *[f"Page {number} about yaks" for number in range(40)])
+    with serve(tmp_path / "lib", "--new") as one:
+        assert one.client.post("/api/uploads?name=late.pdf", content=content).status_code == 202
+        code, err = one.stop()
+    assert code == 0, err
+    assert "Traceback" not in err
+    (file,) = json.loads(command("library", "list", "-l", tmp_path / "lib", "--json"))
+    assert (file["source"].rpartition("/")[2], file["num_pages"]) == ("late.pdf", 40)
+
+
+def test_a_killed_service_indexes_acknowledged_uploads_when_it_is_back(tmp_path):
+    content = make_pdf(tmp_path, *[f"Page {number} about yaks" for number in range(200)])
+    with serve(tmp_path / "lib", "--new") as one, one.connect() as visitor:
+        head = b"POST /api/uploads?name=cut.pdf HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+        visitor.sendall(head + content[:500])
+        assert one.client.post("/api/uploads?name=late.pdf", content=content).status_code == 202
+        one.process.send_signal(signal.SIGKILL)
+        one.process.wait(30)
+    with serve(tmp_path / "lib") as one:
+        wait_for(lambda: one.client.get("/api/status").json()["pages"] == 200)
+        assert set(one.documents()) == {"late.pdf"}
+        assert [file.name for file in (tmp_path / "lib" / "uploads").iterdir()] == ["late.pdf"]
+        assert one.stop()[0] == 0
+    command("library", "verify", "-l", tmp_path / "lib")
+
+
+# -- vectors, with the embedded model
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory) -> Iterator[Served]:
+    """A service of a new library with the embedded model, and sample pages, which it can read."""
+    folder = tmp_path_factory.mktemp("vectors")
+    command("samples", folder, "-n", 2, "--split", "test")
+    with serve(folder / "lib", "--new", "--model", "embedded") as one:
+        for file in sorted((folder / "pages").iterdir()):
+            assert one.upload(file.name, file.read_bytes())["state"] == "done"
+        yield one
+
+
+def message_of(url: object) -> dict:
+    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+
+
+def picture() -> str:
+    file = BytesIO()
+    Image.new("RGB", (60, 80), "teal").save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_a_library_with_vectors_is_searched_by_words_vectors_or_both(vectors):
+    by = {way: vectors.search("Madrid mining", by=way, exact=True) for way in ("words", "vectors", "both")}
+    assert {way: {hit["by"] for hit in hits} for way, hits in by.items()} == {way: {way} for way in by}
+    assert len(by["vectors"]) == len(by["both"]) == 6
+    best = by["vectors"][0]
+    asked = {"query": "Madrid mining", "document": best["document"]["id"], "page": best["page"]}
+    explained = vectors.client.post("/api/explain", json=asked).json()
+    similarities = np.array(explained["similarities"])
+    assert similarities.shape == (4, 4)
+    assert explained["winners"] == (similarities.argmax(1) + 1).tolist() == [one["page"] for one in best["matches"]]
+    assert similarities.max(1).sum() == pytest.approx(best["score"], abs=0.01)
+    assert set(vectors.client.post("/api/ranks", json=asked).json()) == {"words", "vectors"}
+    status = vectors.client.get("/api/status").json()
+    assert (status["model"], status["page_vectors"], status["query_vectors"]) == ("embedded", 4, 4)
+
+
+def test_pooling_gives_the_vectors_of_queries_and_pages(vectors):
+    (listed,) = vectors.client.get("/v1/models").json()["data"]
+    texts = ["sales of wool", "Madrid mining"]
+    answer = vectors.client.post("/pooling", json={"model": listed["id"], "input": texts}).json()
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    first = np.array(answer["data"][0]["data"])
+    assert first.shape[0] == 4
+    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-3)
+    packed = vectors.client.post("/pooling", json={"input": texts, "encoding_format": "base64"}).json()["data"][0]
+    floats = np.frombuffer(base64.b64decode(packed["data"]), "<f4").reshape(first.shape)
+    np.testing.assert_allclose(floats, first, atol=1e-5)
+    page = vectors.client.post("/pooling", json=message_of(picture())).json()["data"][0]
+    assert np.array(page["data"]).shape == first.shape
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/embeddings", {"input": "a"}, 400),  # several vectors
+        ("/pooling", {}, 400),
+        ("/pooling", {"input": ["a", "  "]}, 400),
+        ("/pooling", {"input": "a" * 1001}, 400),
+        ("/pooling", {"input": ["a"] * 257}, 422),
+        ("/pooling", {"input": "a", "model": "another"}, 404),
+        ("/pooling", {"input": "a", "dimensions": 3}, 400),
+        ("/pooling", {"input": "a", "input_type": "document"}, 400),
+        ("/pooling", message_of("http://127.0.0.1:1/page.png"), 400),
+        ("/pooling", message_of("file:///etc/passwd"), 400),
+        ("/pooling", message_of("data:image/png;base64,AAAA"), 400),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused_in_the_form_of_openai(vectors, path, body, status):
+    answer = vectors.client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    message = answer.json()["error"]["message"]
+    assert message
+    assert "\n" not in message
+
+
+def test_remote_and_a_model_of_one_vector(vectors, tmp_path):
+    """`randslot.remote` gives the vectors of the model itself; /v1/embeddings answers for models with one vector."""
+    asked = ["sales of wool"]
+    ours, theirs = randslot.load("embedded").encode_query(asked), randslot.remote(vectors.url).encode_query(asked)
+    np.testing.assert_allclose(np.asarray(theirs[0].tolist()), np.asarray(ours[0].tolist()), atol=1e-4)
+    model = randslot.tiny("qwen3-vl", query_vectors=1, page_vectors=1, visual_tokens=16)
+    model.save_pretrained(str(tmp_path / "model"))
+    with serve(tmp_path / "lib", "--new", "--model", tmp_path / "model") as one:
+        answer = one.client.post("/v1/embeddings", json={"input": asked}).json()
+        np.testing.assert_allclose(answer["data"][0]["embedding"], model.encode_query(asked)[0].tolist()[0], atol=1e-4)
+
+
+def test_a_library_without_a_model_has_no_vectors_to_give(served):
+    assert served.client.get("/v1/models").json()["data"] == []
+    for path in ("/pooling", "/v1/embeddings"):
+        assert served.client.post(path, json={"input": "a"}).status_code == 404
