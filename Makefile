@@ -54,7 +54,7 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/export.py
 	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/scale.py
-	test -d data/manuals || $(BIN)/randslot manuals data/manuals
+	test -d data/manuals || $(BIN)/python -m research.manuals data/manuals
 	$(BIN)/python benchmarks/ocr.py data/manuals
 	$(BIN)/python benchmarks/tables.py
 
@@ -79,11 +79,11 @@ handbook: $(READY) browser
 
 # The embedded model from nothing, in under two hours on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
-	test -f data/train/lessons.jsonl || { rm -rf data/train; $(BIN)/randslot samples data/train -n 2000 --curriculum; }
+	test -f data/train/lessons.jsonl || { rm -rf data/train; $(BIN)/python -m research.samples data/train -n 2000 --curriculum; }
 	test -f data/validation/texts.jsonl \
-	|| { rm -rf data/validation; $(BIN)/randslot samples data/validation -n 40 --split validation; }
-	$(BIN)/randslot pretrain embedded-reading --resume
-	$(BIN)/randslot train embedded --resume
+	|| { rm -rf data/validation; $(BIN)/python -m research.samples data/validation -n 40 --split validation; }
+	$(BIN)/python -m research.pretrain research/embedded-reading.toml --resume
+	$(BIN)/randslot train research/embedded.toml --resume
 	$(BIN)/python benchmarks/embedded.py --ship
 	$(BIN)/python benchmarks/tables.py
 

@@ -3,15 +3,15 @@
     python benchmarks/distill.py --students      # first make the students, in data/distill: minutes on one core
     python benchmarks/distill.py                 # measure them, best on a machine without other work
     python benchmarks/distill.py --shapes        # time a query in real sizes, on a machine without other work
-    python benchmarks/distill.py --study MODEL --students         # the same for a model of studies/smollm2.toml
+    python benchmarks/distill.py --study MODEL --students         # the same for a model of the study smollm2
     python benchmarks/distill.py --study MODEL --validation       # what choices are made by: nothing is kept
     python benchmarks/distill.py --study MODEL
 
 The first teacher is the embedded miniature, its student a text model of two layers and 96 dimensions (light.json), from
 random weights. It learns from questions about sample reports of the training split, and is asked those of the test
-split, whose pages have the teacher's vectors. The second one is a model of studies/smollm2.toml: its student begins
+split, whose pages have the teacher's vectors. The second one is a model of the study smollm2: its student begins
 with its first layers, an adapter merged, learns from titles and words of the study's training manuals (make them by
-`python studies/manual_pages.py data/study-manuals --spans 8`), and is asked for the pages of its test manuals.
+`python -m research.studies.manual_pages data/study-manuals --spans 8`), and is asked for the pages of its test manuals.
 
 Times of real sizes are of random weights: a query of 16 tokens in the shape of Qwen2.5-VL-3B, whose language model is
 timed with 2 and with 8 of its 36 layers and the difference scaled (all would take 13 GB), and in that of SmolLM2-135M
@@ -43,9 +43,9 @@ from randslot.lab.evaluation.tasks import own_task
 from randslot.model.model import RandSlotModel
 from randslot.model.student import make_student
 from randslot.pages import read_page_text
-from randslot.samples.reports import make_reports
-from randslot.samples.sets import ask_all
 from randslot.training.distill import Distillation, distill
+from research.samples.reports import make_reports
+from research.samples.sets import ask_all
 
 HERE = Path(__file__).parent
 WORK = Path("data/distill")

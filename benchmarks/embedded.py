@@ -22,11 +22,11 @@ from sentence_transformers import MultiVectorEncoder
 import randslot
 from randslot.lab.evaluation.metrics import ndcg_of_each
 from randslot.machine import describe_machine
-from randslot.samples.drawing import draw_report
-from randslot.samples.reports import make_reports
-from randslot.samples.sets import Asked, ask_all, page_ids
-from randslot.samples.words import WORDS
 from randslot.training.recipe import read_recipe
+from research.samples.drawing import draw_report
+from research.samples.reports import make_reports
+from research.samples.sets import Asked, ask_all, page_ids
+from research.samples.words import WORDS
 
 HOME = RESULTS.parent / "src" / "randslot" / "embedded"
 NUM_REPORTS, SUBSET = 100, 20  # of the test split; CI looks at the first ones again
@@ -80,7 +80,7 @@ def ship(run: Path) -> None:
 
 
 CARD = """\
-In two stages from random weights, on sample reports that `randslot samples` makes (2,000 reports, 6,000 pages): reading
+In two stages from random weights, on sample reports of `research.samples` (2,000 reports, 6,000 pages): reading
 (next-token training, recipe `embedded-reading`), and retrieval with random slots (recipe `embedded`: {steps} steps of
 {batch} pages with five queries each, from lines to questions, the vision tower keeping still). About {minutes} minutes
 in all on {machine}.

@@ -22,7 +22,7 @@ import randslot
 from randslot.lab.evaluation.tasks import own_task
 from randslot.model.export import export_model
 from randslot.model.hub import SERVING
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 
 CHANGE = 0.05
 

@@ -34,9 +34,9 @@ from playwright.sync_api import Browser, sync_playwright
 from record import keep, print_table, time_command
 
 import randslot
-from randslot.samples.drawing import draw_report
-from randslot.samples.reports import make_reports
-from randslot.samples.sets import ask_all
+from research.samples.drawing import draw_report
+from research.samples.reports import make_reports
+from research.samples.sets import ask_all
 from serve import cpu_seconds, post, serving
 from words import check_found, find_heavy, list_imports
 

@@ -28,7 +28,9 @@ import randslot
 from randslot.lab.evaluation.evaluate import Evaluation
 from randslot.lab.evaluation.tasks import own_task
 from randslot.model.export import export_model
-from randslot.samples.sets import write_set
+from randslot.training.recipe import make_recipe
+from research.pretrain import Pretraining
+from research.samples.sets import write_set
 
 FAMILIES = ("qwen2.5-vl", "qwen3-vl")
 STRATEGIES = ("random", "zero", "fixed", "learned", "feedback", "tokens")
@@ -134,14 +136,18 @@ def losses(golden: dict[str, Any], folder: Path) -> None:
         "still 2.5": {"untrained": "qwen2.5-vl-tiny", "still_vision": True},
         "prefixes": {**tiny, "prefixes": (1, 2, 4)},
         "negatives": {**tiny, "repeated_pages": "negatives"},
-        "reading": {**tiny, "objective": "reading"},
+        "reading": tiny,
         "workers": {**tiny, "workers": 1},
         "learned budgets": {**tiny, "slots": "learned", "query_vectors": 2, "page_vectors": 6},
         "validation": {**tiny, "validation": str(folder / "pairs.jsonl"), "validate_every": 5},
     }
     for name, changes in runs.items():
         output = folder / name.replace(" ", "-")
-        randslot.train(base | changes | {"output": str(output)})
+        recipe = base | changes | {"output": str(output)}
+        if name == "reading":
+            Pretraining(make_recipe(recipe), resume=False).go()
+        else:
+            randslot.train(recipe)
         lines = (output / "losses.csv").read_text().splitlines()
         golden[f"losses {name}"] = [line.rpartition(",")[0] for line in lines]
         weights = {file.name: digest(file.read_bytes()) for file in sorted(output.glob("*.safetensors"))}

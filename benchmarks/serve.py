@@ -33,9 +33,9 @@ import torch
 from record import keep, print_table
 
 import randslot
-from randslot.samples.drawing import draw_report
-from randslot.samples.reports import make_reports
-from randslot.samples.sets import ask_all
+from research.samples.drawing import draw_report
+from research.samples.reports import make_reports
+from research.samples.sets import ask_all
 
 
 class Visitor(threading.Thread):

@@ -1,6 +1,6 @@
 """Search by words: how good, how fast and how large, beside bm25s and SQLite's FTS5; and how ranks are combined.
 
-    randslot manuals data/manuals                     # fourteen real manuals with questions, a half to choose by
+    python -m research.manuals data/manuals           # fourteen real manuals with questions, a half to choose by
     pip install bm25s                                 # the peer; FTS5 is in Python's SQLite
     python benchmarks/words.py quality                # nDCG on both halves
     python benchmarks/words.py joined                 # two words of a query also as one, with different weights

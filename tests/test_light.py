@@ -32,11 +32,9 @@ COMMANDS = {
     "profile embedded": MODEL,
     "train tiny -o OUT": "train",
     "train qwen2.5-vl-3b --dry-run": "train",
-    "pretrain embedded-reading -o OUT": "train",
     "distill embedded -o OUT --student tiny --queries FILE": "train",
     "evaluate embedded --data OUT": "evaluate",
     "compare words embedded --data OUT": "evaluate",
-    "study studies/small.toml": "train,evaluate",
 }
 
 

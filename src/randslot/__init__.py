@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import moved
 from .extras import needs_extra
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ _HOMES = {
     "train": "training.train",
     "untrained": "model",
 }
-
-moved.install()
 
 
 def __getattr__(name: str) -> Any:

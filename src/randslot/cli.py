@@ -9,12 +9,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from . import __version__
-from .commands.analysis import analyse, compare, profile, study
-from .commands.evaluation import evaluate, manuals, report, samples
+from .commands.analysis import analyse, compare, profile
+from .commands.evaluation import evaluate, report
 from .commands.help import PlainCommand, PlainGroup
 from .commands.index import IndexCommand, index
 from .commands.library import library_app
-from .commands.models import distill, export, pairs, pretrain, train
+from .commands.models import distill, export, pairs, train
 from .commands.search import SearchCommand, search
 from .commands.service import demo, doctor, mcp, serve
 from .errors import RandSlotError, UsageError
@@ -29,8 +29,8 @@ PLAIN = {
     "Value error, ": "",
 }
 OTHERS = {
-    "Models": (train, pretrain, distill, pairs, export),
-    "Research": (samples, manuals, evaluate, report, analyse, compare, study, profile),
+    "Models": (train, distill, pairs, export),
+    "Research": (evaluate, report, analyse, compare, profile),
 }
 
 app = typer.Typer(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -26,14 +28,13 @@ from .library.binding import EMBEDDED
 from .library.library import Library, delete_library
 from .library.show import mark_words
 from .pages import open_page
-from .samples.drawing import draw_report
-from .samples.reports import ANSWERS, RELATED, Report, make_reports
-from .samples.sets import Asked, ask_all, page_ids
 from .words.snippets import Box, Snippet
 
-NUM_REPORTS, HITS, BATCH = 20, 3, 10
-MARKS = {ANSWERS: "answers it", RELATED: "comes near", 0: ""}
+HITS, BATCH = 3, 10
+ANSWERS = 2
+MARKS = {ANSWERS: "answers it", 1: "comes near", 0: ""}
 HANDBOOK = "handbook.pdf"
+SAMPLES = resources.files("randslot") / "data" / "samples"
 WORDS_TITLE = "A real document, found by its words"
 WORDS_TEXT = "The handbook of this project. Its text was read in seconds; no model is needed to find pages by words."
 VECTORS_TITLE = "The method: four vectors a page, read from its image"
@@ -125,19 +126,18 @@ def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Se
     delete_library(folder / "library")  # it may be that of another version of the model
     console.print(Text(VECTORS_TITLE, style="bold underline"))
     with Library(folder / "library", EMBEDDED) as library:
-        reports = list(make_reports(NUM_REPORTS, split="test", seed=1))
-        pages = _write_pdfs(reports, folder)
-        asked = _choose(ask_all(reports))
-        known = {one.question.text: one.grades for one in asked}
-        _index(library, folder / "reports", len(pages), console)
+        asked = _ask_samples()
+        for file in (SAMPLES / "pages").iterdir():
+            _write(folder / "reports" / file.name, file.read_bytes())
+        num_pages = _index(library, folder / "reports", console)
         assert library.binding is not None
         num, dim = library.binding.num_vectors("page"), library.binding.dimension
         size = library.status().vector_bytes_per_page
         console.print(
-            f"{len(pages)} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; the "
+            f"{num_pages} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; the "
             "embedded model is a miniature that reads only such reports\n"
         )
-        searches = [_search(library, query, folder, known.get(query)) for query in queries or known]
+        searches = [_search(library, query, folder, asked.get(query)) for query in queries or asked]
     for search in searches:
         _print(search, console)
     if not queries:
@@ -145,13 +145,32 @@ def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Se
     return searches
 
 
-def _write_pdfs(reports: list[Report], folder: Path) -> list[str]:
-    """Write the reports and return the paths of their pages, counted from the folder."""
-    pages = []
-    for report in reports:
-        _write(folder / "reports" / f"{report.name}.pdf", draw_report(report))
-        pages += [f"reports/{id}" for id in page_ids(report)]
-    return pages
+def _ask_samples() -> dict[str, dict[str, int]]:
+    """Choose a sample question of each kind, about different reports, with the grades of pages that count for it."""
+    by_kind: dict[str, list[dict[str, str]]] = {}
+    for row in _read_rows("queries.jsonl"):
+        by_kind.setdefault(row["kind"], []).append(row)
+    groups = list(by_kind.values())
+    step = len(groups[0]) // len(groups)
+    chosen = {group[i * step]["id"]: group[i * step]["query"] for i, group in enumerate(groups)}
+    asked: dict[str, dict[str, int]] = {query: {} for query in chosen.values()}
+    for row in _read_rows("qrels.jsonl"):
+        if row["query"] in chosen:
+            asked[chosen[row["query"]]][row["page"]] = row["grade"]
+    return asked
+
+
+def _read_rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (SAMPLES / name).read_text(encoding="utf-8").splitlines()]
+
+
+def write_samples(folder: str | Path) -> Path:
+    """Copy the sample set to a new folder: twenty reports in `pages`, with questions about them and pairs to train on.
+
+    It is a set as `randslot evaluate --data` takes it.
+    """
+    with resources.as_file(SAMPLES) as source:
+        return Path(shutil.copytree(source, folder, dirs_exist_ok=True))
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -162,21 +181,14 @@ def _write(file: Path, content: bytes) -> None:
         raise UsageError(f"cannot write into {file.parent}: {error.strerror or error}") from error
 
 
-def _choose(asked: list[Asked]) -> list[Asked]:
-    """Choose one question of each kind, about different reports."""
-    by_kind: dict[str, list[Asked]] = {}
-    for one in asked:
-        by_kind.setdefault(one.question.kind, []).append(one)
-    groups = list(by_kind.values())
-    step = len(groups[0]) // len(groups)
-    return [group[i * step] for i, group in enumerate(groups)]
-
-
-def _index(library: Library, folder: Path, num_pages: int, console: Console) -> None:
+def _index(library: Library, folder: Path, console: Console) -> int:
+    """Index the reports, of three pages each, and return how many pages there are."""
+    num_pages = 3 * len(list(folder.glob("*.pdf")))
     columns = TextColumn("reading pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=num_pages)
         library.add(folder, batch=BATCH, progress=lambda now: bar.update(task, completed=now.pages_done))
+    return num_pages
 
 
 def _search(library: Library, query: str, folder: Path, grades: dict[str, int] | None) -> Search:

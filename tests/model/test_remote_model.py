@@ -24,7 +24,7 @@ import randslot.model.server
 from randslot.cli import app, main
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 from support.exports import adapted, far, follow, save
 from support.models import make, noise
 from support.pooling_server import TokenStates, serve

@@ -16,7 +16,7 @@ from randslot.lab.evaluation.tasks import own_task
 from randslot.model.export import export_model
 from randslot.model.reader import SIDES, Side
 from randslot.model.slots import STRATEGIES, Random, Strategy
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 from support.models import make
 from support.pairs import small
 

@@ -12,8 +12,8 @@ import pytest
 from randslot.errors import RandSlotError
 from randslot.pages import NO_TEXT, Page, pdf_text
 from randslot.pages.words import clean_word
-from randslot.samples.drawing import draw_report
-from randslot.samples.reports import make_reports
+from research.samples.drawing import draw_report
+from research.samples.reports import make_reports
 from support.models import noise
 from support.pdf import write_drawing, write_lines, write_pdf
 

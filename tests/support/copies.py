@@ -9,9 +9,9 @@ import pypdfium2 as pdfium
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as PillowImage
 
-from randslot.samples.drawing import draw_report
-from randslot.samples.reports import make_reports
-from randslot.samples.sets import ask_all, page_ids
+from research.samples.drawing import draw_report
+from research.samples.reports import make_reports
+from research.samples.sets import ask_all, page_ids
 
 LANGUAGES = ("english", "french", "german", "italian", "portuguese", "spanish")
 

@@ -79,8 +79,6 @@ def test_a_retrieval_model_keeps_its_template_and_image_size_and_trains_nested_b
     assert (recipe.template, recipe.visual_tokens, recipe.prefixes) == ("embedding", 1800, (1, 2, 4))
     assert (recipe.lora, recipe.query_vectors, recipe.page_vectors) == (True, 4, 4)
     assert recipe.settings().template == "embedding"
-    with pytest.raises(UsageError, match="template = 'embedding' is for retrieval"):
-        read_recipe("qwen3-vl-embedding-2b", ["objective=reading", "prefixes=[]", "lora=false"])
 
 
 def test_the_rate_falls_along_a_quarter_of_a_cosine_and_ends_at_half():

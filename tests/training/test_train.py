@@ -26,10 +26,10 @@ from sentence_transformers.multi_vector_encoder.losses import (
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
-from randslot.samples.sets import write_set
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 from randslot.training.train import Run
 from randslot.training.watch import read_losses
+from research.samples.sets import write_set
 from support.models import STRATEGIES, make
 from support.pairs import small, write_pairs
 from support.retrieval import embed_as_published, write_checkpoint
@@ -120,8 +120,6 @@ def test_pages_with_several_queries_train(data, tmp_path):
     randslot.train(small(data, tmp_path / "run"))
     assert (tmp_path / "run" / "losses.csv").read_text().count("\n") == 4
     assert "3 steps of 4 pages with 2 queries each out of 8 from" in (tmp_path / "run" / "README.md").read_text()
-    with pytest.raises(UsageError, match="has several texts for a page: reading takes one"):
-        randslot.train(small(data, tmp_path / "reading", objective="reading"))
 
 
 def test_118195_rows_make_923_steps(tmp_path):
@@ -136,7 +134,9 @@ def test_118195_rows_make_923_steps(tmp_path):
 def test_a_pdf_is_rendered_as_large_as_the_visual_tokens_allow(tmp_path):
     """Whatever the side of a visual token: 32 pixels in real backbones, 48 in the embedded one."""
     write_set(tmp_path / "set", 2, split="train", seed=0)
-    recipe = small(tmp_path / "set" / "pairs.jsonl", tmp_path / "run", untrained="embedded", visual_tokens=54)
+    recipe = small(
+        tmp_path / "set" / "pairs.jsonl", tmp_path / "run", untrained="research/embedded.json", visual_tokens=54
+    )
     (grids,) = (batch for name, batch in first_batches(recipe)[0][0].items() if name.endswith("image_grid_thw"))
     assert grids.tolist() == [[1, 18, 12]] * 4
 

@@ -1,4 +1,4 @@
-"""The commands that look into results: `analyse`, `compare`, `study`, `profile`."""
+"""The commands that look into results: `analyse`, `compare`, `profile`."""
 
 from __future__ import annotations
 
@@ -105,33 +105,6 @@ def compare(
     points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in standings}
     draw_frontier(points, [one.search for one in find_frontier(standings)], output / "compare.svg")
     print(f"see {output / 'compare.svg'}", file=sys.stderr)
-
-
-@needs_extra("train,evaluate")
-def study(
-    file: Annotated[Path, typer.Argument(help="A TOML file such as studies/small.toml.")],
-    choose: Annotated[
-        bool, typer.Option("--choose", help="Only choose length and pages, on Zero-Feedback and validation pages.")
-    ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Only write the report anew, from the rows.")] = False,
-) -> None:
-    """Train every strategy with several seeds, compare them, and write a report beside the paper's numbers.
-
-    randslot study studies/small.toml
-
-    randslot study studies/small.toml --report
-
-    Stopped or killed, the same command goes on.
-    """
-    from rich.console import Console
-
-    from ..lab.study.conduct import conduct
-
-    if choose and report:
-        raise UsageError("--choose comes before all runs and --report after them: name one")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if written := conduct(file, console, choose_only=choose, report_only=report):
-        print(f"see {written}")
 
 
 def profile(

@@ -1,4 +1,4 @@
-"""The commands that measure how well pages are found: `samples`, `manuals`, `evaluate`, `report`."""
+"""The commands that measure how well pages are found: `evaluate`, `report`."""
 
 from __future__ import annotations
 
@@ -12,48 +12,6 @@ from ..errors import UsageError
 from ..extras import needs_extra
 from .dialog import tell
 from .options import Inference, PageVectors, QueryVectors, Reduction, SearchBy, Seed, TrustRemoteCode
-
-
-def samples(
-    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
-    split: Annotated[str, typer.Option(help="train, validation or test: they share no fact.")] = "train",
-    seed: Annotated[int, typer.Option(help="Another seed, other reports.")] = 0,
-    curriculum: Annotated[
-        bool, typer.Option("--curriculum", help="Single words and blocks too, for learning to read.")
-    ] = False,
-) -> None:
-    """Make sample reports as PDFs, with questions about them and the pages that answer.
-
-    randslot samples data/train -n 2000 --curriculum
-
-    randslot samples data/test -n 100 --split test
-    """
-    from ..samples.sets import write_set
-
-    num_pages, num_queries = write_set(output, reports, split=split, seed=seed, curriculum=curriculum)
-    print(f"{reports} reports, {num_pages} pages and {num_queries} questions in {output}")
-
-
-def manuals(
-    output: Annotated[Path, typer.Argument(help="A folder; what it has already is not fetched again.")],
-) -> None:
-    """Fetch real manuals with questions about them, to evaluate on: dev to choose by, test to report.
-
-    randslot manuals data/manuals
-
-    randslot evaluate runs/my-model --data data/manuals/test
-    """
-    from ..lab.evaluation.manuals import SPLITS, fetch_manuals
-
-    problems = fetch_manuals(output)
-    for line in problems:
-        print(line, file=sys.stderr)
-    for split in SPLITS:
-        num = len((output / split / "queries.jsonl").read_text(encoding="utf-8").splitlines())
-        print(f"{num} questions in {output / split}")
-    if problems:
-        raise typer.Exit(1)
 
 
 @needs_extra("evaluate")

@@ -1,4 +1,4 @@
-"""The commands that make models: `train`, `pretrain`, `distill`, `pairs`, `export`."""
+"""The commands that make models: `train`, `distill`, `pairs`, `export`."""
 
 from __future__ import annotations
 
@@ -52,22 +52,6 @@ def train(
     from ..training.train import train
 
     train(chosen, resume=resume)
-
-
-@needs_extra("train")
-def pretrain(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the backbone and its run.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
-    ] = False,
-) -> None:
-    """Teach a small backbone to read: to write down what is on a page.
-
-    randslot pretrain embedded-reading --set data=data/train/texts.jsonl -o runs/reading
-    """
-    train(recipe, [*(changes or []), "objective=reading"], output, resume)
 
 
 @needs_extra("train")

@@ -19,7 +19,6 @@ from transformers.utils import logging as transformers_log
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
-from ..samples.words import VOCABULARY
 from .families import list_families
 from .families.family import Backbone, Family, Processors
 from .hub import SERVING, Source
@@ -143,8 +142,7 @@ def build_backbone(
     if model_type not in families:
         raise UsageError(f"shape {shape} is of type {model_type!r}; RandSlot runs on {' and '.join(families)}")
     family = families[model_type]
-    words = VOCABULARY if blueprint.get("words") == "samples" else ()
-    tokenizer = make_tokenizer(family.special_tokens, family.end_token, words)
+    tokenizer = make_tokenizer(family.special_tokens, family.end_token, blueprint.get("words", "").split())
     config = family.make_config(blueprint, tokenizer)
     with seeded(seed), torch.device("meta" if device == "meta" else "cpu"):
         try:

@@ -17,10 +17,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..model.settings import Settings
-from ..model.template import PAPER
 
 CHOICES = {
-    "objective": ("retrieval", "reading"),
     "on_bad_row": ("stop", "skip"),
     "repeated_pages": ("mask", "negatives"),
     "optimizer": ("paged_adamw_8bit", "adamw"),
@@ -97,10 +95,8 @@ class Recipe(Settings):
     window: int = 0  # shuffle only within this many rows: a curriculum in another order
     on_bad_row: str = "stop"
 
-    # The objective. "reading" is next-token training on the text of pages, in the query column. `batch` is global: all
-    # processes together. Pages that are equal to a query's own page are masked out of its negatives; "negatives" keeps
-    # them, as the paper's plain InfoNCE does.
-    objective: str = "retrieval"
+    # The objective. `batch` is global: all processes together. Pages that are equal to a query's own page are masked
+    # out of its negatives; "negatives" keeps them, as the paper's plain InfoNCE does.
     batch: int = 128
     temperature: float = 0.07
     repeated_pages: str = "mask"
@@ -154,19 +150,13 @@ class Recipe(Settings):
         for name, (low, high) in BETWEEN.items():
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be between {low:g} and {high:g}, not {getattr(self, name)}")
-        if self.still_vision and (self.lora or self.objective == "reading"):
-            raise UsageError(
-                "still_vision goes with retrieval and lora = false: with an adapter the tower is frozen anyway"
-            )
+        if self.still_vision and self.lora:
+            raise UsageError("still_vision goes with lora = false: with an adapter the tower is frozen anyway")
         if self.still_vision and self.workers:
             raise UsageError("still_vision reads each page once, where the model is: set workers = 0")
         if self.window and not self.shuffle:
             raise UsageError("window says how far rows are shuffled: it goes with shuffle = true")
         self._check_prefixes()
-        if self.objective == "reading" and self.template != PAPER:
-            raise UsageError(f"template = {self.template!r} is for retrieval: reading takes texts as they are")
-        if self.objective == "reading" and self.lora:
-            raise UsageError("reading trains all weights: set lora = false")
         if self.validate_every and not self.validation:
             raise UsageError("validate_every needs validation: the held-out pairs to search")
 
@@ -176,8 +166,8 @@ class Recipe(Settings):
             raise UsageError(
                 f"prefixes must rise, from 1 or more to at most the vectors of a side, not {list(self.prefixes)}"
             )
-        if self.prefixes and (not self.strategy.prefix_stable or self.objective == "reading"):
-            raise UsageError("prefixes go with slots and retrieval: there must be a first vector")
+        if self.prefixes and not self.strategy.prefix_stable:
+            raise UsageError("prefixes go with slots: there must be a first vector")
 
     def settings(self) -> Settings:
         """Return the part that says how the model makes its vectors."""

@@ -33,7 +33,6 @@ from ..errors import RandSlotError, UsageError
 from ..figures import draw_losses
 from ..files import write_json
 from ..machine import find_commit, list_versions
-from ..model.checkpoint import save_backbone
 from ..model.loading import load, untrained
 from ..model.model import RandSlotModel
 from ..model.preprocessing import Preprocessor
@@ -43,7 +42,6 @@ from .hardware import add_kernels, check_shared_memory, choose_hardware, refuse_
 from .loss import Loss
 from .memory import largest_page
 from .pairs import Opener, Pairs, count_queries, drop_bad_rows, held_out, list_queries, load_pairs
-from .reading_loss import ReadingEvaluator, ReadingLoss
 from .recipe import FREE, Recipe, make_recipe, read_recipe, write_recipe
 from .watch import Bar, Losses, NoLastCheckpoint, OwnSlots, read_losses
 
@@ -105,8 +103,6 @@ class Run:
         self.hardware = choose_hardware(recipe)
         self.still: StillVision | None = None
         refuse_sharding()
-        if recipe.objective == "reading" and self.world > 1:
-            raise UsageError("reading is trained in one process: it is meant for small backbones")
         self.checkpoint = _last_checkpoint(self.folder, self.world)
         if self.rank == 0:  # the others may look when the first one has begun to write
             _check_folder(self.folder, recipe, self.checkpoint, resume)
@@ -177,8 +173,6 @@ class Run:
             )
         if len(pairs) < recipe.batch:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
-        if count_queries(pairs) > 1 and recipe.objective == "reading":
-            raise UsageError(f"{recipe.data} has several texts for a page: reading takes one")
         return pairs
 
     def _load(self, data: str, split: str) -> Pairs:
@@ -245,10 +239,8 @@ class Run:
             check_shared_memory(shared_bytes(self.recipe, page_bytes, self.batch, here), self.recipe.workers)
 
     def make_loss(self, model: RandSlotModel) -> torch.nn.Module:
-        """Make the loss of the recipe's objective."""
+        """Make the loss."""
         recipe = self.recipe
-        if recipe.objective == "reading":
-            return ReadingLoss(model)
         return Loss(
             model,
             temperature=recipe.temperature,
@@ -260,17 +252,23 @@ class Run:
         )
 
     def make_evaluator(self) -> BaseEvaluator | None:
-        """Make the search over held-out pairs, or the reading of held-out pages, if the recipe asks for one."""
+        """Make what looks at held-out pairs, if the recipe asks for it."""
         recipe = self.recipe
         if not recipe.validate_every:
             return None
         pairs = self._load(recipe.validation, recipe.validation_split)
         pairs, _ = drop_bad_rows(pairs, recipe.on_bad_row)
-        pairs = replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
-        if recipe.objective == "reading":
-            rows = [(row["query"], pairs.locate(row["page"])) for row in pairs.dataset]
-            return ReadingEvaluator([text for text, _ in rows], [page for _, page in rows])
+        return self.evaluate_on(
+            replace(pairs, dataset=pairs.dataset.select(range(min(len(pairs), recipe.validation_rows))))
+        )
+
+    def evaluate_on(self, pairs: Pairs) -> BaseEvaluator:
+        """Make the search over held-out pairs."""
         return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
+
+    def save(self, model: RandSlotModel) -> None:
+        """Save the trained model."""
+        model.save_pretrained(str(self.folder))
 
     def finish(self, model: RandSlotModel, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float) -> None:
         """Save the model, the curve and the record of the run."""
@@ -280,10 +278,7 @@ class Run:
             f"{trainer.state.global_step} steps of {self.recipe.batch} {what} out of {len(pairs):,} from "
             f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
         )
-        if self.recipe.objective == "reading":
-            save_backbone(model.backbone, self.folder)
-        else:
-            model.save_pretrained(str(self.folder))
+        self.save(model)
         rows = read_losses(self.folder / LOSSES)
         losses, rates = ([float(row[name]) for row in rows] for name in ("loss", "learning_rate"))
         draw_losses([int(row["step"]) for row in rows], losses, rates, self.folder / CURVE)
@@ -315,10 +310,6 @@ def _check_reads(recipe: Recipe, model: RandSlotModel) -> None:
     """Refuse a recipe that asks a model for what it does not read."""
     if recipe.page_texts and model.reads != "text":
         raise UsageError(f"page_texts is for models that read text, and a {model.family} model looks at images")
-    if recipe.objective == "reading" and model.reads != "image":
-        raise UsageError(
-            f"reading teaches a model to read images, and a {model.family} model has text: train it at once"
-        )
 
 
 def _check_folder(folder: Path, recipe: Recipe, checkpoint: Path | None, resume: bool) -> None:

@@ -25,8 +25,8 @@ from randslot.lab.evaluation.evaluate import Evaluation
 from randslot.lab.evaluation.result import Result, RunKey
 from randslot.lab.evaluation.tasks import own_task
 from randslot.model.slots import Random
-from randslot.samples.sets import write_set
 from randslot.tables import Table, write_table
+from research.samples.sets import write_set
 from support.models import STRATEGIES, make
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from randslot.errors import UsageError
 from randslot.lab.analysis.contest import Standing, compare_models, find_frontier, make_table
 from randslot.lab.evaluation.evaluate import evaluate_model
 from randslot.lab.evaluation.tasks import find_tasks, own_task
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 from support import others
 from support.copies import write_v2
 

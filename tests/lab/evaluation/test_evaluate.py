@@ -22,7 +22,7 @@ from randslot.errors import RandSlotError
 from randslot.lab.evaluation.evaluate import Evaluation
 from randslot.lab.evaluation.tasks import find_tasks, own_task
 from randslot.lab.evaluation.vectors import VectorCache
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 from support.copies import write_native_v3, write_v1, write_v2, write_v3
 from support.models import make
 from support.pdf import write_pages

@@ -16,7 +16,7 @@ from randslot.lab.evaluation.evaluate import Evaluation
 from randslot.lab.evaluation.result import read_results
 from randslot.lab.evaluation.tasks import find_tasks
 from randslot.model import open_model
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 from support import others
 from support.copies import write_v2
 

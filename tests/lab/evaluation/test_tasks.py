@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from randslot.errors import RandSlotError, UsageError
 from randslot.lab.evaluation.published import TASKS
 from randslot.lab.evaluation.tasks import MTEB_NAMES, find_tasks, own_task, word_of
-from randslot.samples.sets import write_set
+from research.samples.sets import write_set
 from support.copies import LANGUAGES, write_native_v3, write_v1, write_v2, write_v3
 
 

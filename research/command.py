@@ -1,0 +1,18 @@
+"""Run a function as a command; an error of ours is one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import typer
+
+from randslot.errors import RandSlotError
+
+
+def run(function: Callable[..., None]) -> None:
+    """Run a function as a command: its parameters become arguments and options."""
+    try:
+        typer.run(function)
+    except RandSlotError as error:
+        sys.exit(f"{error}")

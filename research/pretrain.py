@@ -1,0 +1,122 @@
+"""Reading: next-token training of a backbone to write down what is on a page.
+
+    python -m research.pretrain research/embedded-reading.toml --resume
+
+It stands in for the pretraining that a real backbone has had. The text follows the page's prompt in one sequence; the
+language model's head is its table of token embeddings, as in the small real backbones.
+
+Shapes: B pages, T text tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.util import batch_to_device
+from torch import Tensor, nn
+
+from randslot.errors import UsageError
+from randslot.model.checkpoint import save_backbone
+from randslot.model.model import RandSlotModel
+from randslot.training.pairs import Pairs
+from randslot.training.recipe import read_recipe
+from randslot.training.train import RUN, Run
+from research.command import run
+
+PASS_OVER = -100  # the label of padding
+
+
+class ReadingLoss(nn.Module):
+    """Cross-entropy of each token of a page's text, given the page and the tokens before it."""
+
+    def __init__(self, model: RandSlotModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        texts, pages = sentence_features
+        logits_BTV, labels_BT = write_down(self.model, texts, pages)
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), ignore_index=PASS_OVER)
+
+
+def write_down(model: RandSlotModel, texts: dict[str, Any], pages: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, T, V) and labels (B, T) of texts, each ended by a token of its own, behind their pages."""
+    backbone = model.backbone
+    ids_BT, labels_BT = _end_texts(texts, backbone.processors.tokenizer.eos_token_id)
+    table = backbone.model.get_input_embeddings()
+    content = backbone.read_content(pages).append(table(ids_BT))
+    hidden, _ = backbone.run(content)
+    num = ids_BT.shape[1]
+    return hidden[:, -num - 1 : -1] @ table.weight.T, labels_BT
+
+
+def _end_texts(texts: dict[str, Tensor], end: int) -> tuple[Tensor, Tensor]:
+    """Move left-padded texts to the left and end each of them; padding, now last, has no label."""
+    ids, mask = texts["input_ids"], texts["attention_mask"]
+    ids, mask = F.pad(ids, (0, 1), value=end), F.pad(mask, (0, 1), value=1)
+    order = mask.argsort(dim=1, descending=True, stable=True)
+    ids, mask = ids.gather(1, order), mask.gather(1, order)
+    return ids, ids.masked_fill(mask == 0, PASS_OVER)
+
+
+class ReadingEvaluator(BaseEvaluator):
+    """The share of tokens of held-out pages that are read right, each given the ones before it."""
+
+    def __init__(self, texts: list[str], pages: list[Any], batch: int = 8) -> None:
+        super().__init__()
+        self.texts, self.pages, self.batch = texts, pages, batch
+
+    @torch.no_grad()
+    def __call__(self, model: RandSlotModel, *args: Any, **kwargs: Any) -> dict[str, float]:
+        right = total = 0
+        for start in range(0, len(self.texts), self.batch):
+            part = slice(start, start + self.batch)
+            texts = batch_to_device(model.preprocess(self.texts[part], task="query"), model.device)
+            pages = batch_to_device(model.preprocess(self.pages[part], task="document"), model.device)
+            logits, labels = write_down(model, texts, pages)
+            right += int((logits.argmax(-1) == labels).sum())
+            total += int((labels != PASS_OVER).sum())
+        return {"read": right / total}
+
+
+class Pretraining(Run):
+    """A run that teaches a small backbone to read: its query column has the text of each page."""
+
+    def make_model(self) -> RandSlotModel:
+        model = super().make_model()
+        if self.world > 1 or self.recipe.lora or model.reads != "image":
+            raise UsageError("reading trains all weights of a model that looks at images, in one process")
+        return model
+
+    def make_loss(self, model: RandSlotModel) -> nn.Module:
+        return ReadingLoss(model)
+
+    def evaluate_on(self, pairs: Pairs) -> BaseEvaluator:
+        rows = [(row["query"], pairs.locate(row["page"])) for row in pairs.dataset]
+        return ReadingEvaluator([text for text, _ in rows], [page for _, page in rows])
+
+    def save(self, model: RandSlotModel) -> None:
+        save_backbone(model.backbone, self.folder)
+
+
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, such as research/embedded-reading.toml.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the backbone and its run.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the output.")] = False,
+) -> None:
+    """Teach a small backbone to read: to write down what is on a page."""
+    task = Pretraining(read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])]), resume)
+    if resume and (task.folder / RUN).is_file():
+        print(f"{task.folder} is finished already")
+    else:
+        task.go()
+
+
+if __name__ == "__main__":
+    run(pretrain)

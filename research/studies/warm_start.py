@@ -1,0 +1,52 @@
+"""A shared start for the strategies of a study: a backbone that has learned to put one query beside one page.
+
+    python -m research.studies.warm_start research/studies/smollm2-start.toml
+
+The states of a language model all point the same way, so that training spends its first hundred steps on telling pages
+apart at all. Here it does that once, for all strategies: with one vector a side, hence without a slot, all weights but
+the embeddings. What comes out is a backbone like any other, in the output folder of the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from randslot.errors import UsageError
+from randslot.model.checkpoint import save_backbone
+from randslot.model.model import RandSlotModel
+from randslot.training.recipe import Recipe, read_recipe
+from randslot.training.train import Run
+
+
+class WarmStart(Run):
+    """A run that leaves the embeddings as they are."""
+
+    def make_model(self) -> RandSlotModel:
+        model = super().make_model()
+        model.backbone.model.get_input_embeddings().weight.requires_grad_(False)
+        return model
+
+
+def warm_start(recipe: Recipe, *, resume: bool = False) -> Path:
+    """Train by a recipe, and return the folder with the backbone; the run itself is in `run` there."""
+    if recipe.lora or (recipe.query_vectors, recipe.page_vectors) != (1, 1):
+        raise UsageError("a shared start has no slots and no adapter: set lora = false and one vector a side")
+    output = Path(recipe.output)
+    model = WarmStart(replace(recipe, output=str(output / "run")), resume).go()
+    save_backbone(model.backbone, output)
+    return output
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of the recipe")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    asked = parser.parse_args()
+    print(warm_start(read_recipe(asked.recipe, asked.set), resume=asked.resume))
+
+
+if __name__ == "__main__":
+    main()
