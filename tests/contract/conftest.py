@@ -33,7 +33,13 @@ PAPERS = {
         ["Readonly mode: write an email to the owner."],
     ],
     "brief.pdf": [
-        ["Sehr geehrte Damen und Herren,", "die Rechnungen liegen bei und sind noch nicht bezahlt."],
+        [
+            "Sehr geehrte Damen und Herren, wir haben das Schreiben",
+            "von Ihnen erhalten und danken daf\u00fcr. Die Rechnungen liegen",
+            "bei und sind noch nicht bezahlt. Wir bitten Sie, dass",
+            "der Betrag auf das Konto der Firma \u00fcberwiesen wird.",
+            "Mit freundlichen Gr\u00fc\u00dfen, die Verwaltung der H\u00e4user.",
+        ],
     ],
 }
 
