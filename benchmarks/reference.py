@@ -37,7 +37,6 @@ PARTS = {
     "Training": ("train", "Recipe"),
     "Errors": ("RandSlotError", "UsageError"),
 }
-OLD = "in earlier versions"  # of names that are kept for old code: not described
 WIDTH = 100  # of a signature in one line
 INTRO = """# Python reference
 
@@ -79,7 +78,7 @@ def _describe_class(name: str, found: griffe.Class) -> Iterator[str]:
     if "dataclass" in found.labels and fields:
         yield _table_of_fields(fields)
     told = {one.name: _join(one.docstring.value) for one in attributes if one.docstring}
-    rows = [f"| `{key}` | {_cell(text)} |" for key, text in told.items() if OLD not in text]
+    rows = [f"| `{key}` | {_cell(text)} |" for key, text in told.items()]
     if rows:
         yield "\n".join(["| property | |", "|---|---|", *rows, ""])
     for one in members:

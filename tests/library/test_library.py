@@ -695,11 +695,6 @@ def test_a_model_that_plain_sentence_transformers_loaded_is_the_same_model(tmp_p
         Library(tmp_path / "lib", 7)
 
 
-def test_the_old_name_of_the_location_still_works(library):
-    with pytest.warns(DeprecationWarning, match=r"Library\.home is now Library\.location"):
-        assert library.home is library.location
-
-
 def test_budgets_of_a_new_library_are_remembered(tmp_path, saved, papers):
     with Library(tmp_path / "lib", randslot.load(saved, page_vectors=6, query_vectors=2)) as library:
         library.add(papers)

@@ -13,7 +13,6 @@ from randslot.errors import UsageError
 from randslot.library.binding import check_model
 from randslot.library.library import Library
 from randslot.library.show import show_vectors
-from randslot.model.reader import read_identity
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
 from support.pdf import write_pages, write_pdf
@@ -134,19 +133,6 @@ def write_torn_tiff(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[start : start + size] = bytes(size)
     file.write_bytes(content)
-
-
-def test_settings_that_came_later_have_their_defaults_where_they_are_missing():
-    """A library of before, without the setting, belongs to the same model with it; another value is another model."""
-    identity = ToyReader(reads="text").identity
-    now = replace(identity, settings={**identity.settings, "text_tokens": 1536, "reduction": "none"})
-    check_model(identity, now, "lib")
-    check_model(now, identity, "lib")
-    with pytest.raises(UsageError, match="was made with text_tokens=1536 and not 512"):
-        check_model(identity, replace(now, settings={**now.settings, "text_tokens": 512}), "lib")
-    values = identity.as_dict()
-    del values["reads"]
-    assert read_identity(values).reads == "image"
 
 
 def test_what_differs_is_named(tmp_path):

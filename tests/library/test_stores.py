@@ -334,8 +334,8 @@ def test_a_page_gets_its_text_and_its_vectors_later(store):
 def test_a_store_of_words_gets_room_for_vectors(kind, tmp_path):
     with make_store(kind, tmp_path, dim=None) as store:
         store.add(make_word_pages())
-        store.prepare(dim=1024, words=True)
-        store.prepare(dim=1024, words=True)
+        store.prepare(1024)
+        store.prepare(1024)
         vectors = np.full((3, 1024), 1 / 32, np.float32)
         store.update([StoredPage(FILES[2], 1, "h", vectors)])
         assert list(found_by(store, StoreQuery(vectors))) == [page_id(FILES[2], 1)]
@@ -348,10 +348,10 @@ def test_a_store_of_words_gets_room_for_vectors(kind, tmp_path):
 def test_an_engine_that_was_stopped_while_it_made_room_makes_it_again(tmp_path):
     store = EdgeStore(tmp_path / "pages", None)
     store.add(make_word_pages())
-    store.prepare(dim=8, words=True)
+    store.prepare(8)
     store.close()
     again = EdgeStore(tmp_path / "pages", None)  # nobody has written down that there are vectors
-    again.prepare(dim=DIM, words=True)
+    again.prepare(DIM)
     again.update([StoredPage(FILES[2], 1, "h", unit(np.random.default_rng(0), 2))])
     assert again.contents([]).with_vectors == 1
     again.close()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import qdrant_edge as edge
 from typer.testing import CliRunner
 
 from randslot.cli import app
@@ -508,64 +506,6 @@ def test_the_embedded_model_is_named_for_what_it_is(tmp_path, papers):
     out = run("search", "battery", "-l", tmp_path / "lib", "--by", "words")
     assert "note: the embedded model of this library reads sample pages only" in out
     assert "reads sample pages only" in " ".join(run("library", "status", "-l", tmp_path / "lib").split())
-
-
-# -- libraries of earlier versions
-
-
-def make_old(folder: Path, papers: Path) -> None:
-    """Make a library as earlier versions did: vectors, no words, format 1."""
-    with Library(folder, ToyReader()) as library:
-        library.add(papers, workers=1)
-        pages = list(library.store.read([page.id for page in library.store.find(None)]).values())
-    shutil.rmtree(folder / "pages")
-    (folder / "pages").mkdir()
-    vectors = edge.EdgeVectorParams(
-        size=16,
-        distance=edge.Distance.Dot,
-        multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
-        datatype=edge.VectorStorageDatatype.Float16,
-    )
-    shard = edge.EdgeShard.create(str(folder / "pages"), edge.EdgeConfig(vectors={"page": vectors}))
-    shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
-    shard.update(edge.UpdateOperation.create_field_index("number", edge.PayloadSchemaType.Integer))
-    points = []
-    for page in pages:
-        payload = {"file": page.file, "number": page.number, "image": page.image}
-        points.append(edge.Point(page.id, {"page": page.vectors.tolist()}, payload))
-    shard.update(edge.UpdateOperation.upsert_points(points))
-    shard.flush()
-    shard.close()
-    about = json.loads((folder / "library.json").read_text())
-    kept = {"format": 1, "folder": about["folder"], "model": about["model"]}
-    (folder / "library.json").write_text(json.dumps(kept))
-
-
-def test_an_old_library_opens_and_gains_words_without_encoding(tmp_path, papers):
-    make_old(tmp_path / "lib", papers)
-    reader = ToyReader()
-    with Library(tmp_path / "lib", reader) as library:
-        before = library.search("tax", 10)
-        assert (len(before), before[0].by, before[0].snippet) == (4, "vectors", None)
-        with pytest.raises(UsageError, match=r"no page in library .* has words yet: randslot library words reads them"):
-            library.search("tax", by="words")
-        assert library.status().origins == {"": 4}
-        assert library.read_words(workers=1) == 3
-        assert reader.batches == []
-        assert found(library, "battery", by="words") == [3]
-        after = library.search("tax", 10, by="vectors")
-        assert [(hit.id, hit.score) for hit in after] == [(hit.id, hit.score) for hit in before]
-        assert library.status().format == 2
-    with Library(tmp_path / "lib", reader) as library:
-        assert found(library, "battery", by="words") == [3]
-        assert library.verify() == []
-
-
-def test_indexing_completes_an_old_library(tmp_path, papers):
-    make_old(tmp_path / "lib", papers)
-    with Library(tmp_path / "lib", ToyReader()) as library:
-        assert library.add(papers, workers=1).encoded == 0
-        assert library.status().origins == {"layer": 3, "none": 1}
 
 
 # -- copies

@@ -52,7 +52,7 @@ def words(
 ) -> None:
     """Read the words of pages that have none yet; nothing is encoded.
 
-    For libraries of earlier versions, scans, and another language.
+    For scans, and another language.
 
     randslot library words -l mylib
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import MissingError, RandSlotError, UsageError
-from ..model.reader import LATER_SETTINGS, Identity, PageReader, find_teacher, is_url, read_identity
+from ..model.reader import Identity, PageReader, find_teacher, is_url, read_identity
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
-Binding = Identity  # its name in earlier versions
 
-# May differ: where the same model is now, and how long queries are. The template, which older libraries do not name, is
-# part of the weights.
+# May differ: where the same model is now, and how long queries are. The template is part of
+# the weights.
 FREE = ("name", "revision", "query_vectors", "template")
 # May differ, too, between the pages of a library and the teacher of a student, who is asked for queries alone.
 OF_PAGES = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
@@ -32,7 +31,7 @@ def check_model(bound: Identity, other: Identity, library: str, advice: str = ""
 
 def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> list[str]:
     """Return in what two sets of settings differ, but for some that may."""
-    ours, theirs = LATER_SETTINGS | bound.as_dict(), LATER_SETTINGS | other.as_dict()
+    ours, theirs = bound.as_dict(), other.as_dict()
     differences = []
     for name in {**ours, **theirs}:
         if name not in free and ours.get(name) != theirs.get(name):

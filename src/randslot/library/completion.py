@@ -42,7 +42,6 @@ def read_words(fill: Fill, model: BoundModel | None, *, language: str | None, oc
 
     Return how many were read. Texts that OCR has found are encoded if the model reads text.
     """
-    fill.store.prepare(dim=None, words=True)
     each = language == AUTO
     if each:
         language = fill.detect_language() or fill.words.language

@@ -1,4 +1,4 @@
-"""What stored pages still lack: words of libraries of earlier versions, text of scans by OCR, vectors of a new model.
+"""What stored pages still lack: text of scans by OCR, vectors of a new model.
 
 Pages can be found meanwhile by what they have. A run may be stopped or killed at any moment: what was read is stored,
 and the next run goes on with the rest.

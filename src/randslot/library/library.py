@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -107,18 +106,18 @@ class Library:
 
     def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> None:
         if about.get("format") not in FORMATS:
-            known = f"{FORMATS[0]} to {FORMATS[-1]}"
             raise RandSlotError(
-                f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads {known}"
+                f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads "
+                f"{' and '.join(map(str, FORMATS))}"
             )
         language = (about.get("words") or {}).get("language")
-        if (about["format"] >= FORMAT and "model" not in about) or not isinstance(language, str | None):
+        if "model" not in about or not isinstance(language, str | None):
             raise RandSlotError(
                 f"what is written about library {self.name} (library.json) is damaged: bring it back from a copy, or "
                 "index into another folder"
             )
-        if about["format"] < FORMAT or about.get("model") is not None:
-            self.models.open(about.get("model"), model)
+        if about["model"] is not None:
+            self.models.open(about["model"], model)
 
     def _adopt(self, model: Name | PageReader | Identity, create: bool) -> None:
         """Give a model to a library that has none; its pages get vectors with the next `add`."""
@@ -126,7 +125,7 @@ class Library:
             self.models.need_binding()
         binding = self.models.bind(model)
         with self.write():
-            self.store.prepare(dim=binding.dimension, words=False)
+            self.store.prepare(binding.dimension)
             self.location.write(self._read_about() | {"model": binding.as_dict(), "trust": None})
 
     def _read_about(self) -> dict[str, Any]:
@@ -141,9 +140,7 @@ class Library:
         self.sketches.take(about)
 
     def _keep_words(self, settings: dict[str, Any]) -> None:
-        self.store.prepare(dim=None, words=True)
-        about = self._read_about()
-        self.location.write(about | {"format": max(FORMAT, about["format"]), "words": settings})
+        self.location.write(self._read_about() | {"words": settings})
 
     @property
     def binding(self) -> Identity | None:
@@ -170,12 +167,6 @@ class Library:
     def has_student(self) -> bool:
         """Whether another model than the library's own makes the vectors of queries."""
         return self.models.has_student
-
-    @property
-    def home(self) -> Location:
-        """The name of `location` in earlier versions."""
-        warnings.warn("Library.home is now Library.location", DeprecationWarning, stacklevel=2)
-        return self.location
 
     def close(self) -> None:
         """Let go of the library; another process can open it then."""
@@ -569,9 +560,6 @@ def open_location(place: Name, *, create: bool) -> Location:
 
         return ServerLocation(read_address(os.fspath(place)), create=create)
     return FolderLocation(Path(place).expanduser(), create=create)
-
-
-open_home = open_location  # its name in earlier versions
 
 
 def delete_library(folder: Path) -> None:

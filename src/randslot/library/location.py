@@ -15,7 +15,7 @@ from .stores.store import Store
 
 FORMAT = 2  # of new libraries
 SKETCHED = 3  # of libraries with sketches: a version that does not know them would add pages without
-FORMATS = (1, 2, 3)  # that can be opened; 1 has vectors and no words
+FORMATS = (FORMAT, SKETCHED)  # that can be opened
 
 
 class InUseError(RandSlotError):

@@ -18,7 +18,7 @@ class LibraryWords:
     """
 
     def __init__(self, settings: Mapping[str, Any] | None, keep: Callable[[dict[str, Any]], None]) -> None:
-        """settings: what `keep` was given before; older libraries have one language, for all pages."""
+        """settings: what `keep` was given before."""
         self._keep = keep
         self.take(settings or {})
 

@@ -7,7 +7,6 @@ Shapes: B batch, K vectors, D dimension.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from hashlib import blake2b
@@ -160,12 +159,6 @@ class SlotEncoder(InputModule):
     def page_tokens(self) -> int:
         """The most tokens that a page may take, beside its prompt."""
         return self.settings.page_tokens(self.family.reads)
-
-    @property
-    def most_pixels(self) -> int:
-        """The name of `page_pixels` in earlier versions."""
-        warnings.warn("SlotEncoder.most_pixels is now page_pixels", DeprecationWarning, stacklevel=2)
-        return self.page_pixels
 
     def weights_key(self) -> str:
         """Return a hash of the weights, and of the template and processors before them: other ones, other vectors."""

@@ -18,8 +18,6 @@ Side = Literal["query", "page"]
 SIDES: tuple[Side, Side] = ("query", "page")
 Reads = Literal["image", "text"]  # what a model takes of a page
 Vectors = NDArray[np.float32]  # (K, D), unit length
-# Settings that saved models and libraries of earlier versions lack, with the values that count there.
-LATER_SETTINGS: dict[str, Any] = {"reduction": "none", "template": "paper", "text_tokens": 1536}
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ def read_identity(values: Mapping[str, Any]) -> Identity:
     """
     own = ("name", "revision", "weights", "dtype", "dimension")
     settings = {key: value for key, value in values.items() if key not in (*own, "reads")}
-    reads: Reads = "text" if values.get("reads") == "text" else "image"  # all models of before read images
-    return Identity(**{key: values[key] for key in own}, settings=settings, reads=reads)
+    return Identity(**{key: values[key] for key in own}, settings=settings, reads=values["reads"])
 
 
 def check_query(query: Any) -> str:

@@ -127,7 +127,7 @@ class RemoteEncoder(ServedEncoder):
         try:
             self.exported = self.settings = Settings(**content["settings"])
             self.dimension = int(content["dimension"])
-            self.query_prompt = str(content.get("query_prompt", QUERY))  # exports of before have none
+            self.query_prompt = str(content["query_prompt"])
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
             self.image = dict(content["image"])
             self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])

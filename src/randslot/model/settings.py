@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
-from .reader import LATER_SETTINGS, Reads, Side
+from .reader import Reads, Side
 from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
 from .slots import STRATEGIES, Strategy
 
@@ -43,8 +43,8 @@ class Settings:
     visual_tokens: int = 1536
     seed: int = 42
     reduction: str = NO_REDUCTION
-    template: str = LATER_SETTINGS["template"]
-    text_tokens: int = LATER_SETTINGS["text_tokens"]
+    template: str = "paper"
+    text_tokens: int = 1536
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", plain_name(self.reduction))
@@ -127,7 +127,7 @@ class Settings:
             parts.append(f"seed{self.seed}")
         if side == "page":
             parts.append(f"{self.visual_tokens}tokens")
-        if side == "page" and self.text_tokens != LATER_SETTINGS["text_tokens"]:  # names of before lack it
+        if side == "page" and self.text_tokens != Settings.text_tokens:
             parts.append(f"{self.text_tokens}text")
         return "-".join(parts)
 
@@ -151,13 +151,13 @@ class Settings:
 
 
 def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
-    """Make settings from the values of a saved model, which must be complete but for those that came later.
+    """Make settings from the values of a saved model, which must be complete.
 
     Errors: RandSlotError for unknown or missing ones.
     """
     _check_names(values)
     known = {field.name for field in fields(Settings)}
-    if missing := sorted(known - values.keys() - LATER_SETTINGS.keys()):
+    if missing := sorted(known - values.keys()):
         raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
     return Settings(**values)
 

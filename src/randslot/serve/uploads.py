@@ -275,6 +275,3 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-Job = UploadJob  # its name in earlier versions

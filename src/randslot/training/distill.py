@@ -150,7 +150,7 @@ def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
     before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))
     for option in fields(options):
         name = option.name
-        was = before.get(name, option.default)  # an option that came later had its default
+        was = before[name]
         if name not in FREE and was != now[name]:
             raise UsageError(
                 f"{folder} holds a run with another {name} ({was!r}, not {now[name]!r}): choose another output"

@@ -169,6 +169,3 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
             loss.backward()
             loss = loss.detach()
         return loss
-
-
-make_loss = Loss  # its name in earlier versions

@@ -119,6 +119,3 @@ def write_pairs(found: FoundPairs, folder: Path, file: Path) -> None:
         for pair in found.pairs:
             place = os.path.relpath(folder.resolve() / pair["image"], file.parent.resolve())
             lines.write(json.dumps(pair | {"image": place}, ensure_ascii=False) + "\n")
-
-
-Found = FoundPairs  # its name in earlier versions

@@ -51,13 +51,6 @@ def test_a_result_is_written_as_it_was_read(tmp_path):
     assert result.cache_folder == tmp_path / "vectors"
 
 
-def test_the_keys_of_the_file_still_work_on_a_result(tmp_path):
-    write(tmp_path)
-    (result,) = read_results(tmp_path)
-    with pytest.warns(DeprecationWarning, match="results have attributes"):
-        assert result["ndcg@10"] == 0.75
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,11 +143,6 @@ class Result:
             "date": self.date,
             "cache": self.cache,
         }
-
-    def __getitem__(self, key: str) -> Any:
-        """Return a value under its key in the file, as when results were dictionaries."""
-        warnings.warn(f"result[{key!r}] is deprecated: results have attributes", DeprecationWarning, stacklevel=2)
-        return self.as_dict()[key]
 
     def write(self) -> None:
         """Write its file.

@@ -62,7 +62,6 @@ class EdgeStore:
         self.warm = False
         _read_through(folder, "quantized*")
         self.shard = self._load()
-        self.has_words = "origin" in self.shard.info().payload_schema
 
     def _load(self, config: edge.EdgeConfig | None = None) -> edge.EdgeShard:
         try:
@@ -76,12 +75,8 @@ class EdgeStore:
                 f"randslot library verify --repair -l {self.folder.parent}, and index its files"
             ) from error
 
-    def prepare(self, *, dim: int | None, words: bool) -> None:
-        if words and not self.has_words:
-            self._update(edge.UpdateOperation.create_sparse_vector(TERMS_NAME, edge.Modifier.Idf))
-            _index_words(self.shard)
-            self.has_words = True
-        if dim is not None and self.dim is None:
+    def prepare(self, dim: int) -> None:
+        if self.dim is None:
             self._add_vectors(dim)
 
     def _add_vectors(self, dim: int) -> None:
@@ -252,10 +247,9 @@ class EdgeStore:
             has_vectors = edge.HasVectorCondition(VECTOR_NAME)
             with_vectors = self.shard.count(edge.CountRequest(filter=edge.Filter(must=[has_vectors], must_not=unseen)))
         origins: dict[str, int] = {}
-        if self.has_words:
-            request = edge.FacetRequest("origin", limit=10, filter=edge.Filter(must_not=unseen), exact=True)
-            for hit in self.shard.facet(request).hits:
-                origins[str(hit.value)] = int(hit.count)
+        request = edge.FacetRequest("origin", limit=10, filter=edge.Filter(must_not=unseen), exact=True)
+        for hit in self.shard.facet(request).hits:
+            origins[str(hit.value)] = int(hit.count)
         origins[""] = pages - sum(origins.values())
         return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
 
@@ -272,13 +266,11 @@ class EdgeStore:
             (must if vectors else must_not).append(edge.HasVectorCondition(VECTOR_NAME))
         if sketch is not None:
             (must if sketch else must_not).append(edge.HasVectorCondition(SKETCH_NAME))
-        if origins is not None and self.has_words:
+        if origins is not None:
             should: list[Any] = [_is("origin", origin) for origin in origins if origin]
             if "" in origins:
                 should.append(edge.IsEmptyCondition("origin"))
             must.append(edge.Filter(should=should))
-        elif origins is not None and "" not in origins:
-            return
         yield from self._scroll(edge.Filter(must=must, must_not=must_not))
 
     def _scroll(self, some: edge.Filter) -> Iterator[StoredPage]:

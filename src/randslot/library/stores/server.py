@@ -71,7 +71,6 @@ class ServerStore:
         self.connection, self.address = connection, connection.address
         self.name = self.address.collection
         self.tuning, self.limits, self.dim = tuning, limits, dim
-        self.has_words = True
         self.sketches: Sketches | None = None
         if connection.exists(self.name):
             self._check(dim)
@@ -80,11 +79,10 @@ class ServerStore:
 
     def _check(self, dim: int | None) -> None:
         params = self._params()
-        self.has_words = TERMS_NAME in (params.sparse_vectors or {})
         vectors = params.vectors.get(VECTOR_NAME) if isinstance(params.vectors, Mapping) else None
         if dim is not None and (vectors is None or vectors.size != dim or vectors.multivector_config is None):
             raise UsageError(f"{self.address} is there and holds no pages of {dim} dimensions: name another collection")
-        if dim is None and not self.has_words:
+        if TERMS_NAME not in (params.sparse_vectors or {}):
             raise UsageError(f"{self.address} is there and holds no pages with words: name another collection")
         found = (params.shard_number, params.replication_factor, params.write_consistency_factor)
         for name, now in zip(SETTINGS, found, strict=True):
@@ -106,12 +104,8 @@ class ServerStore:
             write_consistency_factor=self.address.consistency,
         )
 
-    def prepare(self, *, dim: int | None, words: bool) -> None:
-        if words and not self.has_words:
-            self._name_vectors(TERMS_NAME, models.SparseVectorNameConfig(sparse=TERM_PARAMETERS))
-            self.connection.index(self.name, WORD_FIELDS)
-            self.has_words = True
-        if dim is not None and self.dim is None:
+    def prepare(self, dim: int) -> None:
+        if self.dim is None:
             vectors = self._params().vectors
             if isinstance(vectors, Mapping) and VECTOR_NAME in vectors:  # of a process that was stopped just here
                 self.connection.ask("delete_vector_name", collection_name=self.name, vector_name=VECTOR_NAME)
@@ -322,17 +316,16 @@ class ServerStore:
             has_vectors = models.HasVectorCondition(has_vector=VECTOR_NAME)
             with_vectors = self._count(models.Filter(must=[has_vectors], must_not=unseen))
         origins: dict[str, int] = {}
-        if self.has_words:
-            hits = self.connection.ask(
-                "facet",
-                collection_name=self.name,
-                key="origin",
-                facet_filter=models.Filter(must_not=unseen),
-                limit=10,
-                exact=True,
-            ).hits
-            for hit in hits:
-                origins[str(hit.value)] = int(hit.count)
+        hits = self.connection.ask(
+            "facet",
+            collection_name=self.name,
+            key="origin",
+            facet_filter=models.Filter(must_not=unseen),
+            limit=10,
+            exact=True,
+        ).hits
+        for hit in hits:
+            origins[str(hit.value)] = int(hit.count)
         origins[""] = pages - sum(origins.values())
         return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
 
@@ -352,13 +345,11 @@ class ServerStore:
             (must if vectors else must_not).append(models.HasVectorCondition(has_vector=VECTOR_NAME))
         if sketch is not None:
             (must if sketch else must_not).append(models.HasVectorCondition(has_vector=SKETCH_NAME))
-        if origins is not None and self.has_words:
+        if origins is not None:
             should: list[Any] = [any_of("origin", [origin]) for origin in origins if origin]
             if "" in origins:
                 should.append(models.IsEmptyCondition(is_empty=models.PayloadField(key="origin")))
             must.append(models.Filter(should=should))
-        elif origins is not None and "" not in origins:
-            return
         some = models.Filter(must=must or None, must_not=must_not or None)
         for record in self.connection.scroll(self.name, some, with_payload=[*PLACE, "image"]):
             yield _page(record)

@@ -113,7 +113,7 @@ class ServerRecords:
 
 
 def _stamped_before(stamp: int) -> models.Filter:
-    """Return the filter for records with an earlier stamp, or none, as earlier versions wrote them."""
+    """Return the filter for records with an earlier stamp, or none."""
     earlier = models.FieldCondition(key=STAMP, range=models.Range(lt=stamp))
     return models.Filter(should=[models.IsEmptyCondition(is_empty=models.PayloadField(key=STAMP)), earlier])
 

@@ -40,7 +40,7 @@ def page_id(file: str, number: int) -> str:
 
 Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
 """Where the text of a page was found: in the file, or by OCR. Or why it has none: there is no layer and it waits for
-OCR, OCR found nothing, OCR failed, or nobody has looked yet, as in libraries of earlier versions."""
+OCR, OCR found nothing, OCR failed, or nobody has looked yet."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Store(Protocol):
 
     sketches: Sketches | None
 
-    def prepare(self, *, dim: int | None, words: bool) -> None:
-        """Make room for vectors of a dimension, or for words, in a store that was made without."""
+    def prepare(self, dim: int) -> None:
+        """Make room for vectors of a dimension, in a store that was made without."""
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         """Keep pages; one that is there already is replaced."""

@@ -170,7 +170,7 @@ class Family(ABC):
         return self.name
 
     def __eq__(self, other: object) -> bool:
-        """A family is equal to its name, which is what `family` of an encoder was in earlier versions."""
+        """A family is equal to its name."""
         return other == self.name if isinstance(other, str) else self is other
 
     def __hash__(self) -> int:
