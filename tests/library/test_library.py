@@ -755,9 +755,9 @@ def test_another_format_or_a_torn_file_is_refused(tmp_path, model):
     home = tmp_path / "lib" / "library.json"
     record = json.loads(home.read_text())
     home.write_text(json.dumps({**record, "format": 4}))
-    with pytest.raises(RandSlotError, match="has format 4, and this version of randslot reads 1 to 3"):
+    with pytest.raises(RandSlotError, match="has format 4, and this version of randslot reads 2 and 3"):
         Library(tmp_path / "lib")
-    home.write_text(json.dumps({"format": 1, "model": {}}))
+    home.write_text(json.dumps({"format": 2, "model": {}}))
     with pytest.raises(RandSlotError, match="does not say which model"):
         Library(tmp_path / "lib")
     for damaged in ({"format": 2}, {**record, "words": {"language": 7}}):

@@ -416,7 +416,7 @@ def test_wrong_uses_of_load_are_one_line(tmp_path):
     with pytest.raises(RandSlotError, match="not a folder here, and not a hub id"):
         randslot.load("no-such-thing")
     with pytest.raises(
-        UsageError, match=r"unknown backbone shape 'huge'; known ones: embedded, .*qwen2\.5-vl-3b, qwen2\.5-vl-tiny"
+        UsageError, match=r"unknown backbone shape 'huge'; known ones: llama-tiny, .*qwen2\.5-vl-3b, qwen2\.5-vl-tiny"
     ):
         randslot.untrained("huge")
     with pytest.raises(UsageError, match="unknown family"):
