@@ -69,21 +69,6 @@ def test_a_library_on_a_retrieval_model_opens_with_its_template(tmp_path):
         Library(tmp_path / "lib", randslot.load(checkpoint, visual_tokens=16)).close()
 
 
-def test_a_library_of_before_templates_had_names_opens(tmp_path):
-    make("qwen3-vl").save_pretrained(str(tmp_path / "model"))
-    noise(64, 96, 1).save(tmp_path / "a.png")
-    with Library(tmp_path / "lib", str(tmp_path / "model")) as library:
-        library.add([tmp_path / "a.png"])
-    for file, part in ((tmp_path / "lib" / "library.json", "model"), (tmp_path / "model" / "randslot.json", None)):
-        content = json.loads(file.read_text())
-        assert (content[part] if part else content).pop("template") == "paper"
-        file.write_text(json.dumps(content))
-    with Library(tmp_path / "lib", str(tmp_path / "model")) as library:
-        assert len(library.search("tax", by="vectors")) == 1
-    with Library(tmp_path / "lib") as library:
-        assert len(library.search("tax", by="vectors")) == 1
-
-
 def test_equal_pages_come_in_the_order_of_their_names(library, tmp_path):
     names = ["d.png", "a.png", "c.png", "b.png"]
     for name in names:

@@ -274,21 +274,6 @@ def test_libraries_with_other_usual_languages_are_copied_into_one_that_takes_all
             assert Path(hit.source).name == name
 
 
-def test_a_library_of_an_earlier_version_keeps_its_one_language(tmp_path, papers, letters):
-    with Library(tmp_path / "lib") as library:
-        library.add(papers, workers=1)
-    file = tmp_path / "lib" / "library.json"
-    about = json.loads(file.read_text())
-    file.write_text(json.dumps(about | {"words": {"language": "english"}}))
-    with Library(tmp_path / "lib") as library:
-        library.add(letters, workers=1)
-        assert (library.words.languages, found(library, "Rechnung"), found(library, "batteries")) == (
-            ("english",),
-            [],
-            [3],
-        )
-
-
 def test_a_copy_has_the_languages_of_both(library, letters, papers, tmp_path):
     library.add(letters, workers=1)
     with Library(tmp_path / "new") as other:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +25,6 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
 from randslot.model.families.family import Processors
 from randslot.model.families.qwen3_vl import EMBEDDING
-from randslot.model.families.qwen_vl import QwenVL
 from randslot.model.remote_model import open_model
 from randslot.model.template import PAPER, Template
 from support.exports import far, follow, save
@@ -149,25 +147,6 @@ def test_the_template_is_saved_and_belongs_to_the_model(checkpoint, pages, tmp_p
         randslot.load(tmp_path / "model", template=PAPER, device="cpu")
 
 
-def test_a_model_of_before_has_the_papers_template_and_its_old_key(tmp_path, pages):
-    model = make("qwen3-vl")
-    folder = save(model, tmp_path / "model")
-    config = json.loads((folder / "randslot.json").read_text())
-    assert config.pop("template") == PAPER
-    (folder / "randslot.json").write_text(json.dumps(config))
-    again = randslot.load(folder, device="cpu")
-    assert again.settings.template == PAPER
-    assert far(again.encode_document(pages), model.encode_document(pages)) == 0
-
-    encoder = again.encoder
-    digest = blake2b(digest_size=12)
-    for name, tensor in sorted(again.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.numpy().tobytes())
-    digest.update(QwenVL.page_prompt.encode() + encoder.image_processor.to_json_string().encode())
-    digest.update(encoder.tokenizer.backend_tokenizer.to_str().encode())
-    assert again.weights_key == digest.hexdigest()
-
-
 def test_another_template_is_another_key(checkpoint):
     keys = {randslot.load(checkpoint, template=name, device="cpu").weights_key for name in (PAPER, "embedding")}
     assert len(keys) == 2
@@ -226,13 +205,3 @@ def test_the_shell_example_of_an_export_is_valid(checkpoint, tmp_path):
     assert body["input"][0].startswith(
         "<|im_start|>system\nRepresent the user's input.<|im_end|>\n<|im_start|>user\nrev"
     )
-
-
-def test_an_export_of_before_has_raw_queries(queries, tmp_path):
-    model = make("qwen3-vl", slots="zero")
-    serving = export_model(save(model, tmp_path / "model"), tmp_path / "out")
-    assert serving.pop("query_prompt") == "{query}"
-    del serving["settings"]["template"]
-    (tmp_path / "out" / "serving.json").write_text(json.dumps(serving))
-    with serve(TokenStates(tmp_path / "out").answer, tmp_path / "out") as url:
-        assert far(randslot.remote(url).encode_query(queries), model.encode_query(queries)) < 1e-5

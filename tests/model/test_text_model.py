@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -100,17 +99,6 @@ def test_what_is_behind_the_limit_has_no_part_in_the_vectors(tmp_path):
     assert not torch.allclose(model.encode_document(text), model.encode_document("a text of twenty or not"), atol=1e-3)
     model.save_pretrained(str(tmp_path / "model"))
     assert randslot.load(tmp_path / "model").settings.text_tokens == 100
-
-
-def test_a_model_of_before_has_the_default(tmp_path):
-    model = make("qwen3")
-    model.save_pretrained(str(tmp_path / "model"))
-    file = tmp_path / "model" / "randslot.json"
-    config = json.loads(file.read_text())
-    for name in ("text_tokens", "template", "reduction"):
-        del config[name]
-    file.write_text(json.dumps(config))
-    assert randslot.load(tmp_path / "model").settings == model.settings
 
 
 def test_a_page_of_a_file_is_read_and_one_without_text_is_told(tmp_path):
