@@ -38,12 +38,12 @@ from embedded import NUM_REPORTS, HeldOut
 from record import keep, print_table, time_ways
 
 import randslot
-from randslot.lab.evaluation.metrics import ndcg_of_each
-from randslot.lab.evaluation.tasks import own_task
+from randslot.evaluate.metrics import ndcg_of_each
+from randslot.evaluate.tasks import own_task
+from randslot.model.loading import make_student
 from randslot.model.model import RandSlotModel
-from randslot.model.student import make_student
 from randslot.pages import read_page_text
-from randslot.training.distill import Distillation, distill
+from randslot.train.distill import Distillation, distill
 from research.samples.reports import make_reports
 from research.samples.sets import ask_all
 

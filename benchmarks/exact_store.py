@@ -19,8 +19,16 @@ import numkong
 import numpy as np
 from numpy.typing import NDArray
 
-from randslot.library.stores.store import Contents, Origin, StoredPage, StoreHit, StoreQuery, Vectors, Where
-from randslot.library.stores.tuning import DEFAULT_TUNING
+from randslot.library.stores.base import (
+    DEFAULT_TUNING,
+    Contents,
+    Origin,
+    StoredPage,
+    StoreHit,
+    StoreQuery,
+    Vectors,
+    Where,
+)
 
 BLOCK_BYTES = 2**26  # of scores at a time
 FEW = 32  # query vectors up to which reading is what takes time; with more of them, multiplying

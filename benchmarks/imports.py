@@ -40,7 +40,7 @@ SERVER_STEPS = {
     "grpc": "import grpc",
     "the messages of qdrant_client, without its first file": MESSAGES,
     "qdrant_client": "import qdrant_client",
-    "the library and qdrant_client": "import randslot.library.library, randslot.library.stores.server_location",
+    "the library and qdrant_client": "import randslot.library.library, randslot.library.stores.qdrant",
 }
 PACKAGES = ("torch", "transformers", "sklearn", "scipy", "pandas", "datasets", "accelerate", "peft")
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from record import keep, print_table
 
-from randslot.lab.evaluation.evaluate import evaluate_model
-from randslot.lab.evaluation.result import Result
-from randslot.lab.evaluation.search import evaluate_search
-from randslot.lab.evaluation.tasks import own_task
+from randslot.evaluate.evaluate import evaluate_model
+from randslot.evaluate.result import Result
+from randslot.evaluate.search import evaluate_search
+from randslot.evaluate.tasks import own_task
 
 MODEL = "embedded"
 

@@ -36,16 +36,14 @@ import torch
 from numpy.typing import NDArray
 from record import keep, print_table
 
-from randslot.lab.analysis.compare import judge, judge_tasks
-from randslot.lab.evaluation.metrics import ndcg
+from randslot.evaluate.compare import judge, judge_tasks
+from randslot.evaluate.metrics import ndcg
 from randslot.library.library import Library
 from randslot.library.results import BY, By
-from randslot.library.stores.store import StoreQuery, Where
-from randslot.library.stores.tuning import DEFAULT_TUNING
+from randslot.library.stores.base import DEFAULT_TUNING, StoreQuery, Where
 from randslot.model import open_model
-from randslot.model.use_reader import NAME, UseReader
-from randslot.model.windows import cut_windows
-from randslot.words.languages import DEFAULT, is_foreign
+from randslot.model.text_reader import NAME, UseReader, cut_windows
+from randslot.words.language import DEFAULT, is_foreign
 from randslot.words.query import read_query
 from research.manuals import list_questions
 from words import HALVES, HITS, Half, Question, combine, open_half

@@ -22,11 +22,10 @@ from qdrant_client import grpc as q
 from qdrant_nodes import find_program, running
 from record import keep, print_table
 
-from randslot.lab.analysis.cost import Budget
-from randslot.library.address import Address, read_address
-from randslot.library.stores.connection import connect
-from randslot.library.stores.server import ServerStore, make_point, split_pages
-from randslot.library.stores.store import StoredPage
+from randslot.evaluate.analysis import Budget
+from randslot.library.stores.base import StoredPage
+from randslot.library.stores.qdrant import ServerStore, make_point, split_pages
+from randslot.library.stores.qdrant_connection import Address, connect, read_address
 
 SIZES = ((4, 2048), (4, 256))
 PLANNED = Budget("RandSlot", 4, 4, 2048)

@@ -29,8 +29,8 @@ from record import RESULTS, keep, print_table
 from scale import cpu_of
 
 from randslot.library.results import Progress
-from randslot.library.sketching import Sketching
-from randslot.library.stores.store import StoreQuery, Where
+from randslot.library.sketches import Sketching
+from randslot.library.stores.base import StoreQuery, Where
 
 SEARCHES = 100
 SHOWN = (
@@ -87,7 +87,7 @@ def say(line: str) -> None:
 
 
 def has_codes(dim: int) -> bool:
-    from randslot.library.stores.tuning import DEFAULT_TUNING
+    from randslot.library.stores.base import DEFAULT_TUNING
 
     return DEFAULT_TUNING.has_codes(dim)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from record import keep, print_table
 
-from randslot.library.reading.workers import Renderers
+from randslot.library.workers import Renderers
 
 
 def time_file(renderers: Renderers, file: str, num_pages: int) -> list[float]:

@@ -37,11 +37,11 @@ from torch import Tensor
 
 import randslot
 from randslot.model.encoder import SlotEncoder
-from randslot.model.families.family import Backbone
+from randslot.model.families.base import Backbone
 from randslot.model.model import RandSlotModel
 from randslot.model.readout import read_once, read_stepwise
-from randslot.training.loss import Loss
-from randslot.training.rehearsal import rehearsing
+from randslot.train.loss import Loss
+from randslot.train.plan import rehearsing
 
 # A shape, and what a quarter of its layers is; the pages: scans of A4 and of letter, a slide, a small picture.
 QUARTERS: dict[str, dict[str, Any]] = {

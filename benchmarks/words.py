@@ -47,13 +47,12 @@ from numpy.typing import NDArray
 from record import keep, print_table, time_command
 
 import randslot
-from randslot.lab.evaluation.metrics import ndcg
-from randslot.lab.evaluation.tasks import own_task
+from randslot.evaluate.metrics import ndcg
+from randslot.evaluate.tasks import own_task
+from randslot.library.languages import make_stored_text, read_stored_text
+from randslot.library.models import LIGHT
+from randslot.library.stores.base import DEFAULT_TUNING, StoredPage, StoreQuery, Where, page_id
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.store import StoredPage, StoreQuery, Where, page_id
-from randslot.library.stores.tuning import DEFAULT_TUNING
-from randslot.library.texts import make_stored_text, read_stored_text
-from randslot.library.trust import LIGHT
 from randslot.pages.text import PageText
 from randslot.words import analyzer as analyzer_module
 from randslot.words import query as query_module

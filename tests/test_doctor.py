@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from randslot import doctor
 from randslot.cli import app
 from randslot.library.library import Library
-from randslot.library.local_service import LocalService
+from randslot.library.sharing import LocalService
 
 
 @pytest.fixture(autouse=True)

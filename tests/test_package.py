@@ -169,7 +169,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_what_runs_on_every_core_of_a_cluster_is_light():
     heavy = "[m for m in ('torch', 'transformers') if m in sys.modules]"
-    code = f"import sys, randslot.library.reading.ray_tasks; print({heavy})"
+    code = f"import sys, randslot.library.ray; print({heavy})"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

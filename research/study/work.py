@@ -22,20 +22,16 @@ import torch
 from numpy.typing import NDArray
 
 from randslot.errors import RandSlotError, first_line
+from randslot.evaluate.analysis import count_winners, find_winners, intervene, positive_pairs, sweep_budgets
+from randslot.evaluate.evaluate import Evaluation
+from randslot.evaluate.result import Result
+from randslot.evaluate.runs import Part, Run, full_view, macro, read_runs, score_part
+from randslot.evaluate.tables import describe_machine
+from randslot.evaluate.tasks import Task
 from randslot.files import read_json
-from randslot.lab.analysis.budgets import sweep_budgets
-from randslot.lab.analysis.readouts import intervene
-from randslot.lab.analysis.runs import Part, Run, read_runs
-from randslot.lab.analysis.views import full_view, macro, score_part
-from randslot.lab.analysis.winners import count_winners, find_winners, positive_pairs
-from randslot.lab.evaluation.evaluate import Evaluation
-from randslot.lab.evaluation.result import Result
-from randslot.lab.evaluation.tasks import Task
-from randslot.machine import describe_machine
 from randslot.model import load
 from randslot.model.reader import SIDES
-from randslot.training.train import LOSSES, RUN, train
-from randslot.training.watch import read_losses
+from randslot.train.train import LOSSES, RUN, read_losses, train
 
 from .plan import BUDGET, MOST, Job, Study
 from .rows import COLUMNS, Inference, Record, Row, TaskSize, write_row

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .errors import RandSlotError, UsageError
     from .library.library import Library
     from .model import Settings, SlotEncoder, load, open_model, remote, tiny, untrained
-    from .training.recipe import Recipe
-    from .training.train import train
+    from .train.recipe import Recipe
+    from .train.train import train
 
 __version__ = "0.1.0"
 __all__ = [

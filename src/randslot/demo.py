@@ -24,8 +24,8 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from .errors import MissingError, UsageError
-from .library.binding import EMBEDDED
 from .library.library import Library, delete_library
+from .library.models import EMBEDDED
 from .library.show import mark_words
 from .pages import open_page
 from .words.snippets import Box, Snippet

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from . import __version__
 from .errors import RandSlotError, first_line
 from .extras import MODEL
-from .library.address import default_library, is_address
+from .library.stores.qdrant_connection import default_library, is_address
 
 State = Literal["ok", "missing", "broken"]
 LEAST_PYTHON = (3, 11)
@@ -264,7 +264,7 @@ def _check_fonts() -> Finding:
 
 
 def _check_browser() -> Finding:
-    from .library.opening import BROWSERS, has_screen
+    from .library.show import BROWSERS, has_screen
 
     try:
         browser = webbrowser.get()
@@ -319,7 +319,7 @@ def _is_own_socket(path: str) -> bool:
 
 def _ask_service(path: str) -> Finding:
     """Ask a process that has a library open what it is."""
-    from .library.served_library import ServedLibrary
+    from .library.sharing import ServedLibrary
 
     try:
         with ServedLibrary(path, path) as library:

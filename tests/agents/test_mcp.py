@@ -22,11 +22,12 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from PIL import Image
 
-from randslot.agents import answers, mcp_server
+from randslot.agents import mcp_server
+from randslot.agents import tools as answers
 from randslot.cli import main
 from randslot.library.library import Library
-from randslot.serve import mcp_route
-from randslot.serve.guard import Access
+from randslot.serve import mcp_http as mcp_route
+from randslot.serve.access import Access
 from support.models import noise
 from support.pdf import write_drawings, write_pages, write_pdf
 from support.services import TOKEN, client_of, serving

@@ -18,7 +18,7 @@ from PIL import Image
 from randslot.errors import RandSlotError, UsageError
 from randslot.integrations.pages import PICTURE_BYTES, Finder, read_picture
 from randslot.library.library import Library
-from randslot.library.local_service import LocalService
+from randslot.library.sharing import LocalService
 from support.pdf import write_pages
 
 pytestmark = [pytest.mark.xdist_group("retrievers"), pytest.mark.filterwarnings("ignore")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from randslot.errors import BusyError, RandSlotError
-from randslot.library.lease import Clock, Held, WriteLease, read_name
+from randslot.library.stores.qdrant_manifest import Clock, Held, WriteLease, read_name
 
 
 class RecordsInMemory:

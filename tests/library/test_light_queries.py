@@ -18,10 +18,10 @@ from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import models
 from randslot.library.library import Library
+from randslot.model.loading import make_student
 from randslot.model.reader import Identity
-from randslot.model.student import make_student
+from randslot.serve.access import Access
 from randslot.serve.app import make_app
-from randslot.serve.guard import Access
 from randslot.serve.service import Service
 from support.libraries import ToyReader
 from support.pdf import write_pdf

@@ -15,10 +15,8 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
-from randslot.library.reading.sizes import describe_size
-from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.server import split_pages
-from randslot.library.stores.store import (
+from randslot.library.readers import describe_size
+from randslot.library.stores.base import (
     MOST_NUMBERS,
     StoredPage,
     StoreQuery,
@@ -27,6 +25,8 @@ from randslot.library.stores.store import (
     page_id,
     pages_at_once,
 )
+from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.qdrant import split_pages
 from randslot.model import open_model
 from randslot.pages import open_page, read_page_text
 from support import others

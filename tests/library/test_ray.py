@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import randslot
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
+from randslot.library import ray as cluster
+from randslot.library import ray as ray_tasks
 from randslot.library.library import Library
-from randslot.library.reading import ray as cluster
-from randslot.library.reading import ray_tasks
 from support.libraries import same, write_tiff
 from support.models import noise
 from support.pdf import write_pdf

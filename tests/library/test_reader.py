@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from randslot.errors import UsageError
-from randslot.library.binding import check_model
 from randslot.library.library import Library
+from randslot.library.models import check_model
 from randslot.library.show import show_vectors
 from support.libraries import ToyReader, write_tiff
 from support.models import noise

@@ -17,9 +17,7 @@ from typer.testing import CliRunner
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.library.local_service import LocalService, clear_stale
-from randslot.library.served_library import ServedLibrary, open_library, share
-from randslot.library.shared import SharedLibrary
+from randslot.library.sharing import LocalService, ServedLibrary, SharedLibrary, clear_stale, open_library, share
 from support.models import noise
 from support.pdf import write_pages
 
@@ -126,7 +124,7 @@ def test_who_uses_a_library_is_waited_for_before_it_is_let_go(tmp_path, papers, 
     shared = SharedLibrary(tmp_path / "lib")
     with shared.use() as used:
         with open_library(tmp_path / "lib") as asked:
-            monkeypatch.setattr("randslot.library.shared.LET_GO_SECONDS", 0.05)
+            monkeypatch.setattr("randslot.library.sharing.LET_GO_SECONDS", 0.05)
             assert not asked.ask_to_let_go()
         assert len(used.search("battery")) == 1
     with open_library(tmp_path / "lib") as asked:

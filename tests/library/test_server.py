@@ -23,26 +23,32 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import BusyError, RandSlotError, UsageError
-from randslot.library.address import Address, read_address
+from randslot.library.languages import make_stored_text
 from randslot.library.library import Library
-from randslot.library.stores import connection as connecting
-from randslot.library.stores.connection import (
+from randslot.library.stores import qdrant_connection as connecting
+from randslot.library.stores.base import StoredPage, StoreQuery, Where, make_payload
+from randslot.library.stores.qdrant import (
+    ABOUT_ID,
+    DEFAULT_LIMITS,
+    RequestLimits,
+    ServerRecords,
+    ServerStore,
+    make_point,
+    split_pages,
+)
+from randslot.library.stores.qdrant_connection import (
     ANSWER_SECONDS,
     FIRST_SECONDS,
     RETRY_SECONDS,
     WAITS,
+    Address,
     Connection,
     connect,
+    read_address,
 )
-from randslot.library.stores.payload import make_payload
-from randslot.library.stores.server import DEFAULT_LIMITS, RequestLimits, ServerStore, make_point, split_pages
-from randslot.library.stores.server_location import ABOUT_ID, ServerRecords
-from randslot.library.stores.store import StoredPage, StoreQuery, Where
-from randslot.library.texts import make_stored_text
 from randslot.pages.text import PageText
-from randslot.serve.choices import Choice
-from randslot.serve.limits import UploadLimits
-from randslot.serve.service import Service
+from randslot.serve.access import UploadLimits
+from randslot.serve.service import Choice, Service
 from randslot.words.analyzer import get_analyzer
 from support.libraries import visible, write_tiff
 from support.models import noise
@@ -493,8 +499,8 @@ def test_the_key_comes_from_the_environment(monkeypatch, model):
 CONNECT = """
 import sys
 from randslot.errors import RandSlotError
-from randslot.library.address import read_address
-from randslot.library.stores.connection import connect
+from randslot.library.stores.qdrant_connection import read_address
+from randslot.library.stores.qdrant_connection import connect
 try:
     print(connect(read_address(sys.argv[1])).ask("info").title)
 except RandSlotError as error:

@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library import models, sketching
-from randslot.library.address import read_address
+from randslot.library import models
+from randslot.library import sketches as sketching
 from randslot.library.library import Library
 from randslot.library.results import Progress
-from randslot.library.stores.connection import connect
+from randslot.library.stores.base import Sketches, Store, StoredPage, StoredText, StoreQuery, Where
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.server import ServerStore
-from randslot.library.stores.sketches import AT_ONCE, NUMBERS, Sketcher, find_nearest, fit_sketcher
-from randslot.library.stores.store import Sketches, Store, StoredPage, StoredText, StoreQuery, Where
-from randslot.words.terms import Terms
+from randslot.library.stores.qdrant import ServerStore
+from randslot.library.stores.qdrant_connection import connect, read_address
+from randslot.library.stores.sketch import AT_ONCE, NUMBERS, Sketcher, find_nearest, fit_sketcher
+from randslot.words.analyzer import Terms
 from support.libraries import ToyReader, new_collection, write_tiff
 from support.qdrant_server import serving
 
@@ -294,7 +294,7 @@ def test_sketches_that_are_made_again_are_all_new(tmp_path, papers):
 
 def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch):
     """Sketches that are fitted to one kind of queries must find enough for lines of pages too."""
-    from randslot.library.sketching import Sketching
+    from randslot.library.sketches import Sketching
 
     store = EdgeStore(tmp_path / "pages", DIM)
     pages = make_pages(400)
@@ -312,7 +312,7 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
 
     queries, lines = ([f"{kind} {number}" for number in range(300)] for kind in ("query", "line"))
     monkeypatch.setattr(sketching, "CANDIDATES", (20,))
-    monkeypatch.setattr("randslot.library.stores.store.FULL_FOR_EACH", 1)
+    monkeypatch.setattr("randslot.library.stores.base.FULL_FOR_EACH", 1)
     said: list[object] = []
 
     def attempt() -> None:

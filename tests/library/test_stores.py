@@ -20,13 +20,21 @@ import numpy as np
 import pytest
 from exact_store import ExactStore
 
-from randslot.library.address import read_address
-from randslot.library.stores.connection import connect
+from randslot.library.languages import make_stored_text
+from randslot.library.stores.base import (
+    DEFAULT_TUNING,
+    Contents,
+    Store,
+    StoredPage,
+    StoredText,
+    StoreQuery,
+    Tuning,
+    Where,
+    page_id,
+)
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.server import ServerStore
-from randslot.library.stores.store import Contents, Store, StoredPage, StoredText, StoreQuery, Where, page_id
-from randslot.library.stores.tuning import DEFAULT_TUNING, Tuning
-from randslot.library.texts import make_stored_text
+from randslot.library.stores.qdrant import ServerStore
+from randslot.library.stores.qdrant_connection import connect, read_address
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
@@ -464,9 +472,9 @@ BUILD = """
 import sys, uuid
 from pathlib import Path
 import numpy as np
-from randslot.library.stores.connection import Connection, connect
+from randslot.library.stores.qdrant_connection import Connection, connect
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.store import StoredPage
+from randslot.library.stores.base import StoredPage
 
 store = EdgeStore(Path(sys.argv[1]), 1024)
 vectors = np.full((4, 1024), 1 / 32, np.float32)

@@ -17,9 +17,9 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.library import show
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
+from randslot.library.models import Trust
 from randslot.library.results import Summary
 from randslot.library.show import print_end
-from randslot.library.trust import Trust
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
 from support.pdf import write_pages, write_unicode
@@ -171,7 +171,7 @@ def test_the_language_is_that_of_the_pages(tmp_path, language, text, query):
 
 @pytest.mark.parametrize("again", [None, "none"])
 def test_counting_that_was_stopped_goes_on(library, tmp_path, monkeypatch, again):
-    monkeypatch.setattr("randslot.library.fill.TOGETHER", 1)
+    monkeypatch.setattr("randslot.library.backfill.TOGETHER", 1)
     counted: list[int] = []
     library.read_words(language="none", progress=lambda now: counted.append(now.pages_done), stop=lambda: True)
     assert counted == [1]

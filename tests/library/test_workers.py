@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from randslot.errors import RandSlotError
-from randslot.library.reading import worker, workers
-from randslot.library.reading.workers import Renderers, Worker
+from randslot.library import worker, workers
+from randslot.library.workers import Renderers, Worker
 from randslot.pages import NO_TEXT, Page, ocr, open_page
 from support.libraries import write_tiff
 from support.models import noise
@@ -287,7 +287,7 @@ def test_nothing_is_printed_when_a_worker_is_killed_while_a_request_is_written(t
     """Not then, and not at the exit of Python, which closes pipes."""
     code = """
 import os, signal, threading
-from randslot.library.reading.workers import Renderers
+from randslot.library.workers import Renderers
 renderers = Renderers(2)
 for worker in renderers.workers:
     worker._start()
@@ -307,7 +307,7 @@ for request in requests:
 def test_a_worker_whose_parent_ends_before_the_answer_prints_nothing(tmp_path):
     noise(500, 600).save(tmp_path / "x.png")
     process = subprocess.Popen(
-        [sys.executable, "-m", "randslot.library.reading.worker"],
+        [sys.executable, "-m", "randslot.library.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from randslot.model.ahead import Ahead, cut_by_positions, in_shares, page_share
+from randslot.model.batching import Ahead, cut_by_positions, in_shares, page_share
 from support.models import make, noise
 
 SIZES = [(64, 64), (256, 96), (64, 96), (300, 200), (96, 64), (128, 128)]
@@ -101,7 +101,7 @@ def test_waiting_is_measured_and_an_error_arrives_where_it_belongs():
 def test_memory_of_pages_that_threads_made_ready_is_given_back():
     code = """
 from pathlib import Path
-from randslot.model.ahead import Ahead, return_freed_memory
+from randslot.model.batching import Ahead, return_freed_memory
 
 def resident() -> int:
     return int(next(line for line in Path("/proc/self/status").open() if line.startswith("VmRSS")).split()[1])

@@ -8,8 +8,8 @@ from peft import LoraConfig
 from transformers import AutoModel
 
 import randslot
+from randslot.model.backbone import make_tokenizer
 from randslot.model.families.qwen_vl import QwenVL
-from randslot.model.tokenizer import make_tokenizer
 from support.models import language_model, make, safe_half_precision
 
 # Parameters without a language head, of the adapter; width, layers, heads, of keys, feed-forward; layers and width

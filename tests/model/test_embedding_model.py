@@ -16,10 +16,10 @@ from transformers import ColQwen2ForRetrieval
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import EmbeddingModel, open_model
-from randslot.model.embedding_loading import _without_video
 from randslot.model.loading import adopt
 from randslot.model.reader import read_identity
-from randslot.model.windows import cut_windows
+from randslot.model.sentence_loading import _without_video
+from randslot.model.text_reader import cut_windows
 from support import others
 from support.models import noise
 

@@ -16,7 +16,7 @@ import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import RandSlotModel, open_model
 from randslot.model.hub import Source
-from randslot.model.kinds import find_kind
+from randslot.model.sentence_loading import find_kind
 from support import others
 
 

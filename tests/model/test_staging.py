@@ -12,7 +12,7 @@ import torch
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import EmbeddingModel, open_model
 from randslot.model.hub import Source
-from randslot.model.staging import hash_code, is_code_trusted, list_code, staged
+from randslot.model.sentence_loading import hash_code, is_code_trusted, list_code, staged
 from support import others
 
 CODE = """

@@ -9,8 +9,8 @@ import torch
 
 import randslot
 from randslot.errors import UsageError
-from randslot.model.still_vision import StillVision
-from randslot.training.recipe import make_recipe
+from randslot.model.frozen_vision import StillVision
+from randslot.train.recipe import make_recipe
 from support.models import make
 from support.pairs import small
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 import randslot
 from randslot.errors import RandSlotError
+from randslot.model.backbone import make_tokenizer
 from randslot.model.families import find_family
 from randslot.model.families.text_model import TextModel, cut_text
-from randslot.model.tokenizer import make_tokenizer
 from randslot.pages import NoTextError, Page
 from support.models import TEXT_FAMILIES, make, noise
 from support.pdf import write_pdf

@@ -13,11 +13,13 @@ import pytest
 
 from randslot.errors import MissingError, UsageError
 from randslot.library.library import Library
-from randslot.library.stores.store import StoreHit, StoreQuery
-from randslot.library.trust import ACROSS, LIGHT, STRONG, Trust
-from randslot.model import open_model, remote_model, use_reader
+from randslot.library.models import ACROSS, LIGHT, STRONG, Trust
+from randslot.library.stores.base import StoreHit, StoreQuery
+from randslot.model import open_model
+from randslot.model import remote as remote_model
+from randslot.model import text_reader as use_reader
 from randslot.model.reader import read_identity
-from randslot.model.use_reader import NAME, UseReader
+from randslot.model.text_reader import NAME, UseReader
 from support.pdf import write_drawings
 
 PAGES = ["How to restore files from a backup tape.", "The colours of a plot are set by its palette."]

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from randslot.pages import NO_TEXT, OpenPdf, Page, pdf_text, read_file_text
+from randslot.pages import NO_TEXT, OpenPdf, Page, read_file_text
+from randslot.pages import pdf as pdf_text
 from randslot.pages import pdf as pdfs
 from support.pdf import GLYPH_NUMBERS, write_drawing, write_drawings, write_lines, write_pdf
 

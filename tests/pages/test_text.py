@@ -10,8 +10,9 @@ import pypdfium2.raw as pdf_api
 import pytest
 
 from randslot.errors import RandSlotError
-from randslot.pages import NO_TEXT, Page, pdf_text
-from randslot.pages.words import clean_word
+from randslot.pages import NO_TEXT, Page
+from randslot.pages import pdf as pdf_text
+from randslot.pages.text import clean_word
 from research.samples.drawing import draw_report
 from research.samples.reports import make_reports
 from support.models import noise

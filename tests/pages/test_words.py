@@ -7,7 +7,7 @@ import time
 import pytest
 
 from randslot.pages import NO_TEXT, Page
-from randslot.pages.words import clean_word, find_known, is_legible, join_parts
+from randslot.pages.text import clean_word, find_known, is_legible, join_parts
 from support.pdf import write_drawing, write_lines
 
 ENGLISH = (

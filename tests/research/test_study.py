@@ -16,10 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.lab.analysis.readouts import intervene
-from randslot.lab.analysis.runs import read_runs
-from randslot.lab.analysis.winners import count_winners
-from randslot.lab.evaluation.result import read_results
+from randslot.evaluate.analysis import count_winners, intervene
+from randslot.evaluate.result import read_results
+from randslot.evaluate.runs import read_runs
 from research.study.__main__ import study as study_command
 from research.study.measures import FULL, measure_rows
 from research.study.plan import Study, read_study

@@ -13,12 +13,11 @@ from PIL import Image
 
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
-from randslot.library.stores.store import page_id
+from randslot.library.stores.base import page_id
 from randslot.model import open_model
+from randslot.serve.access import PAGE, Access, Refused, UploadLimits
 from randslot.serve.app import PAGES, make_app
-from randslot.serve.guard import PAGE, Access
-from randslot.serve.limits import Refused, UploadLimits
-from randslot.serve.searches import Options, Searches
+from randslot.serve.service import Options, Searches
 from support import others
 from support.libraries import ToyReader
 from support.services import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for

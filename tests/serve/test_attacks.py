@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from randslot.serve import guard, uploads
-from randslot.serve.guard import COOKIE, HEADERS, Access
-from randslot.serve.limits import UploadLimits
+from randslot.serve import access as guard
+from randslot.serve import uploads
+from randslot.serve.access import COOKIE, HEADERS, Access, UploadLimits
 from support.libraries import ToyReader
 from support.services import TOKEN, client_of, documents, listening, pdf, serving, upload, wait_for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from randslot.serve.guard import Access
+from randslot.serve.access import Access
 from randslot.serve.service import Service
 from support.pdf import write_lines, write_pages
 from support.services import SCRIPT, TOKEN, listening, pdf, serving

@@ -19,7 +19,7 @@ import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
 from randslot.serve import embeddings
-from randslot.serve.guard import Access
+from randslot.serve.access import Access
 from support.exports import far
 from support.libraries import ToyReader
 from support.models import make, noise

@@ -16,7 +16,7 @@ import pytest
 from randslot.cli import main
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
-from randslot.serve.listen import Visitors, is_local, listen, show_address
+from randslot.serve.run import Visitors, is_local, listen, show_address
 from support.pdf import write_pages
 from support.services import TOKEN, pdf
 
@@ -68,7 +68,7 @@ def test_a_library_is_made_only_if_that_is_asked_for(monkeypatch, capsys, tmp_pa
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"randslot: no library at {library}: randslot index makes one\n"
     assert not library.exists()
-    monkeypatch.setattr("randslot.serve.listen._run", lambda *_: None)
+    monkeypatch.setattr("randslot.serve.run._run", lambda *_: None)
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--new"])
     with pytest.raises(SystemExit) as stopped:
         main()

@@ -9,8 +9,8 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from randslot.serve.access import LOCAL, Access
 from randslot.serve.app import make_app
-from randslot.serve.guard import LOCAL, Access
 from support.services import documents
 
 pytestmark = [pytest.mark.xdist_group("schema"), pytest.mark.slow]

@@ -12,8 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from randslot.library.library import Library
-from randslot.library.manifest import File
-from randslot.library.names import tell_apart
+from randslot.library.manifest import File, tell_apart
 from randslot.serve import service as serving_module
 from randslot.serve.app import BUSY
 from randslot.serve.service import Service

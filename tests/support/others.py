@@ -29,8 +29,8 @@ from transformers import (
 )
 
 import randslot
+from randslot.model.backbone import make_tokenizer
 from randslot.model.families import find_family
-from randslot.model.tokenizer import make_tokenizer
 
 QWEN_TOKENS = find_family("qwen3-vl").special_tokens
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

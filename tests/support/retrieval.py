@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 import randslot
-from randslot.model.tokenizer import make_tokenizer
+from randslot.model.backbone import make_tokenizer
 from support.others import change, write_dense_modules
 
 PLACES = {name: f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")}

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from randslot.library.library import Library
 from randslot.model.reader import PageReader
+from randslot.serve.access import Access
 from randslot.serve.app import make_app
-from randslot.serve.guard import Access
 from randslot.serve.service import Service
 from support.pdf import write_pdf
 

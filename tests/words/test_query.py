@@ -7,7 +7,7 @@ import pytest
 from randslot.errors import UsageError
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import JOINED_WEIGHT, OTHER_WEIGHT, get_analyzer, get_page_analyzer
-from randslot.words.languages import NO_STEMS
+from randslot.words.language import NO_STEMS
 from randslot.words.query import MOST_CHARACTERS, list_named, read_query
 from randslot.words.snippets import LENGTH, MOST_BOXES, find_words
 

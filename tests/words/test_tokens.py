@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from randslot.words.analyzer import get_analyzer, list_words
-from randslot.words.languages import LANGUAGES, NO_STEMS, choose_language, detect_language, find_language, is_foreign
+from randslot.words.language import LANGUAGES, NO_STEMS, choose_language, detect_language, find_language, is_foreign
 from randslot.words.tokens import LONGEST, tokenize
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from .. import __version__
 from ..errors import RandSlotError
-from .answers import TEXT_CHARACTERS, Answers, Size
+from .tools import TEXT_CHARACTERS, Answers, Size
 
 MOST_HITS, MOST_DOCUMENTS = 20, 200
 QUERY_CHARACTERS = 1_000

@@ -14,11 +14,10 @@ from PIL import Image
 from ..errors import RandSlotError
 from ..library.library import Library
 from ..library.manifest import File
-from ..library.reading.workers import Renderers
 from ..library.results import Hit, Summary
-from ..library.shared import SharedLibrary
-from .adding import add_one, check_folders
-from .answers import Answers
+from ..library.sharing import SharedLibrary
+from ..library.workers import Renderers
+from .tools import Answers, add_one, check_folders
 
 DRAW_SECONDS = 20.0
 

@@ -10,8 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..extras import needs_extra
-from .dialog import tell
-from .options import TrustRemoteCode
+from .options import TrustRemoteCode, tell
 
 
 @needs_extra("evaluate")
@@ -39,9 +38,8 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from ..lab.analysis.analyse import analyse
-    from ..lab.analysis.report import write_report
-    from ..tables import check_style, write_table
+    from ..evaluate.analysis import analyse, write_report
+    from ..evaluate.tables import check_style, write_table
 
     check_style(style)
     sections = analyse(
@@ -85,17 +83,17 @@ def compare(
 
     randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
-    from ..tables import check_style, write_table
+    from ..evaluate.tables import check_style, write_table
 
     check_style(style)
     if data is None:
-        from ..lab.analysis.compare import compare_runs
+        from ..evaluate.compare import compare_runs
 
         print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
         return
-    from ..figures import draw_frontier
-    from ..lab.analysis.contest import compare_models, find_frontier, make_table
-    from ..lab.evaluation.tasks import own_task
+    from ..evaluate.contest import compare_models, find_frontier, make_table
+    from ..evaluate.plots import draw_frontier
+    from ..evaluate.tasks import own_task
 
     if base is not None:
         raise UsageError("--base is for folders of results: with --data others are compared with the first one named")
@@ -121,10 +119,9 @@ def profile(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..lab.analysis.profile import Protocol, measure_waiting, profile
-    from ..machine import describe_machine
+    from ..evaluate.profile import Protocol, measure_waiting, profile
+    from ..evaluate.tables import describe_machine, write_table
     from ..model import load
-    from ..tables import write_table
 
     try:
         rows, columns = map(int, page.lower().split("x"))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import UsageError
-from .dialog import agree, say_stopped
 from .help import ADVANCED, PlainCommand
 from .options import (
     AsJson,
@@ -26,13 +25,15 @@ from .options import (
     TrustRemoteCode,
     Workers,
     Yes,
+    agree,
     read_pairs,
+    say_stopped,
 )
 
 if TYPE_CHECKING:
     from ..library.library import Library
     from ..library.results import Summary
-    from ..library.served_library import ServedLibrary
+    from ..library.sharing import ServedLibrary
 
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 
@@ -108,7 +109,7 @@ def index(
 
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
-    from ..library.served_library import open_library, share
+    from ..library.sharing import open_library, share
     from ..library.show import (
         measure_again,
         print_end,

@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from .dialog import agree, say_stopped
 from .help import PlainCommand, PlainGroup
 from .index import read_scans
-from .options import AsJson, DryRun, Language, NoOcr, Ocr, OcrChoice, Place, Workers, Yes
+from .options import AsJson, DryRun, Language, NoOcr, Ocr, OcrChoice, Place, Workers, Yes, agree, say_stopped
 
 FEW_PAGES = 20_000  # for which sketches save little
 
@@ -30,7 +29,7 @@ def status(library: Place, as_json: AsJson = False) -> None:
 
     randslot library status -l mylib
     """
-    from ..library.served_library import open_library
+    from ..library.sharing import open_library
     from ..library.show import measure_again, print_status
 
     with open_library(library, create=False) as opened:
@@ -59,7 +58,7 @@ def words(
     randslot library words -l mylib --language german --no-ocr
     """
     from ..library.results import Summary
-    from ..library.served_library import open_library, share
+    from ..library.sharing import open_library, share
     from ..library.show import plural, print_end, show_languages, show_progress
 
     with open_library(library, create=False) as opened, share(opened):
@@ -119,7 +118,7 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
     """
     from dataclasses import asdict
 
-    from ..library.served_library import open_library
+    from ..library.sharing import open_library
     from ..library.show import plural, shorten
 
     with open_library(library, create=False) as opened:
@@ -148,7 +147,7 @@ def remove(
 
     randslot library remove report.pdf --yes
     """
-    from ..library.served_library import open_library
+    from ..library.sharing import open_library
     from ..library.show import plural, print_files, show_bytes
 
     with open_library(library, create=False) as opened:
@@ -182,10 +181,10 @@ def copy(
     """
     from dataclasses import asdict
 
-    from ..library.address import is_address
     from ..library.copy import SAME
-    from ..library.served_library import copy_between
+    from ..library.sharing import copy_between
     from ..library.show import plural, readable, show_progress
+    from ..library.stores.qdrant_connection import is_address
 
     if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
         raise UsageError(SAME)
@@ -214,7 +213,7 @@ def verify(
 
     randslot library verify -l mylib
     """
-    from ..library.served_library import open_library
+    from ..library.sharing import open_library
     from ..library.show import plural, readable, show_progress
 
     with open_library(library, create=False, repair=repair) as opened, show_progress(False) as progress:

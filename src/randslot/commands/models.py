@@ -39,17 +39,17 @@ def train(
 
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
-    from ..training.recipe import read_recipe
+    from ..train.recipe import read_recipe
 
     chosen = read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])])
     if dry_run:
-        from ..training.dry_run import describe_run
+        from ..train.plan import describe_run
 
         print(describe_run(chosen, devices))
         return
     if devices:
         raise UsageError("--devices goes with --dry-run: torchrun --nproc-per-node starts a process for each device")
-    from ..training.train import train
+    from ..train.train import train
 
     train(chosen, resume=resume)
 
@@ -118,7 +118,7 @@ def distill(
 
     randslot search "deferred tax" -l mylib --query-model light
     """
-    from ..training.distill import Distillation, distill
+    from ..train.distill import Distillation, distill
 
     options = Distillation(
         model,
@@ -155,8 +155,7 @@ def pairs(
 
     randslot pairs ~/manuals -o queries.jsonl --spans 20
     """
-    from ..training.outlines import find_pairs, write_pairs
-    from ..training.spans import add_spans
+    from ..train.data import add_spans, find_pairs, write_pairs
 
     found = find_pairs(folder)
     if spans:

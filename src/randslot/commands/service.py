@@ -54,7 +54,7 @@ def serve(
 
     RANDSLOT_TOKEN=of-16-characters-or-more randslot serve -l mylib --host 0.0.0.0 --read-only
     """
-    from ..serve.listen import Visitors, serve
+    from ..serve.run import Visitors, serve
 
     visitors = Visitors(host, port, token, tuple(origin or ()))
     serve(

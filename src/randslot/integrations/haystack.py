@@ -7,8 +7,7 @@ from typing import Any
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.results import By
-from .needs import needs
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, read_picture
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, needs, read_picture
 
 with needs("haystack-ai", "haystack"):
     from haystack import component, default_from_dict, default_to_dict

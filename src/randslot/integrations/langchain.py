@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from ..library.results import By
-from .needs import needs
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, needs
 
 with needs("langchain-core", "langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun

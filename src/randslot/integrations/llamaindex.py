@@ -9,8 +9,7 @@ from typing import Any
 
 from ..library.library import Library
 from ..library.results import By
-from .needs import needs
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, needs
 
 with needs("llama-index-core", "llamaindex"):
     from llama_index.core.base.base_retriever import BaseRetriever

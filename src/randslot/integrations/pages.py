@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from ..library.library import Library
 from ..library.results import BY, By, Hit
-from ..library.shared import SharedLibrary
+from ..library.sharing import SharedLibrary
 from ..pages import render_file_page
 from ..pages.images import to_jpeg
+
+
+@contextmanager
+def needs(package: str, extra: str) -> Iterator[None]:
+    """A block of imports from a framework.
+
+    Errors: ImportError in one line if the package is missing, or fails in whatever way when it is imported.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        line = f'this needs {package}: pip install "randslot[{extra}]" ({first_line(error)})'
+        raise ImportError(line, name=error.name) from error
+    except Exception as error:
+        raise ImportError(f"{package} does not work here: {type(error).__name__}: {first_line(error)}") from error
+
 
 PICTURE_PIXELS = 1200 * 1500
 PICTURE_BYTES = 1_000_000

@@ -12,16 +12,16 @@ from itertools import accumulate
 from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
-from ..words.terms import Terms
-from .binding import check_model
+from ..words.analyzer import Terms
 from .folder import is_kept
 from .ingest import SAFE_SECONDS
+from .languages import LibraryWords
 from .library import Library
 from .location import clear
 from .manifest import File
+from .models import check_model
 from .results import Progress
-from .stores.store import StoredPage, StoreHit, StoreQuery, Where, page_id, pages_at_once
-from .words import LibraryWords
+from .stores.base import StoredPage, StoreHit, StoreQuery, Where, page_id, pages_at_once
 
 PAGES = 256  # that are read and written at once, if they are small
 SEARCHES, HITS = 20, 5  # that are compared at the end

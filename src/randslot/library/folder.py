@@ -20,8 +20,8 @@ from ..files import read_json, write_json, write_whole
 from .location import InUseError, Location, clear, has_ended, lost_files, lost_pages
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
+from .stores.base import Store
 from .stores.edge import EdgeStore
-from .stores.store import Store
 
 LIBRARY_FILE, IMAGES, UPLOADS, SKETCHER = "library.json", "images", "uploads", "sketches.npz"
 HOME = LIBRARY_FILE  # its name in earlier versions

@@ -14,15 +14,14 @@ from stat import S_ISREG
 from typing import Any
 
 from ..errors import RandSlotError
+from .languages import LibraryWords, make_stored_text
 from .location import clear
 from .manifest import File, Manifest
-from .reading.reader import FileReader, ReadPage, WantedPages
-from .reading.workers import Inspected, Renderers
+from .readers import FileReader, ReadPage, WantedPages
 from .results import Progress, Summary
 from .sources import is_gone
-from .stores.store import BYTES_PER_NUMBER, Store, StoredPage, StoredText, page_id
-from .texts import make_stored_text
-from .words import LibraryWords
+from .stores.base import BYTES_PER_NUMBER, Store, StoredPage, StoredText, page_id
+from .workers import Inspected, Renderers
 
 SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and complete files become visible
 SAMPLE = 40  # pages that the language of a new library is found by

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +16,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError
@@ -21,31 +24,153 @@ from ..files import write_whole
 from ..model.reader import Identity, PageReader
 from ..pages import PageText, open_page
 from ..pages.ocr import MISSING, find_engine
-from ..words.languages import find_language
+from ..words.language import find_language
 from ..words.snippets import Found
-from .address import is_address, read_address
-from .completion import BoundModel, Ocr, complete_pages, count_unread, read_words
-from .fill import Fill
-from .filters import check_metadata
+from .backfill import BoundModel, Fill, Ocr, complete_pages, count_unread, read_words
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
+from .languages import LibraryWords
 from .location import FORMAT, FORMATS, Location, clear
-from .manifest import File
-from .models import LibraryModels, Name
-from .notes import note_model, note_texts, note_words
-from .reading.local import LocalReader
-from .reading.reader import FileReader
-from .reading.sizes import TellingReader
-from .reading.workers import Renderers
+from .manifest import File, Manifest
+from .models import EMBEDDED, LibraryModels, Name, Trust, estimate_trust, read_trust
+from .readers import FileReader, LocalReader, TellingReader
 from .results import By, Hit, Match, Progress, Status, Summary
-from .searcher import Searcher
-from .sketches import LOOK_SECONDS, LibrarySketches
-from .sketching import Made, Sketching
+from .search import Searcher, check_metadata
+from .sketches import LOOK_SECONDS, LibrarySketches, Made, Sketching
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.store import BYTES_PER_NUMBER, Vectors, mean_numbers
-from .trust import estimate_trust, read_trust
-from .verify import find_problems
-from .words import LibraryWords
+from .stores.base import BYTES_PER_NUMBER, DamagedError, Store, Vectors, mean_numbers, page_id, pages_at_once
+from .stores.qdrant_connection import is_address, read_address
+from .workers import Renderers
+
+
+def note_model(binding: Identity | None, trust: Trust | None) -> list[str]:
+    """Return whether the model of a library can read its pages, if there is doubt."""
+    notes = []
+    if binding is not None and binding.name == EMBEDDED:
+        notes.append("the embedded model of this library reads sample pages only, and no real documents")
+    if trust is not None and not trust.reads:
+        notes.append("the vectors of this library rank its pages little better than chance: words find them better")
+    return notes
+
+
+def note_words(words: LibraryWords) -> list[str]:
+    """Return whether words are counted by halves; visitors of a service see it, so it does not say where."""
+    if not words.begun:
+        return []
+    return ["words are being counted in another language; if that was stopped, randslot library words goes on"]
+
+
+def note_texts(binding: Identity | None, store: Store, manifest: Manifest) -> list[str]:
+    """Return which pages a model that reads text has not read, or not to their end."""
+    notes: list[str] = []
+    if binding is None or binding.reads != "text":
+        return notes
+    hidden = manifest.hidden()
+    if cut := store.count_cut(hidden):
+        most = binding.settings.get("text_tokens")
+        limit = f" ({most} tokens)" if most else ""
+        pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
+        notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
+    contents = store.contents(hidden)
+    if without := contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0):
+        pages = "1 page has" if without == 1 else f"{without:,} pages have"
+        notes.append(f"{pages} no text, and so no vectors: the model of this library reads text")
+    return notes
+
+
+PAGES = 256  # that are read at once, if they are small
+
+
+@dataclass
+class Problems:
+    """What is wrong with a library.
+
+    counts: stored pages by the id of their file. incomplete: files that lack pages. damaged: how many pages of a file
+    cannot be read, by its id. stray: ids of files that have pages and are not in the manifest.
+    """
+
+    files: dict[str, File]
+    counts: dict[str, int]
+    incomplete: list[File]
+    damaged: Counter[str]
+    stray: list[str]
+
+    def lines(self) -> list[str]:
+        """Return what is wrong, a line each."""
+        lines = []
+        for file in self.incomplete:
+            lines.append(f"{file.source}: {self.counts.get(file.id, 0)} of {file.num_pages} pages are stored")
+        for id, num in self.damaged.items():
+            lines.append(f"{self.files[id].source}: {num} of {self.files[id].num_pages} pages are damaged")
+        for id in self.stray:
+            lines.append(f"{self.counts[id]} pages belong to no file ({id})")
+        return lines
+
+    def repair(self, manifest: Manifest, store: Store) -> None:
+        """Hide files that lack pages until they are indexed again, and delete damaged pages and those of no file."""
+        hidden = {file.id for file in self.incomplete} | self.damaged.keys()
+        manifest.put(*(replace(self.files[id], state="pending") for id in hidden))
+        for id in [*self.stray, *self.damaged]:
+            store.delete(id)
+
+
+def find_problems(
+    manifest: Manifest, store: Store, report: Callable[[Progress], None], *, unit: bool = True
+) -> Problems:
+    """Compare the manifest with the pages that are stored, and read them all. unit: vectors have the length of one."""
+    counts = store.counts()
+    files = {file.id: file for file in manifest.find()}
+    incomplete = []
+    for file in files.values():
+        if file.state == "done" and counts.get(file.id, 0) != file.num_pages:
+            incomplete.append(file)
+    stored = [file for file in files.values() if file.id in counts]
+    damaged = _count_damaged(store, stored, report, _are_units if unit else _are_numbers)
+    return Problems(files, counts, incomplete, damaged, sorted(counts.keys() - files.keys()))
+
+
+def _count_damaged(
+    store: Store, files: list[File], report: Callable[[Progress], None], are_good: Callable[[Vectors], bool]
+) -> Counter[str]:
+    """Read the vectors of all pages, and return how many of each file are not what was stored."""
+    file_of: dict[str, str] = {}
+    for file in files:
+        for number in range(1, file.num_pages + 1):
+            file_of[page_id(file.id, number)] = file.id
+    pages = list(file_of)
+    damaged: Counter[str] = Counter()
+    step = pages_at_once(store, PAGES)
+    for start in range(0, len(pages), step):
+        some = pages[start : start + step]
+        damaged.update(file_of[page] for page in _find_damaged(store, some, are_good))
+        report(Progress(0, 0, start + len(some), len(pages)))
+    return damaged
+
+
+def _find_damaged(store: Store, pages: list[str], are_good: Callable[[Vectors], bool]) -> list[str]:
+    """Return those of some pages that are there, and whose vectors cannot be read or are not what they should be."""
+    try:
+        found = store.read(pages)
+    except DamagedError:
+        if len(pages) == 1:
+            return pages
+        damaged = []
+        for page in pages:
+            damaged += _find_damaged(store, [page], are_good)
+        return damaged
+    # A page without vectors has nothing that could be damaged.
+    return [id for id, page in found.items() if page.vectors is not None and not are_good(page.vectors)]
+
+
+def _are_units(vectors: Vectors) -> bool:
+    """Whether vectors have the length of one."""
+    return bool(len(vectors) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.05))  # half precision
+
+
+def _are_numbers(vectors: Vectors) -> bool:
+    """Whether vectors are numbers, and not all zero: all that can be said where any length may be right."""
+    return bool(len(vectors) and np.isfinite(vectors).all() and vectors.any())
+
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
 
@@ -329,7 +454,7 @@ class Library:
             return LocalReader(renderers, lambda: self.model if self.binding else None, batch)
         if self.binding is None:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
-        from .reading.ray import RayReader  # an extra, and slow to import
+        from .ray import RayReader
 
         return RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.models.trust_remote_code)
 
@@ -556,7 +681,7 @@ def open_location(place: Name, *, create: bool) -> Location:
         raise UsageError("an empty path of a library: name its folder, or an address such as qdrant://host:6334/papers")
     if is_address(os.fspath(place)):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
-        from .stores.server_location import ServerLocation  # the client is an extra
+        from .stores.qdrant import ServerLocation
 
         return ServerLocation(read_address(os.fspath(place)), create=create)
     return FolderLocation(Path(place).expanduser(), create=create)

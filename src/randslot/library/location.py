@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..errors import RandSlotError
 from .manifest import File, Manifest
-from .stores.store import Store
+from .stores.base import Store
 
 FORMAT = 2  # of new libraries
 SKETCHED = 3  # of libraries with sketches: a version that does not know them would add pages without

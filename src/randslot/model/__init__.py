@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..extras import needs_extra
 
 if TYPE_CHECKING:
-    from .embedding_model import EmbeddingModel
     from .encoder import SlotEncoder
     from .loading import load, tiny, untrained
     from .model import RandSlotModel, weights_key
     from .opening import open_model
     from .reader import Identity, PageReader
-    from .remote_model import remote
+    from .remote import remote
+    from .sentence_model import EmbeddingModel
     from .settings import Settings
 
 __all__ = [

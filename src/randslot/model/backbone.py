@@ -6,24 +6,45 @@ The backbone is the plain transformers model, held as it is, so its checkpoint k
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, PreTrainedModel
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
 from .families import list_families
-from .families.family import Backbone, Family, Processors
+from .families.base import Backbone, Family, Processors
 from .hub import SERVING, Source
 from .slots import seeded
-from .tokenizer import make_tokenizer
+
+
+def make_tokenizer(special_tokens: Sequence[str], end_token: str, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+    """Make a tokenizer of 256 bytes, some special tokens (the padding token first), and a token for each of the words.
+
+    With words, which are lower case, it reads capitals as small letters.
+    """
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = to_bytes
+    if words:
+        tokenizer.normalizer = normalizers.Lowercase()
+        whole = pre_tokenizers.Split(Regex("[a-z]+"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([whole, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=special_tokens[0], eos_token=end_token, padding_side="left"
+    )
 
 
 def load_backbone(

@@ -19,10 +19,9 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 
 from ..errors import RandSlotError, UsageError
-from .card import RandSlotCard
-from .checkpoint import HEAD, SLOTS, TEACHER, check_fit, read_files, save_files
+from .checkpoint import HEAD, SLOTS, TEACHER, RandSlotCard, check_fit, read_files, save_files
 from .content import Content
-from .families.family import Backbone, Family, Processors, Seen
+from .families.base import Backbone, Family, Processors, Seen
 from .hub import Source, find
 from .preprocessing import Preprocessor, sort_inputs
 from .reader import Identity, Side

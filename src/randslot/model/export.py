@@ -26,7 +26,7 @@ from ..files import write_json
 from .backbone import bars_in_terminals
 from .checkpoint import check_fit, merge_adapter, share_weights
 from .encoder import SlotEncoder
-from .families.family import Family
+from .families.base import Family
 from .hub import SERVING
 from .loading import load
 from .reader import SIDES, Side

@@ -16,9 +16,9 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..errors import UsageError
-from .ahead import cut_by_positions
+from .batching import cut_by_positions
 from .encoder import SlotEncoder
-from .families.family import Backbone, Family
+from .families.base import Backbone, Family
 from .preprocessing import PreparedPage, Preprocessor
 from .reader import Identity, Reads, Side, Vectors, find_teacher
 from .settings import Settings

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingError, UsageError
 from ..extras import needs_extra
-from .use_reader import NAME, UseReader, open_use
+from .text_reader import NAME, UseReader, open_use
 
 if TYPE_CHECKING:
-    from .embedding_model import EmbeddingModel
     from .model import RandSlotModel
+    from .sentence_model import EmbeddingModel
 
 
 def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | UseReader:
@@ -29,7 +29,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
         return open_use(**options)
     try:
         with needs_extra():
-            from .remote_model import open_model as open_with_torch
+            from .remote import open_model as open_with_torch
     except MissingError as error:
         if get_close_matches(name, [NAME]) and not Path(name).exists():
             raise UsageError(f"no model {name!r}: did you mean {NAME}?") from error

@@ -15,9 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import RandSlotError
-from .families.family import Family, Features, Processors
-from .reader import Side
-from .reader import check_query as check_query  # where it was, for others
+from .families.base import Family, Features, Processors
+from .reader import Side, check_query
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .content import Content
-from .families.family import Backbone
+from .families.base import Backbone
 
 
 def read_once(backbone: Backbone, content: Content, slots_BSD: Tensor) -> Tensor:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from .formats import (
+    DOCUMENT_SUFFIXES,
+    FILE_PAGE,
+    HEAD,
+    IMAGE_SUFFIXES,
+    KINDS,
+    TIFF_SUFFIXES,
+    Kind,
+    is_file,
+    page_file,
+    short,
+)
 from .images import limit_aspect
-from .kinds import DOCUMENT_SUFFIXES, HEAD, IMAGE_SUFFIXES, KINDS, TIFF_SUFFIXES, Kind
 from .page import (
     Page,
     PageInput,
@@ -15,7 +26,6 @@ from .page import (
     read_page_text,
     render_file_page,
 )
-from .paths import FILE_PAGE, is_file, page_file, short
 from .pdf import PDF_SIDE, PDFIUM, PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
 from .text import NO_TEXT, PARTS, NoTextError, PageText, Word
 

@@ -11,8 +11,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
-from .kinds import TIFF_SUFFIXES
-from .paths import show_pages
+from .formats import TIFF_SUFFIXES, show_pages
 
 WHITE = (255, 255, 255)
 LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted

@@ -10,11 +10,9 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import RandSlotError
+from .formats import FILE_PAGE, IMAGE_SUFFIXES, KINDS, is_file, short
 from .images import check_image, image_page, num_image_pages, open_image, open_shrunk, to_upright_rgb
-from .kinds import IMAGE_SUFFIXES, KINDS
-from .paths import FILE_PAGE, is_file, short
-from .pdf import PIXELS, OpenPdf, num_pdf_pages, render_pdf_page
-from .pdf_text import read_pdf_text
+from .pdf import PIXELS, OpenPdf, num_pdf_pages, read_pdf_text, render_pdf_page
 from .text import NO_TEXT, NoTextError, PageText
 
 

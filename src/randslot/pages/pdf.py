@@ -1,19 +1,42 @@
-"""PDFs through pdfium: how many pages a file has, and a page as an image."""
+"""The text layer of PDF pages through pdfium: words with their boxes, without rendering anything.
+
+pdfium puts the characters of a page in order, adds spaces and line breaks where there are gaps, writes ligatures out,
+and marks hyphens that break a word at the end of a line. The words are made from that here.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
+import numpy.typing as npt
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdf_api
 from PIL import Image
 
 from ..errors import RandSlotError
-from .paths import is_file, show_pages
+from .formats import is_file, show_pages
+from .text import (
+    BLANK,
+    HYPHEN,
+    LINE_BREAK,
+    NO_TEXT,
+    PARTS,
+    SOFT_BREAK,
+    PageText,
+    Word,
+    clean_word,
+    decode,
+    find_known,
+    is_legible,
+    is_plain,
+)
 
 PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
 PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers support
@@ -131,3 +154,199 @@ def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
         return str(error)
     with file.open("rb") as content:
         return "it has no pages" if NO_PAGES.search(content.read(2**16)) else "it is corrupt, or not a PDF"
+
+
+MOST_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
+# pdfium takes about 300 bytes for each character. A page of more objects is read in parts, so that a text layer of many
+# megabytes is not all in memory; one of few but huge objects is, so unknown files belong into a worker process.
+MOST_OBJECTS = 10_000
+
+WORD = re.compile(rf"(?:{SOFT_BREAK.pattern}|\S)+")
+MARKS = re.compile(f"[{HYPHEN}\ufffe]")  # may be a hyphen at the end of a line, which pdfium writes in two ways
+
+Sides = tuple[npt.NDArray[np.float64], ...]  # of boxes: four arrays with a value for each box
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The part of a PDF's plane that is seen as the page, in points, and the clockwise rotation of what is seen."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+    rotation: int
+
+    def place(self, sides: Sides) -> Sides:
+        """Turn (left, bottom, right, top) in points into (left, top, right, bottom) in fractions of the page."""
+        width, height = self.right - self.left, self.top - self.bottom
+        left, right = (sides[0] - self.left) / width, (sides[2] - self.left) / width
+        top, bottom = (self.top - sides[3]) / height, (self.top - sides[1]) / height
+        if self.rotation == 90:
+            return 1 - bottom, left, 1 - top, right
+        if self.rotation == 180:
+            return 1 - right, 1 - bottom, 1 - left, 1 - top
+        if self.rotation == 270:
+            return top, 1 - right, bottom, 1 - left
+        return left, top, right, bottom
+
+
+def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
+    """Read the text of one page of a PDF, counted from 1: at most `MOST_CHARACTERS` characters.
+
+    Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
+    every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text. One with
+    nothing on it at all is blank.
+
+    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
+    """
+    with open_pdf_page(file, number, kept) as page:
+        if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
+            return BLANK
+        left, bottom, right, top = page.get_bbox()
+        reading = Reading(Frame(left, bottom, right, top, page.get_rotation()))
+        num = 0
+        truncated = False
+        for part in _parts(page):
+            text_page = part.get_textpage()
+            num_here = max(pdf_api.FPDFText_CountChars(text_page), 0)
+            characters = _read_characters(text_page, min(num_here, MOST_CHARACTERS - num))
+            reading.add(text_page, characters)
+            text_page.close()
+            num += num_here
+            if num > MOST_CHARACTERS:
+                truncated = True
+                break
+    if not reading.words or not is_legible(reading.found):
+        return NO_TEXT
+    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=truncated)
+
+
+def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
+    """Yield the page, or if it has many objects, pages like it with some of them each, in their order."""
+    if pdf_api.FPDFPage_CountObjects(page) <= MOST_OBJECTS:
+        yield page
+        return
+    while num := pdf_api.FPDFPage_CountObjects(page):
+        part = page.pdf.new_page(*page.get_size())
+        part.set_mediabox(*page.get_bbox())
+        part.set_rotation(page.get_rotation())
+        for _ in range(min(num, MOST_OBJECTS)):
+            item = pdf_api.FPDFPage_GetObject(page, 0)
+            pdf_api.FPDFPage_RemoveObject(page, item)
+            pdf_api.FPDFPage_InsertObject(part, item)
+        yield part
+        part.close()
+
+
+def _read_characters(text_page: pdfium.PdfTextPage, num: int) -> str:
+    """Return the first characters as they are, one for each index of pdfium's."""
+    if num < 1:
+        return ""
+    buffer = (ctypes.c_ushort * (num + 1))()
+    num_written = pdf_api.FPDFText_GetText(text_page, 0, num, buffer) - 1
+    characters = bytes(buffer)[: 2 * num].decode("utf-16-le", "surrogatepass")
+    if num_written != num or len(characters) != num:  # pdfium left some out, or wrote some as two
+        return "".join(_read_character(text_page, i) for i in range(num))
+    for found in MARKS.finditer(characters):
+        i = found.start()
+        characters = characters[:i] + _read_character(text_page, i) + characters[i + 1 :]
+    return characters
+
+
+def _read_character(text_page: pdfium.PdfTextPage, i: int) -> str:
+    character = chr(pdf_api.FPDFText_GetUnicode(text_page, i))
+    if character == HYPHEN and not pdf_api.FPDFText_IsHyphen(text_page, i):
+        return "\0"  # an ordinary control character
+    return character
+
+
+class Reading:
+    """What was read of a page so far.
+
+    found: the words as the PDF has them, also those of which nothing can be read.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.lines: list[str] = []
+        self.words: list[Word] = []
+        self.found: list[str] = []
+
+    def add(self, text_page: pdfium.PdfTextPage, characters: str) -> None:
+        """Add the lines and words of some characters."""
+        spans = [found.span() for found in WORD.finditer(characters)]
+        if not spans:
+            return
+        known = find_known(characters) if HYPHEN in characters else set()
+        line: list[str] = []
+        last = 0
+        broken = False  # the last word goes on to the next line, and ends there
+        for (start, end), (box, seen) in zip(spans, self._find_boxes(text_page, spans), strict=True):
+            if line and (broken or _has_line_end(characters, last, start)):
+                self.lines.append(" ".join(line))
+                line = []
+            last = end
+            text = raw = characters[start:end]
+            broken = False
+            if not is_plain(raw) or "`" in raw:
+                broken = LINE_BREAK.search(raw) is not None
+                text = clean_word(raw, known)
+                raw = decode(raw).replace(HYPHEN, "")
+            if seen:
+                self.found.append(raw)
+                if text:
+                    self.words.append(Word(text, *box))
+                    line.append(text)
+        if line:
+            self.lines.append(" ".join(line))
+
+    def _find_boxes(
+        self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]
+    ) -> list[tuple[list[float], bool]]:
+        """Return the box of each word in fractions of the page, and whether it can be seen there."""
+        boxes = Boxes(text_page)
+        points = np.array([boxes.find(start, end - start) for start, end in spans])
+        left, top, right, bottom = self.frame.place(tuple(points.T))
+        seen = (right >= 0) & (bottom >= 0) & (left <= 1) & (top <= 1)
+        fractions = np.clip(np.stack([left, top, right, bottom], axis=1), 0.0, 1.0)
+        rounded = np.rint(fractions * PARTS) / PARTS
+        return list(zip(rounded.tolist(), seen.tolist(), strict=True))
+
+
+def _has_line_end(characters: str, start: int, end: int) -> bool:
+    return characters.find("\n", start, end) >= 0 or characters.find("\r", start, end) >= 0
+
+
+class Boxes:
+    """Finds boxes around characters of a page, [left, bottom, right, top] in points.
+
+    Most of the time of reading a page goes into these calls of pdfium, so what they take is made once.
+    """
+
+    def __init__(self, text_page: pdfium.PdfTextPage) -> None:
+        self.text_page = text_page
+        self.raw = text_page.raw
+        self.box = (ctypes.c_double * 4)()
+        self.left, self.bottom, self.right, self.top = (ctypes.c_double.from_buffer(self.box, 8 * i) for i in range(4))
+
+    def find(self, start: int, num: int) -> list[float]:
+        """Return the box around some characters; those without an area count only if all are so.
+
+        pdfium gives a few rectangles that hold the characters: three times as fast as a box of each character.
+        """
+        num_rectangles = pdf_api.FPDFText_CountRects(self.raw, start, num)
+        if num_rectangles == 1:
+            return self._get_rectangle(0)
+        if num_rectangles > 1:
+            return _surround([self._get_rectangle(i) for i in range(num_rectangles)])
+        return _surround([list(self.text_page.get_charbox(i)) for i in range(start, start + num)])
+
+    def _get_rectangle(self, i: int) -> list[float]:
+        pdf_api.FPDFText_GetRect(self.raw, i, self.left, self.top, self.right, self.bottom)
+        return self.box[:]
+
+
+def _surround(boxes: list[list[float]]) -> list[float]:
+    lefts, bottoms, rights, tops = zip(*boxes, strict=True)
+    return [min(lefts), min(bottoms), max(rights), max(tops)]

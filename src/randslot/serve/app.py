@@ -23,18 +23,25 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import BusyError, RandSlotError
-from ..library.hits import sign
-from ..library.manifest import File
-from ..library.names import show_folder, show_name
+from ..library.manifest import File, show_folder, show_name
 from ..library.results import By
+from ..library.search import sign
 from ..words.snippets import Snippet
-from .choices import Choice, Choices, Sort, show_modified
-from .embedding_routes import add_embedding_routes
-from .guard import COOKIE, SCRIPTS, Access, Guard, describe_error
-from .limits import DEEPEST, HITS, QUERY_CHARACTERS, SOURCE_CHARACTERS, Refused
-from .mcp_route import add_mcp_route
-from .searches import Options
-from .service import Explanation, FoundPage, Ranks, Service, WordCount
+from .access import (
+    COOKIE,
+    DEEPEST,
+    HITS,
+    QUERY_CHARACTERS,
+    SCRIPTS,
+    SOURCE_CHARACTERS,
+    Access,
+    Guard,
+    Refused,
+    describe_error,
+)
+from .embeddings import add_embedding_routes
+from .mcp_http import add_mcp_route
+from .service import Choice, Choices, Explanation, FoundPage, Options, Ranks, Service, Sort, WordCount, show_modified
 from .uploads import UploadJob, Uploads
 
 PAGES = {

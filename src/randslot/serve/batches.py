@@ -9,7 +9,7 @@ from queue import Empty, Full, Queue
 from threading import Thread
 from typing import Generic, TypeVar
 
-from .limits import Refused
+from .access import Refused
 
 Kind = TypeVar("Kind", bound=Hashable)
 Item = TypeVar("Item")

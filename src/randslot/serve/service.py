@@ -7,33 +7,175 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from ..errors import RandSlotError, first_line
 from ..library.folder import is_kept
 from ..library.library import Library
-from ..library.manifest import File
-from ..library.names import tell_apart
-from ..library.reading.workers import Renderers
+from ..library.manifest import File, show_folder, show_name, tell_apart
 from ..library.results import By, Hit
-from ..library.stores.store import Vectors, page_id
+from ..library.search import has_metadata
+from ..library.sources import is_match
+from ..library.stores.base import Vectors, page_id
+from ..library.workers import Renderers
 from ..pages import KINDS
-from ..pages.paths import show_pages
+from ..pages.formats import show_pages
 from ..words.query import read_query
 from ..words.snippets import Found
 from ..words.tokens import tokenize
-from .choices import Choice, Choices, Sort, list_choices, sort_files
+from .access import BATCH, CHOICES, HEALTH_SECONDS, HITS, RENDER_SECONDS, WAITING_SEARCHES, Refused, UploadLimits
+from .batches import Batches
 from .embeddings import Embeddings
-from .limits import HEALTH_SECONDS, HITS, RENDER_SECONDS, Refused, UploadLimits
-from .searches import Options, Searches
 from .uploads import Uploads
+
+Sort = Literal["name", "folder", "pages", "size", "modified"]
+MOST_YEAR = 9999
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a document must be, as far as it is given.
+
+    name: a part of the name in any case, or wildcards. folder: its name. first, last: days of its last change, in UTC.
+    source: as in the library's filters.
+    """
+
+    name: str = ""
+    folder: str | None = None
+    first: date | None = None
+    last: date | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it says no more than the library's own filter by source can."""
+        return self == Choice(source=self.source)
+
+    def allows(self, file: File) -> bool:
+        """Whether a document is meant."""
+        day = show_modified(file).date()
+        return (
+            has_name(file, self.name)
+            and (self.folder is None or show_folder(file) == self.folder)
+            and (self.first is None or day >= self.first)
+            and (self.last is None or day <= self.last)
+            and has_metadata(file, self.metadata)
+            and (self.source is None or is_match(self.source, file.source))
+        )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What documents can be chosen by, each with how many there are: the most frequent first, years by time."""
+
+    folders: dict[str, int] = field(metadata={"description": "how many documents are in each"})
+    years: dict[int, int] = field(metadata={"description": "how many documents were last changed in each"})
+    metadata: dict[str, dict[str, int]] = field(metadata={"description": "by key, how many documents have each value"})
+
+
+def list_choices(files: Iterable[File]) -> Choices:
+    """Return what there is to choose from."""
+    folders: Counter[str] = Counter()
+    years: Counter[int] = Counter()
+    metadata: dict[str, Counter[str]] = {}
+    for file in files:
+        folders[show_folder(file)] += 1
+        years[show_modified(file).year] += 1
+        for key, value in file.metadata.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            metadata.setdefault(key, Counter())[text] += 1
+    return Choices(
+        dict(folders.most_common(CHOICES)),
+        dict(sorted(years.items(), reverse=True)[:CHOICES]),
+        {key: dict(values.most_common(CHOICES)) for key, values in sorted(metadata.items())[:CHOICES]},
+    )
+
+
+def sort_files(files: list[File], by: Sort, descending: bool) -> list[File]:
+    """Return documents in an order; equal ones by name."""
+    keys: dict[Sort, Callable[[File], Any]] = {
+        "name": lambda file: 0,
+        "folder": lambda file: show_folder(file).lower(),
+        "pages": lambda file: file.num_pages,
+        "size": lambda file: file.size,
+        "modified": lambda file: file.modified,
+    }
+    by_name = sorted(
+        files, key=lambda file: (show_name(file).lower(), file.source), reverse=descending and by == "name"
+    )
+    return sorted(by_name, key=keys[by], reverse=descending)
+
+
+def has_name(file: File, part: str) -> bool:
+    """Whether a document has a text in its name, or a name that fits these wildcards."""
+    name, part = show_name(file).lower(), part.lower()
+    return part in name or fnmatchcase(name, part)
+
+
+def show_modified(file: File) -> datetime:
+    """Return when a file was last changed; what no calendar has becomes the first or the last moment that it has."""
+    try:
+        return datetime.fromtimestamp(file.modified // 10**9, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime(MOST_YEAR if file.modified > 0 else 1, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search; queries with equal options can be answered together.
+
+    source: as in the library's filters: a pattern, or the paths of the files that count.
+    """
+
+    k: int = 10
+    source: str | frozenset[str] | None = None
+    exact: bool = False
+    by: By | None = None
+    collapse: bool = False
+
+
+class Searchable(Protocol):
+    """What answers several queries at once: a library."""
+
+    def search_all(
+        self, queries: Sequence[str], k: int, *, by: By | None, filters: Mapping[str, Any], exact: bool, collapse: bool
+    ) -> list[list[Hit]]: ...
+
+
+class Searches:
+    """Answers queries, as many at once as are waiting; most: how many may wait."""
+
+    def __init__(self, library: Searchable, most: int = WAITING_SEARCHES) -> None:
+        self.library = library
+        self.batches: Batches[Options, str, list[Hit]] = Batches("searches", self._search, batch=BATCH, most=most)
+
+    def ask(self, query: str, options: Options) -> Future[list[Hit]]:
+        """Queue a query.
+
+        Errors: Refused if too many are waiting.
+        """
+        return self.batches.ask(options, query)
+
+    def close(self) -> None:
+        """Answer what is waiting, then stop."""
+        self.batches.close()
+
+    def _search(self, options: Options, queries: list[str]) -> list[list[Hit]]:
+        filters = {} if options.source is None else {"source": options.source}
+        return self.library.search_all(
+            queries, options.k, by=options.by, filters=filters, exact=options.exact, collapse=options.collapse
+        )
+
 
 PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of page images
 RENDERERS = 2

@@ -22,13 +22,12 @@ from typing import IO
 from ..errors import BusyError, RandSlotError
 from ..library.folder import UPLOADS
 from ..library.library import Library
-from ..library.manifest import File
-from ..library.names import show_name
-from ..library.reading.workers import Renderers
+from ..library.manifest import File, show_name
 from ..library.results import Progress
+from ..library.workers import Renderers
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from ..pages.ocr import find_engine
-from .limits import NAME_BYTES, Refused, UploadLimits
+from .access import NAME_BYTES, Refused, UploadLimits
 
 REMEMBERED = 100  # jobs that are over
 PART = ".part"

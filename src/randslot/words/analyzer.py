@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from threading import Lock
 from zlib import crc32
 
 import Stemmer
 
-from .languages import DEFAULT, NO_STEMS, list_function_words
-from .terms import Terms
+from .language import DEFAULT, NO_STEMS, list_function_words
 from .tokens import Token, remove_accents, tokenize
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms by their numbers (32 bits of a hash), and the weight of each."""
+
+    numbers: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+
 
 # BM25: how soon more of a word stops to count, how much the length of a page counts, and the length that is usual.
 SATURATION, LENGTH_SHARE, USUAL_LENGTH = 1.5, 0.75, 300

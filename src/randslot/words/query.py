@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .analyzer import Analyzer, list_words
-from .terms import Terms
+from .analyzer import Analyzer, Terms, list_words
 from .tokens import IS_UNSPACED, Token, tokenize
 
 MOST_CHARACTERS = 10_000  # of a query

@@ -22,11 +22,14 @@ import qdrant_edge as edge
 
 from ...errors import RandSlotError, first_line
 from ...files import read_json
-from ...words.terms import Terms
-from .codes import search_by_codes
-from .payload import PART, PLACE, make_changes, make_payload, read_page
-from .sketches import NUMBERS
-from .store import (
+from ...words.analyzer import Terms
+from .base import (
+    DEFAULT_TUNING,
+    PART,
+    PLACE,
+    SKETCH_NAME,
+    TERMS_NAME,
+    VECTOR_NAME,
     Contents,
     DamagedError,
     Origin,
@@ -34,11 +37,16 @@ from .store import (
     StoredPage,
     StoreHit,
     StoreQuery,
+    Tuning,
     Where,
     group_pages,
+    make_changes,
+    make_payload,
+    read_page,
     read_split,
+    search_by_codes,
 )
-from .tuning import DEFAULT_TUNING, SKETCH_NAME, TERMS_NAME, VECTOR_NAME, Tuning
+from .sketch import NUMBERS
 
 CHUNK = 64  # points in one update
 CONFIG = "edge_config.json"  # of the engine, in its folder

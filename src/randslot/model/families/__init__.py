@@ -9,7 +9,7 @@ import pkgutil
 from importlib import import_module
 
 from ...errors import UsageError
-from .family import Family
+from .base import Family
 
 _ADDED: dict[str, Family] = {}
 

@@ -23,7 +23,7 @@ from ...files import write_json
 from ...pages import open_page
 from ..content import Content
 from ..hub import Source
-from .family import Features, Processors, Seen, need_file
+from .base import Features, Processors, Seen, need_file
 from .vision_model import VisionModel
 
 IMAGE_TOKEN = "<image>"

@@ -21,7 +21,7 @@ from ...errors import RandSlotError
 from ...pages import limit_aspect, open_page
 from ..content import Content
 from ..hub import Source
-from .family import Features, Processors, Seen, need_file
+from .base import Features, Processors, Seen, need_file
 from .vision_model import VisionModel
 
 IMAGE_TOKEN = "<|image_pad|>"

@@ -12,7 +12,7 @@ from ...errors import RandSlotError, UsageError
 from ...pages import NoTextError, read_page_text
 from ..hub import Source
 from ..template import PAGE
-from .family import Family, Features, Processors
+from .base import Family, Features, Processors
 
 
 class TextModel(Family):

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from .family import Family, Features
+from .base import Family, Features
 
 
 class VisionModel(Family):

@@ -1,0 +1,205 @@
+"""An evaluation: encode each page once, score in blocks, keep nDCG of every task in a file of its own.
+
+Shapes: Q queries, P pages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from ..errors import RandSlotError, UsageError
+from ..model.batching import Ahead, in_groups, return_freed_memory
+from ..model.model import RandSlotModel
+from ..model.preprocessing import PreparedPage
+from ..model.reader import SIDES, Side, is_url
+from ..model.remote import open_model
+from ..model.sentence_model import EmbeddingModel
+from ..pages import NoTextError, open_page, read_page_text
+from .cache import JUDGED, Judged, VectorCache, batches, content_key, open_cache
+from .metrics import ndcg_of_each
+from .published import TASKS
+from .result import CUTS, Result, SubsetResult, average_queries, name_file
+from .tasks import Pages, Subset, Task
+
+Caches = dict[Side, VectorCache]
+GROUP = 2  # batches that are gathered, so that pages of one length come together
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model, as it is set, on its way through tasks.
+
+    name: what the model is called in tables. output: where results go, one file a task. cache: where vectors go.
+    """
+
+    model: RandSlotModel | EmbeddingModel
+    name: str
+    output: Path
+    cache: Path
+    batch: int = 8
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+
+    def run(self, tasks: Sequence[Task]) -> list[Result]:
+        """Evaluate on each task, keep its scores in a file, and return them."""
+        if not tasks:
+            raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
+        settings = self.model.settings
+        if settings.note:
+            self.console.print(f"note: {self.name} {settings.note}")
+        weights = self.model.weights_key
+        caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
+        return [self._run_task(task, weights, caches) for task in tasks]
+
+    def _run_task(self, task: Task, weights: str, caches: Caches) -> Result:
+        where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
+        self.console.print(f"evaluating on {task.name}: {where}")
+        subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
+        settings = self.model.settings
+        file = self._name_file(task, weights)
+        return task.keep_result(
+            file,
+            subsets,
+            model=self.name,
+            weights=weights,
+            settings=asdict(settings),
+            label=settings.label,
+            counts={side: settings.num_vectors(side) for side in SIDES},
+            vectors={side: caches[side].folder.relative_to(self.cache).as_posix() for side in SIDES},
+            cache=Path(os.path.relpath(self.cache, file.parent)).as_posix(),
+        )
+
+    def _name_file(self, task: Task, weights: str) -> Path:
+        settings = self.model.settings
+        counts = [f"{side[0]}{settings.num_vectors(side) or 'all'}" for side in SIDES]
+        setting = f"{settings.label}-{'-'.join(counts)}-seed{settings.seed}-{weights[:8]}"
+        return name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
+
+    def _run_subset(self, task: str, subset: Subset, caches: Caches) -> SubsetResult:
+        if subset.left_out:
+            self.console.print(f"{task} {subset.name}: {subset.left_out} queries without a relevant page are left out")
+        what = f"{task} {subset.name}"
+        ids, page_keys = self._encode_pages(what, subset.pages, caches["page"])
+        if len(ids) < len(subset.pages.ids):
+            self.console.print(f"{what}: {len(subset.pages.ids) - len(ids)} pages have no text, and cannot be found")
+        query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
+        scores_QP = self._score(query_keys, page_keys, caches)
+        grades = [subset.grades[id] for id in subset.queries]
+        each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
+        judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
+        return average_queries(each, len(subset.pages.ids), judged.write(self.cache / JUDGED), subset.key())
+
+    def _score(self, query_keys: list[str], page_keys: list[str], caches: Caches) -> Tensor:
+        settings = self.model.settings
+        queries = caches["query"].read(query_keys, settings.num_vectors("query"))
+        scores_QP = torch.empty(len(query_keys), len(page_keys))
+        for indexes, pages in caches["page"].blocks(page_keys, settings.num_vectors("page")):
+            scores_QP[:, indexes] = self.model.similarity(queries, pages, device=self.model.device)
+        return scores_QP
+
+    def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:
+        keys = [content_key(text.encode()) for text in texts]
+        missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
+        for batch in batches(missing, 4 * self.batch):
+            vectors = self.model.encode_query([texts[i] for i in batch], batch_size=len(batch))
+            cache.add([keys[i] for i in batch], vectors)
+        cache.flush()
+        return keys
+
+    def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> tuple[list[str], list[str]]:
+        """Encode the pages that are not in the cache, opening the next ones meanwhile; return all ids and their keys.
+
+        Pages without text are left out if the model reads text: they have no vectors, so no search finds them.
+        """
+        keys = [pages.key(i) for i in range(len(pages.ids))]
+        missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
+        with self._progress() as progress:
+            bar = progress.add_task(what, total=len(missing), speed="")
+            opened = Ahead(lambda i: self._open(pages, i), missing, depth=2 * GROUP * self.batch)
+            try:
+                for group in in_groups(opened, GROUP * self.batch):
+                    found = {i: page for i, page in group if page is not None}
+                    cache.add([keys[i] for i in found], self._encode(list(found.values())))
+                    self._advance(progress, bar, len(group))
+                    return_freed_memory()
+            finally:
+                cache.flush()  # also when it is stopped, or a page is broken
+        readable = [i for i, key in enumerate(keys) if key in cache]
+        if not readable:
+            raise RandSlotError(f"{what}: no page has text, and {self.name} reads text")
+        return [pages.ids[i] for i in readable], [keys[i] for i in readable]
+
+    def _open(self, pages: Pages, i: int) -> Any:
+        """Open a page as the model reads it, with all done that needs no model; None if it lacks the text for it."""
+        page = pages.open(i)
+        try:
+            if self.model.reads == "text":
+                return read_page_text(page)
+            image = open_page(page, self.model.page_pixels)
+        except NoTextError:
+            return None
+        except RandSlotError as error:
+            raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
+        return self.model.prepare_page(image) if isinstance(self.model, RandSlotModel) else image
+
+    def _encode(self, pages: list[Any]) -> list[Tensor]:
+        """Return the vectors of opened pages, in their order."""
+        if not pages:
+            return []
+        if isinstance(self.model, RandSlotModel) and isinstance(pages[0], PreparedPage):
+            return self.model.encode_prepared(pages, self.batch)
+        return list(self.model.encode_document(pages, batch_size=self.batch))
+
+    def _progress(self) -> Progress:
+        speed = TextColumn("{task.fields[speed]}")
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
+        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+    @staticmethod
+    def _advance(progress: Progress, bar: TaskID, num: int) -> None:
+        progress.update(bar, advance=num)
+        speed = progress.tasks[bar].speed
+        progress.update(bar, speed=f"{speed:.1f} pages/s" if speed else "")
+
+
+def evaluate_model(
+    model: str,
+    tasks: Sequence[Task],
+    output: Path,
+    *,
+    settings: Mapping[str, Any],
+    name: str | None = None,
+    cache: Path | None = None,
+    batch: int = 8,
+    as_published: bool = False,
+) -> list[Result]:
+    """Open a model by its folder, id or address, and evaluate it.
+
+    settings: other ones than the model's own, where they are not None. name: what it is called in tables. cache: where
+    vectors go; by default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that
+    was trained with random slots twice, as they have it: with zeros in their place (RS-Z), and with them (RS-R).
+
+    Errors: UsageError if nothing can be written into the folder for results.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
+    opened = open_model(model, **settings)
+    evaluation = Evaluation(opened, name or model, output, cache or output / "vectors", batch)
+    results = evaluation.run(tasks)
+    published = [task for task in tasks if task.benchmark in TASKS]
+    if not as_published or not published or settings.get("inference") is not None:
+        return results
+    if isinstance(opened, RandSlotModel) and not is_url(model) and opened.settings.inference != opened.settings.slots:
+        opened.use(inference=opened.settings.slots)
+        results += evaluation.run(published)
+    return results

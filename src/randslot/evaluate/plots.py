@@ -1,0 +1,202 @@
+"""Pictures of results. The only file that imports matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+matplotlib.use("Agg")
+
+# Colour-blind safe (Okabe and Ito); markers and dashes tell lines apart without colour too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", "-", "--", "-.")
+INK, LINE, RATE = "#1f2430", COLOURS[0], COLOURS[4]
+PANEL = 3.4  # inches
+APART = {"wspace": 0.06}  # so that a label does not stand against the panel before it
+DOTTED: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1}
+BAND: dict[str, Any] = {"alpha": 0.12, "linewidth": 0}
+plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
+
+
+def draw_losses(steps: list[int], losses: list[float], rates: list[float], file: Path) -> None:
+    """Draw a run's loss, as measured and smoothed, with the learning rate below."""
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(7, 4.4), height_ratios=(3, 1), sharex=True, layout="constrained"
+    )
+    top.plot(steps, losses, color=LINE, alpha=0.3, linewidth=1, label="each step")
+    top.plot(steps, _smooth(losses), color=LINE, linewidth=2, label="smoothed")
+    top.set_ylabel("loss")
+    top.set_ylim(bottom=0)
+    top.legend(frameon=False)
+    bottom.plot(steps, rates, color=RATE, linewidth=2)
+    bottom.set_ylabel("learning rate")
+    bottom.set_xlabel("step")
+    bottom.set_ylim(bottom=0)
+    for axes in (top, bottom):
+        _tidy(axes)
+    _save(figure, file)
+
+
+def draw_budgets(
+    panels: dict[str, dict[str, list[float]]],
+    starts: list[int],
+    file: Path,
+    spreads: dict[str, dict[str, list[float]]] | None = None,
+) -> None:
+    """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run.
+
+    `spreads`, by panel and run too, are drawn as bands on either side of a line.
+    """
+    figure, row = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), 3), layout="constrained", squeeze=False)
+    figure.get_layout_engine().set(**APART)
+    for axes, start, (label, lines) in zip(row[0], starts, panels.items(), strict=True):
+        for number, (name, values) in enumerate(lines.items()):
+            axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
+            axes.set_xticks(range(start, len(values) + 1))
+            if spread := (spreads or {}).get(label, {}).get(name):
+                ends = [[value + sign * by for value, by in zip(values, spread, strict=True)] for sign in (-1, 1)]
+                low, high = (end[start - 1 :] for end in ends)
+                axes.fill_between(range(start, len(values) + 1), low, high, color=_look(number)["color"], **BAND)
+        axes.set_xlabel(label)
+        axes.set_ylabel("nDCG@5 (%)")
+        axes.margins(y=0.12)
+        _tidy(axes)
+    _legend(figure, row[0][0])
+    _save(figure, file)
+
+
+def draw_frontier(points: dict[str, tuple[float, float]], frontier: list[str], file: Path) -> None:
+    """Draw searches by what they keep of a page (bytes, on a log scale) and how well they find it (nDCG@5 in percent).
+
+    frontier: names of those that no other beats at the same size or less, joined by steps.
+    """
+    figure, axes = plt.subplots(figsize=(7.6, 3.4), layout="constrained")
+    sizes = [points[name][0] for name in frontier] + [2 * max(size for size, _ in points.values())]
+    scores = [points[name][1] for name in frontier]
+    axes.step(
+        sizes, [*scores, scores[-1]], where="post", color=INK, alpha=0.5, label="the best for its bytes", **DOTTED
+    )
+    for number, (name, (size, score)) in enumerate(points.items()):
+        look = _look(number)
+        axes.plot(
+            [size], [score], color=look["color"], marker=look["marker"], markersize=8, linestyle="none", label=name
+        )
+    axes.set_xscale("log")
+    least, most = min(size for size, _ in points.values()), max(size for size, _ in points.values())
+    axes.set_xlim(least / 2, 2 * most)
+    axes.set_ylim(0, 1.15 * max(score for _, score in points.values()) + 1)
+    axes.set_xlabel("bytes of a page")
+    axes.set_ylabel("nDCG@5 (%)")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    _tidy(axes)
+    _save(figure, file)
+
+
+def draw_winners(panels: dict[str, list[list[float]]], file: Path) -> None:
+    """Draw the shares (page readouts down, query readouts across) of each run on one scale from 0 to 100 %."""
+    figure, row = plt.subplots(
+        1, len(panels), figsize=(2.6 * len(panels) + 0.9, 3.1), layout="constrained", squeeze=False
+    )
+    for axes, (title, shares) in zip(row[0], panels.items(), strict=True):
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, aspect="equal")
+        for place, line in enumerate(shares):
+            for column, share in enumerate(line):
+                axes.text(column, place, f"{share:.0f}", ha="center", va="center", color="w" if share > 55 else INK)
+        axes.set_xticks(range(len(shares[0])), [f"$q_{k + 1}$" for k in range(len(shares[0]))])
+        axes.set_yticks(range(len(shares)), [f"$d_{k + 1}$" for k in range(len(shares))])
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=row[0].tolist(), shrink=0.8)
+    bar.set_label("share of wins (%)")
+    bar.outline.set_visible(False)
+    _save(figure, file)
+
+
+def draw_readouts(
+    full: dict[str, float],
+    without: dict[str, dict[str, list[float]]],
+    gains: dict[str, dict[str, float]],
+    file: Path,
+) -> None:
+    """Draw scores without each readout of a side (dotted: with all), and what page readouts gain together.
+
+    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout. Tasks have no
+    order: points without lines, those of a task beside each other.
+    """
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(3.3 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
+    )
+    figure.get_layout_engine().set(**APART)
+    everything = list(full.values())
+    for runs in without.values():
+        for line in runs.values():
+            everything += line
+    room = 0.08 * (max(everything) - min(everything) + 1)
+    for axes, (side, runs) in zip((left, middle), without.items(), strict=True):
+        for number, (name, values) in enumerate(runs.items()):
+            places = range(1, len(values) + 1)
+            axes.plot(places, values, label=name, **_look(number))
+            axes.axhline(full[name], color=_look(number)["color"], **DOTTED)
+        axes.set_xticks(places, [f"$r_{k}$" for k in places])
+        axes.set_xlabel(f"{side} readout removed")
+        axes.set_ylabel("nDCG@5 (%)")
+        axes.set_ylim(min(everything) - room, max(everything) + room)
+        _tidy(axes)
+    tasks = list(next(iter(gains.values())))
+    step = 0.6 / len(gains)
+    for number, by_task in enumerate(gains.values()):
+        across = [place + step * (number - (len(gains) - 1) / 2) for place in range(len(tasks))]
+        right.plot(across, list(by_task.values()), **(_look(number) | {"linestyle": "none"}))
+    right.axvline(len(tasks) - 1.5, color=INK, linewidth=0.8, alpha=0.4)
+    right.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
+    right.get_xticklabels()[-1].set_fontweight("bold")
+    right.axhline(0, color=INK, linewidth=0.8)
+    right.set_ylabel("gain of joint use (points)")
+    right.set_xlim(-0.6, len(tasks) - 0.4)
+    _tidy(right)
+    left.plot([], [], color=INK, label="dotted: with all readouts", **DOTTED)
+    _legend(figure, left)
+    _save(figure, file)
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "linewidth": 1.6,
+        "markersize": 5,
+    }
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.tick_params(colors=INK)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=min(3, len(names)), frameon=False, fontsize=9)
+
+
+def _save(figure: Any, file: Path) -> None:
+    """Write a figure without a date, so that the same results give the same file."""
+    figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    if file.suffix == ".svg":
+        figure.savefig(file.with_suffix(".png"), dpi=150)
+    plt.close(figure)
+
+
+def _smooth(values: list[float], weight: float = 0.9) -> list[float]:
+    """Return the running average, free of the pull to zero that its start would have."""
+    smoothed, total, share = [], 0.0, 0.0
+    for value in values:
+        total = weight * total + (1 - weight) * value
+        share = weight * share + (1 - weight)
+        smoothed.append(total / share)
+    return smoothed

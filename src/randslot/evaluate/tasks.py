@@ -1,0 +1,410 @@
+"""What to evaluate on: the 22 ViDoRe tasks through mteb's definitions, or a folder of your own.
+
+Pages stay undecoded until they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any, Protocol
+
+from .. import __version__
+from ..errors import RandSlotError, UsageError, first_line
+from ..model.hub import ask_hub
+from ..model.reader import Side
+from ..pages import PageInput, list_pages, page_file
+from .cache import content_key
+from .published import TASKS
+from .result import CUTS, Result, SubsetResult
+
+# The paper's name of each task, and mteb's.
+MTEB_NAMES = {
+    "Arxiv": "VidoreArxivQARetrieval",
+    "Doc": "VidoreDocVQARetrieval",
+    "Info": "VidoreInfoVQARetrieval",
+    "TabF": "VidoreTabfquadRetrieval",
+    "TatD": "VidoreTatdqaRetrieval",
+    "Shift": "VidoreShiftProjectRetrieval",
+    "Syn-AI": "VidoreSyntheticDocQAAIRetrieval",
+    "Syn-En": "VidoreSyntheticDocQAEnergyRetrieval",
+    "Syn-GR": "VidoreSyntheticDocQAGovernmentReportsRetrieval",
+    "Syn-HI": "VidoreSyntheticDocQAHealthcareIndustryRetrieval",
+    "ESG": "Vidore2ESGReportsRetrieval",
+    "Bio": "Vidore2BioMedicalLecturesRetrieval",
+    "Econ": "Vidore2EconomicsReportsRetrieval",
+    "ESG-H": "Vidore2ESGReportsHLRetrieval",
+    "HR": "Vidore3HrRetrieval",
+    "Fin-E": "Vidore3FinanceEnRetrieval",
+    "Ind.": "Vidore3IndustrialRetrieval",
+    "Phar.": "Vidore3PharmaceuticalsRetrieval",
+    "C.S.": "Vidore3ComputerScienceRetrieval",
+    "Ener.": "Vidore3EnergyRetrieval",
+    "Phys.": "Vidore3PhysicsRetrieval",
+    "Fin-F": "Vidore3FinanceFrRetrieval",
+}
+SPLIT = "test"
+
+
+class Pages(Protocol):
+    """The pages of a corpus, opened one by one."""
+
+    ids: list[str]
+
+    def key(self, index: int) -> str:
+        """Return the hash of a page's content."""
+        ...
+
+    def open(self, index: int) -> PageInput:
+        """Return a page as `encode_document` takes it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Queries in one language over one corpus, with the grades of the pages that count for each."""
+
+    name: str
+    pages: Pages
+    queries: dict[str, str]  # text by id; only queries that have grades
+    grades: dict[str, dict[str, int]]
+    left_out: int = 0  # queries without
+
+    def key(self) -> str:
+        """Return a hash of what is asked: pages, queries and grades, whoever answers."""
+        return content_key(json.dumps([self.pages.ids, self.queries, self.grades], sort_keys=True).encode())
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task under the paper's name, or a set of one's own; its subsets are loaded one after the other."""
+
+    name: str
+    benchmark: str
+    dataset: str
+    revision: str | None
+    source: Any  # how to load it
+
+    def subsets(self) -> Iterator[Subset]:
+        """Load the subsets.
+
+        Errors: RandSlotError in one line for data that is not there, or is empty or broken.
+        """
+        found = False
+        for subset in self.source.load():
+            if not subset.pages.ids:
+                raise RandSlotError(f"{self.name}: the corpus of {self.dataset} is empty")
+            if not subset.queries:
+                raise RandSlotError(f"{self.name}: no query of {self.dataset} ({subset.name}) has a relevant page")
+            found = True
+            yield subset
+        if not found:
+            raise RandSlotError(f"{self.name}: {self.dataset} has no subset to evaluate")
+
+    def keep_result(
+        self,
+        file: Path,
+        subsets: dict[str, SubsetResult],
+        *,
+        model: str,
+        weights: str,
+        settings: dict[str, Any],
+        label: str,
+        counts: dict[Side, int | None],
+        vectors: dict[Side, str] | None = None,
+        cache: str = "",
+    ) -> Result:
+        """Write what a model reached on this task into a file, and return it; arguments as `Result` has them."""
+        result = Result(
+            file=file,
+            model=model,
+            weights=weights,
+            settings=settings,
+            label=label,
+            counts=counts,
+            benchmark=self.benchmark,
+            task=self.name,
+            dataset=self.dataset,
+            revision=self.revision,
+            ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
+            subsets=subsets,
+            vectors=vectors or {},
+            version=__version__,
+            date=datetime.now(UTC).date().isoformat(),
+            cache=cache,
+        )
+        result.write()
+        return result
+
+
+def choose_tasks(
+    benchmarks: Sequence[str], names: Sequence[str], data: Path | None, data_root: Path | None = None
+) -> list[Task]:
+    """Return tasks of ViDoRe, or a set of one's own.
+
+    Errors: UsageError if both are named or none is, or for an unknown one.
+    """
+    vidore = bool(benchmarks or names)
+    if vidore == (data is not None) or (data and data_root):
+        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
+    return [own_task(data)] if data else find_tasks(benchmarks, names, data_root)
+
+
+# -- ViDoRe
+
+
+def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path | None = None) -> list[Task]:
+    """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en.
+
+    Errors: UsageError for an unknown benchmark or task.
+    """
+    for benchmark in benchmarks:
+        if benchmark not in TASKS:
+            raise UsageError(f"unknown benchmark {benchmark!r}; known ones: {', '.join(TASKS)}")
+    chosen: list[tuple[str, str]] = []
+    for benchmark in benchmarks or TASKS:
+        chosen += [(benchmark, name) for name in TASKS[benchmark]]
+    if names:
+        wanted = [_match(name, chosen) for name in names]
+        chosen = [pair for pair in chosen if pair in wanted]
+    return [_vidore_task(benchmark, name, data_root) for benchmark, name in chosen]
+
+
+def _match(name: str, among: list[tuple[str, str]]) -> tuple[str, str]:
+    for pair in among:
+        if _plain(name) in {_plain(pair[1]), _plain(MTEB_NAMES[pair[1]]), word_of(pair[1])}:
+            return pair
+    known = ", ".join(task for _, task in among)
+    raise UsageError(f"unknown task {name!r}; known ones: {known}")
+
+
+def word_of(task: str) -> str:
+    """Return the word for a task on the command line: finance_en for Vidore3FinanceEnRetrieval."""
+    middle = MTEB_NAMES[task].removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
+    return re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle).lower()
+
+
+def _plain(name: str) -> str:
+    return name.lower().rstrip(".").replace("-", "_")
+
+
+def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
+    import mteb
+
+    task = mteb.get_task(MTEB_NAMES[name])
+    dataset, revision = task.metadata.dataset["path"], task.metadata.dataset["revision"]
+    if data_root is None:
+        return Task(name, benchmark, dataset, revision, MtebSource(task))
+    for folder in (data_root / dataset, data_root / Path(dataset).name):
+        if folder.is_dir():
+            task.metadata = task.metadata.model_copy(update={"dataset": {"path": str(folder), "revision": revision}})
+            return Task(name, benchmark, str(folder), None, MtebSource(task, folder))
+    native = data_root / Path(dataset).name.removesuffix("_mteb_format")
+    if native.is_dir():
+        return Task(name, benchmark, str(native), None, NativeSource(native))
+    raise UsageError(f"task {name}: no copy of {dataset} in {data_root}: expected a folder {Path(dataset).name}")
+
+
+@dataclass(frozen=True)
+class MtebSource:
+    """A task as mteb loads it, from the hub or from a copy of its repository."""
+
+    task: Any
+    folder: Path | None = None
+
+    def load(self) -> Iterator[Subset]:
+        path, revision = self.task.metadata.dataset["path"], self.task.metadata.dataset["revision"]
+        offline = None if self.folder else ask_hub(path, revision, kind="dataset")[1]
+        try:
+            with _quiet(self.folder, offline is not None):
+                self.task.load_data()
+                self.task.convert_v1_dataset_format_to_v2(num_proc=None)
+        except Exception as error:  # whatever datasets and the hub make of it
+            reason = f"not in the local cache, and the hub gave no answer ({offline})" if offline else first_line(error)
+            hint = "" if self.folder else "; without network, --data-root takes copies"
+            raise RandSlotError(f"cannot load {path}: {reason}{hint}") from error
+        for name, splits in self.task.dataset.items():
+            data = splits[SPLIT]
+            queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
+            yield make_subset(name, DatasetPages(data["corpus"], "id"), queries, data["relevant_docs"])
+            self.task.dataset[name] = {}
+
+
+@dataclass(frozen=True)
+class NativeSource:
+    """A ViDoRe V3 repository in its own layout: corpus, queries in all languages, qrels."""
+
+    folder: Path
+
+    def load(self) -> Iterator[Subset]:
+        from datasets import load_dataset
+
+        try:
+            with _quiet(self.folder):
+                corpus, queries, qrels = (
+                    load_dataset(str(self.folder), part, split=SPLIT) for part in ("corpus", "queries", "qrels")
+                )
+        except Exception as error:  # whatever datasets makes of it
+            raise RandSlotError(f"cannot load {self.folder}: {first_line(error)}") from error
+        grades: dict[str, dict[str, int]] = {}
+        for row in qrels:
+            grades.setdefault(str(row["query_id"]), {})[str(row["corpus_id"])] = int(row["score"])
+        pages = DatasetPages(corpus, "corpus_id")
+        texts = queries.select_columns(["query_id", "query", "language"]).to_list()
+        for language in dict.fromkeys(row["language"] for row in texts):
+            chosen = {str(row["query_id"]): row["query"] for row in texts if row["language"] == language}
+            yield make_subset(language, pages, chosen, grades)
+
+
+@contextmanager
+def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
+    """Load without bars and chatter; a local copy through a cache of its own, made anew when a file changes.
+
+    Otherwise `datasets` takes a folder for another one of the same name that it has seen before. offline: only what was
+    downloaded before; `datasets` would ask a hub that is not there for half a minute.
+    """
+    import datasets
+    import huggingface_hub.constants as hub
+
+    shown, cache = datasets.are_progress_bars_disabled(), datasets.config.HF_DATASETS_CACHE
+    level, before = logging.getLogger("datasets").level, (hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    if folder is not None:
+        stats = [(str(file), file.stat()) for file in sorted(folder.resolve().rglob("*")) if file.is_file()]
+        state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+        datasets.config.HF_DATASETS_CACHE = Path(cache) / f"randslot-{content_key(state.encode())}"
+    if offline:
+        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = cache
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        logging.getLogger("datasets").setLevel(level)
+        if not shown:
+            datasets.enable_progress_bars()
+
+
+def make_subset(name: str, pages: Pages, queries: dict[str, str], grades: dict[str, dict[str, int]]) -> Subset:
+    """Keep the queries that have grades: the others count for nothing in pytrec_eval."""
+    kept = {id: text for id, text in queries.items() if grades.get(id)}
+    return Subset(name, pages, kept, {id: grades[id] for id in kept}, len(queries) - len(kept))
+
+
+class DatasetPages:
+    """The pages of a `datasets` corpus; images stay encoded."""
+
+    def __init__(self, corpus: Any, id_column: str) -> None:
+        from datasets import Image
+
+        self.ids = [str(id) for id in corpus[id_column]]
+        self.images = corpus.select_columns(["image"]).cast_column("image", Image(decode=False))
+
+    def key(self, index: int) -> str:
+        return content_key(self.open(index))
+
+    def open(self, index: int) -> bytes:
+        image = self.images[index]["image"]
+        return bytes(image["bytes"]) if image["bytes"] else Path(image["path"]).read_bytes()
+
+
+# -- a folder of one's own
+
+
+def own_task(folder: Path) -> Task:
+    """Return a folder with pages/, queries.jsonl and qrels.jsonl as a task.
+
+    Errors: UsageError if the folder or one of them is not there.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}: a set has pages/, queries.jsonl and qrels.jsonl")
+    for part in ("pages", "queries.jsonl", "qrels.jsonl"):
+        if not (folder / part).exists():
+            raise UsageError(f"{folder} has no {part}: a set has pages/, queries.jsonl and qrels.jsonl")
+    return Task(folder.resolve().name, "own", str(folder), None, FolderSource(folder))
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A folder with pages/, queries.jsonl ("id", "query", "language" if there are several) and qrels.jsonl."""
+
+    folder: Path
+
+    def load(self) -> Iterator[Subset]:
+        pages = FolderPages(self.folder / "pages")
+        if not pages.ids:
+            raise RandSlotError(f"the corpus of {self.folder} is empty: no PDF or image in {pages.folder}")
+        queries: dict[str, dict[str, str]] = {}
+        known: set[str] = set()
+        for place, row in _read_rows(self.folder / "queries.jsonl", ("id", "query")):
+            id, text = str(row["id"]), row["query"]
+            if not isinstance(text, str) or not text.strip():
+                raise RandSlotError(f"{place}: query must be text, not {text!r}")
+            if id in known:
+                raise RandSlotError(f"{place}: id {id!r} was there before")
+            known.add(id)
+            queries.setdefault(str(row.get("language", "default")), {})[id] = text
+        grades = self._read_grades(known, set(pages.ids), pages.folder)
+        subsets = [make_subset(language, pages, texts, grades) for language, texts in queries.items()]
+        for subset in subsets:
+            if not subset.queries:  # said before anything is encoded
+                raise RandSlotError(f"no query of {self.folder} ({subset.name}) has a relevant page")
+        yield from subsets
+
+    def _read_grades(self, queries: set[str], pages: set[str], folder: Path) -> dict[str, dict[str, int]]:
+        grades: dict[str, dict[str, int]] = {}
+        for place, row in _read_rows(self.folder / "qrels.jsonl", ("query", "page", "grade")):
+            query, page, grade = str(row["query"]), row["page"], row["grade"]
+            if query not in queries:
+                raise RandSlotError(f"{place}: no query {query!r} in queries.jsonl")
+            if not isinstance(page, str) or page not in pages:
+                raise RandSlotError(f"{place}: no page {page!r} in {folder}")
+            if type(grade) is not int or grade < 0:
+                raise RandSlotError(f"{place}: grade must be a whole number from 0, not {grade!r}")
+            grades.setdefault(query, {})[page] = grade
+        return {query: by_page for query, by_page in grades.items() if any(by_page.values())}
+
+
+class FolderPages:
+    """The pages below a folder: each image, and each page of each PDF, named by its path there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ids = list_pages(folder)
+        self.hashes: dict[Path, bytes] = {}
+
+    def key(self, index: int) -> str:
+        page = self.open(index)
+        file = page_file(page)
+        if file not in self.hashes:
+            self.hashes[file] = content_key(file.read_bytes()).encode()
+        return content_key(self.hashes[file], page.removeprefix(str(file)).encode())
+
+    def open(self, index: int) -> str:
+        return str(self.folder / self.ids[index])
+
+
+def _read_rows(file: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a file, each with its place for an error."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RandSlotError(f"cannot read {file}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RandSlotError(f"{file}: row {number} is not valid JSON: {error}") from error
+        if not isinstance(row, dict) or any(key not in row for key in keys):
+            raise RandSlotError(f"{file}: row {number} must have {', '.join(keys)}")
+        yield f"{file}: row {number}", row

@@ -1,1 +1,0 @@
-"""The laboratory: how well a model finds pages (evaluation), why (analysis), and how sure that is (study)."""

@@ -1,1 +1,0 @@
-"""Why a compact model works: budgets, winners, readouts, costs, and differences that are more than noise."""

@@ -1,0 +1,142 @@
+"""A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
+
+It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. A
+request has a "file" and, for a page, its "number" with "pixels" (for its image), "text" (for what the file says) or
+"ocr" (for what can be read in its image). It loads no model but those of OCR, when they are first needed. It ends when
+its parent does, and its memory is limited.
+
+Between requests for text, it keeps the last PDF open: opening one takes longer than reading a page of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import RandSlotError
+from ..pages import DOCUMENT_SUFFIXES, PARTS, OpenPdf, PageText, num_pages, read_file_text, render_file_page, short
+from ..pages.ocr import OCR_PIXELS, read_image_text
+from ..pages.page import check_pixels
+
+MEMORY = 4 * 2**30  # bytes that one file may take
+IDLE = 2.0  # seconds without a request, after which no file is kept open
+
+
+def inspect(file: Path) -> dict[str, Any]:
+    """Return the hash of a file's content and how many pages it has.
+
+    Errors: RandSlotError if it is empty or cut off, has no pages, or is not a document that can be opened.
+    """
+    if file.suffix.lower() not in DOCUMENT_SUFFIXES:
+        raise RandSlotError("not a PDF or an image")
+    with file.open("rb") as content:
+        if not os.fstat(content.fileno()).st_size:
+            raise RandSlotError("the file is empty")
+        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    num = num_pages(file)
+    if not num:
+        raise RandSlotError("it has no pages")
+    check_pixels(file)
+    return {"hash": digest, "num_pages": num}
+
+
+def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str, Any]:
+    """Read the text that a file has for one page."""
+    return _describe(read_file_text(file, number, kept))
+
+
+def read_by_ocr(file: Path, number: int) -> dict[str, Any]:
+    """Read the text of one page of a file in its image."""
+    return _describe(read_image_text(render_file_page(file, number, OCR_PIXELS)))
+
+
+def _describe(text: PageText) -> dict[str, Any]:
+    """Return a text as JSON has it.
+
+    The words are those of the text between its spaces; "boxes" has left, top, right, bottom of one after the other, in
+    whole numbers of 1 / `PARTS`.
+    """
+    sides: list[float] = []
+    for word in text.words:
+        sides += (word.left, word.top, word.right, word.bottom)
+    boxes = np.rint(np.array(sides) * PARTS).astype(int).tolist()
+    return {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
+
+
+def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[str, Any], bytes]:
+    """Return the answer to a request: its line, and the bytes that follow it."""
+    file = Path(request["file"])
+    try:
+        if "text" in request:
+            return read_text(file, request["number"], kept), b""
+        if "ocr" in request:
+            return read_by_ocr(file, request["number"]), b""
+        if "pixels" in request:
+            image = render_file_page(file, request["number"], request["pixels"])
+            return {"size": image.size}, image.tobytes()
+        return inspect(file), b""
+    except Exception as error:  # a broken file can make a library fail in any way
+        return {"error": _say_why(file, error)}, b""
+
+
+def _say_why(file: Path, error: Exception) -> str:
+    """Return the reason of an error in one line."""
+    if isinstance(error, RandSlotError):
+        return short(_leave_out(str(file), str(error)))
+    if isinstance(error, MemoryError):
+        return f"needs more than {MEMORY >> 30} GB of memory"
+    if isinstance(error, OSError):
+        return short(error.strerror or str(error))
+    return short(f"cannot be read: {type(error).__name__}: {error}")
+
+
+def _leave_out(name: str, reason: str) -> str:
+    """Leave a file's name out of a reason: the parent process adds it."""
+    return re.sub(rf"(:| of|) {re.escape(name)}", "", reason).replace(name, "it")
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    warnings.simplefilter("ignore")
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    except (ImportError, ValueError, OSError):  # not on this system
+        pass
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not get among the answers
+    kept = OpenPdf()
+    try:
+        while line := _next_request(kept):
+            reply, content = answer(json.loads(line), kept)
+            out.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n" + content)
+            out.flush()
+    except BrokenPipeError:  # the parent has ended, and nobody reads the answer
+        with suppress(BrokenPipeError):
+            out.close()  # here, as Python would print a traceback when it closes the pipe at exit
+
+
+def _next_request(kept: OpenPdf) -> bytes:
+    """Wait for a request; a file that nobody asks for is closed soon, so that it can be moved and deleted."""
+    if kept.pdf is not None and os.name == "posix":  # elsewhere a pipe cannot be waited for
+        ready, _, _ = select.select([sys.stdin], [], [], IDLE)
+        if not ready:
+            kept.close()
+    return sys.stdin.buffer.readline()
+
+
+if __name__ == "__main__":
+    main()

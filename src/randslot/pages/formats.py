@@ -1,0 +1,74 @@
+"""Paths of pages: "scan.png" is a file that is one page, "report.pdf#page=3" is a page of a file with several."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAD = 1024  # bytes at the beginning of a file that show its kind
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file: its media type, how its content begins, and whether a file can have several pages.
+
+    beginnings: regular expressions; the first `HEAD` bytes of such a file match one of them.
+    """
+
+    media_type: str
+    beginnings: tuple[bytes, ...]
+    several_pages: bool = False
+
+    def matches(self, head: bytes) -> bool:
+        """Whether the first `HEAD` bytes of a file are those of this kind."""
+        return any(re.match(beginning, head) for beginning in self.beginnings)
+
+
+PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), several_pages=True)
+JPEG = Kind("image/jpeg", (rb"\xff\xd8\xff",))
+TIFF = Kind("image/tiff", (rb"II[*+]\0", rb"MM\0[*+]"), several_pages=True)
+
+KINDS: dict[str, Kind] = {  # by suffix, in lower case
+    ".pdf": PDF,
+    ".png": Kind("image/png", (rb"\x89PNG\r\n\x1a\n",)),
+    ".jpg": JPEG,
+    ".jpeg": JPEG,
+    ".webp": Kind("image/webp", (rb"(?s)RIFF....WEBP",)),
+    ".tif": TIFF,
+    ".tiff": TIFF,
+    ".bmp": Kind("image/bmp", (rb"BM",)),
+    ".gif": Kind("image/gif", (rb"GIF8[79]a",)),
+}
+
+DOCUMENT_SUFFIXES = tuple(KINDS)
+IMAGE_SUFFIXES = tuple(suffix for suffix in KINDS if suffix != ".pdf")
+TIFF_SUFFIXES = tuple(suffix for suffix, kind in KINDS.items() if kind is TIFF)
+
+
+_SEVERAL = "|".join(suffix.removeprefix(".") for suffix, kind in KINDS.items() if kind.several_pages)
+FILE_PAGE = re.compile(rf"(?P<file>.+\.(?:{_SEVERAL}))#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have gives False."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def page_file(page: str) -> Path:
+    """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
+    found = None if is_file(Path(page)) else FILE_PAGE.fullmatch(page)
+    return Path(found["file"] if found else page)
+
+
+def show_pages(num: int) -> str:
+    """Return a number of pages in words."""
+    return "1 page" if num == 1 else f"{num} pages"
+
+
+def short(name: str) -> str:
+    """Return a name as it may stand in one line of an error: unchanged if it is printable and not too long."""
+    return name if name.isprintable() and 0 < len(name) <= 300 else ascii(name[:80])
