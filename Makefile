@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test quick check browser tesseract qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
+.PHONY: demo test nightly quick check browser tesseract qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
 .PHONY: container release clean
 
 demo: $(READY)
@@ -13,11 +13,15 @@ demo: $(READY)
 TESTS := $(BIN)/python -m pytest -n logical --dist loadgroup
 
 test: $(READY) check browser tesseract qdrant
+	$(TESTS) -m "not nightly"
+
+# Everything: all families, installs, notebooks, clusters, browsers.
+nightly: $(READY) check browser tesseract qdrant
 	$(TESTS)
 
 # For the inner loop: the checks, and all tests that take little time.
 quick: $(READY) check
-	$(TESTS) -m "not slow"
+	$(TESTS) -m "not slow and not nightly"
 
 # Chromium for the tests of the page; where it cannot be installed they are skipped and say so.
 browser:
