@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from record import keep, print_table
 
-from randslot.library.workers import Renderers
+from randslot.library.workers import WorkerPool
 
 
-def time_file(renderers: Renderers, file: str, num_pages: int) -> list[float]:
+def time_file(pool: WorkerPool, file: str, num_pages: int) -> list[float]:
     """Return the milliseconds of each page of a file, one after the other."""
     times = []
     for number in range(1, num_pages + 1):
         start = time.perf_counter()
-        renderers.read_text(file, number)
+        pool.read_text(file, number)
         times.append(1000 * (time.perf_counter() - start))
     return times
 
@@ -34,9 +34,9 @@ def time_all(files: list[str]) -> dict[str, Any]:
     """Return a row of the table for all pages."""
     times: list[float] = []
     start = _cpu_seconds()
-    with Renderers(1) as renderers:
+    with WorkerPool(1) as pool:
         for file in files:
-            times += time_file(renderers, file, renderers.inspect(file).num_pages)
+            times += time_file(pool, file, pool.inspect(file).num_pages)
     return {
         "files": len(files),
         "pages": len(times),

@@ -100,8 +100,8 @@ def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(
     pages = [known, second, wrong]
     batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
     assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
-    ray_tasks._renderers().close()
-    ray_tasks._renderers.cache_clear()
+    ray_tasks._pool().close()
+    ray_tasks._pool.cache_clear()
 
 
 def test_a_model_that_reads_text_gets_text(tmp_path):
@@ -115,8 +115,8 @@ def test_a_model_that_reads_text_gets_text(tmp_path):
     noise(64, 96).save(tmp_path / "scan.png")
     (scan,) = ray_tasks.open_pages(row | {"source": os.fsencode(tmp_path / "scan.png"), "numbers": [1]})
     assert (scan["error"], scan["text"], scan["pixels"]) == ("", "", b"")  # nothing to encode
-    ray_tasks._renderers().close()
-    ray_tasks._renderers.cache_clear()
+    ray_tasks._pool().close()
+    ray_tasks._pool.cache_clear()
 
 
 def test_an_actor_encodes_by_the_length_of_pages_not_by_their_number(tmp_path, monkeypatch):

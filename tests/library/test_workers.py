@@ -16,7 +16,7 @@ from PIL import Image
 
 from randslot.errors import RandSlotError
 from randslot.library import worker, workers
-from randslot.library.workers import Renderers, Worker
+from randslot.library.workers import Worker, WorkerPool
 from randslot.pages import NO_TEXT, Page, ocr, open_page
 from support.libraries import write_tiff
 from support.models import noise
@@ -25,65 +25,65 @@ from support.scans import draw_scan
 
 
 @pytest.fixture(scope="module")
-def renderers():
-    with Renderers(2) as made:
+def pool():
+    with WorkerPool(2) as made:
         yield made
 
 
-def test_a_pdf_is_rendered_as_the_model_would_open_it(renderers, tmp_path):
+def test_a_pdf_is_rendered_as_the_model_would_open_it(pool, tmp_path):
     write_pdf(tmp_path / "x.pdf", 3, [])
-    assert renderers.inspect(str(tmp_path / "x.pdf")).num_pages == 3
+    assert pool.inspect(str(tmp_path / "x.pdf")).num_pages == 3
     for pixels in (20_000, 90_000):
-        image = renderers.render(str(tmp_path / "x.pdf"), 2, pixels)
+        image = pool.render(str(tmp_path / "x.pdf"), 2, pixels)
         assert image.width * image.height == pytest.approx(pixels, rel=0.02)
         assert image.tobytes() == open_page(f"{tmp_path}/x.pdf#page=2", pixels).tobytes()
 
 
-def test_images_are_sent_no_larger_than_needed(renderers, tmp_path):
+def test_images_are_sent_no_larger_than_needed(pool, tmp_path):
     noise(300, 400).save(tmp_path / "x.png")
-    small = renderers.render(str(tmp_path / "x.png"), 1, 30_000)
+    small = pool.render(str(tmp_path / "x.png"), 1, 30_000)
     assert small.size == (150, 200)
-    assert renderers.render(str(tmp_path / "x.png"), 1, 120_000).tobytes() == noise(300, 400).tobytes()
+    assert pool.render(str(tmp_path / "x.png"), 1, 120_000).tobytes() == noise(300, 400).tobytes()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".PNG"])
-def test_every_kind_of_image_is_opened(renderers, tmp_path, suffix):
+def test_every_kind_of_image_is_opened(pool, tmp_path, suffix):
     file = tmp_path / f"x{suffix}"
     noise(50, 60).save(file)
-    assert renderers.inspect(str(file)).num_pages == 1
-    assert renderers.render(str(file), 1, 10_000).size == (50, 60)
+    assert pool.inspect(str(file)).num_pages == 1
+    assert pool.render(str(file), 1, 10_000).size == (50, 60)
 
 
-def test_a_tiff_has_pages(renderers, tmp_path):
+def test_a_tiff_has_pages(pool, tmp_path):
     write_tiff(tmp_path / "x.tif", [1, 2, 3])
-    assert renderers.inspect(str(tmp_path / "x.tif")).num_pages == 3
-    assert renderers.render(str(tmp_path / "x.tif"), 3, 10_000).tobytes() == noise(64, 96, 3).tobytes()
+    assert pool.inspect(str(tmp_path / "x.tif")).num_pages == 3
+    assert pool.render(str(tmp_path / "x.tif"), 3, 10_000).tobytes() == noise(64, 96, 3).tobytes()
     assert open_page(f"{tmp_path}/x.tif#page=2").tobytes() == noise(64, 96, 2).tobytes()
     with pytest.raises(RandSlotError, match="has 3 pages, so there is no page 4"):
         open_page(f"{tmp_path}/x.tif#page=4")
 
 
-def test_text_is_what_this_process_would_read(renderers, tmp_path):
+def test_text_is_what_this_process_would_read(pool, tmp_path):
     write_lines(tmp_path / "x.pdf", ["Some words, größer".encode().decode("latin-1"), "and an exam-", "ple"])
-    text = renderers.read_text(str(tmp_path / "x.pdf"), 1)
+    text = pool.read_text(str(tmp_path / "x.pdf"), 1)
     assert text == Page(tmp_path / "x.pdf").text()
     assert text.text.endswith("and an example")
     assert len(text.words) == 6
 
 
-def test_an_image_has_no_text(renderers, tmp_path):
+def test_an_image_has_no_text(pool, tmp_path):
     write_tiff(tmp_path / "x.tif", [1, 2])
-    assert renderers.read_text(str(tmp_path / "x.tif"), 2) == NO_TEXT
+    assert pool.read_text(str(tmp_path / "x.tif"), 2) == NO_TEXT
     with pytest.raises(RandSlotError, match="it has 2 pages, so there is no page 3"):
-        renderers.read_text(str(tmp_path / "x.tif"), 3)
+        pool.read_text(str(tmp_path / "x.tif"), 3)
 
 
-def test_text_of_a_broken_file_is_one_line_without_its_name(renderers, tmp_path):
+def test_text_of_a_broken_file_is_one_line_without_its_name(pool, tmp_path):
     (tmp_path / "x.pdf").write_bytes(b"%PDF-1.4 torn")
     with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is corrupt, or not a PDF"):
-        renderers.read_text(str(tmp_path / "x.pdf"), 1)
+        pool.read_text(str(tmp_path / "x.pdf"), 1)
     with pytest.raises(RandSlotError, match=r"^PDF not found$"):
-        renderers.read_text(str(tmp_path / "gone.pdf"), 1)
+        pool.read_text(str(tmp_path / "gone.pdf"), 1)
 
 
 def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_path, monkeypatch):
@@ -93,8 +93,8 @@ def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_pat
     monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **rest: start([command[0], "-c", code], **rest))
     huge = "BT /F1 12 Tf 50 300 Td [" + f"({'a' * 30_000})" * 200 + "] TJ ET"
     write_drawings(tmp_path / "x.pdf", ["BT /F1 12 Tf 50 300 Td (before) Tj ET", huge, "BT /F1 12 Tf (after) Tj ET"])
-    with Renderers(1) as renderers:
-        before, bad, after = [renderers.read_text(str(tmp_path / "x.pdf"), number) for number in (1, 2, 3)]
+    with WorkerPool(1) as pool:
+        before, bad, after = [pool.read_text(str(tmp_path / "x.pdf"), number) for number in (1, 2, 3)]
     assert (before.text, after.text) == ("before", "after")
     assert bad.problem == "its text cannot be read: opening it ended the renderer"
     assert not bad.has_layer
@@ -102,13 +102,13 @@ def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_pat
 
 def test_a_file_is_closed_when_nobody_asks_for_it(tmp_path):
     write_pdf(tmp_path / "x.pdf", 1, [])
-    with Renderers(1) as renderers:
-        assert renderers.read_text(str(tmp_path / "x.pdf"), 1).text == "Page 1"
-        files = Path(f"/proc/{renderers.workers[0].process.pid}/fd")
+    with WorkerPool(1) as pool:
+        assert pool.read_text(str(tmp_path / "x.pdf"), 1).text == "Page 1"
+        files = Path(f"/proc/{pool.workers[0].process.pid}/fd")
         assert str(tmp_path / "x.pdf") in [os.readlink(file) for file in files.iterdir()]
         time.sleep(worker.IDLE + 0.5)
         assert str(tmp_path / "x.pdf") not in [os.readlink(file) for file in files.iterdir()]
-        assert renderers.read_text(str(tmp_path / "x.pdf"), 1).text == "Page 1"
+        assert pool.read_text(str(tmp_path / "x.pdf"), 1).text == "Page 1"
 
 
 def test_a_request_for_text_renders_nothing_and_one_for_an_image_reads_no_text(tmp_path, monkeypatch):
@@ -125,20 +125,20 @@ def test_a_request_for_text_renders_nothing_and_one_for_an_image_reads_no_text(t
 
 
 @pytest.fixture
-def ocr_renderers(ocr_engine):
-    with Renderers(1) as made:
+def ocr_pool(ocr_engine):
+    with WorkerPool(1) as made:
         yield made
 
 
-def test_scans_are_read_by_ocr(ocr_renderers, tmp_path):
+def test_scans_are_read_by_ocr(ocr_pool, tmp_path):
     pages = [draw_scan("First invoice"), draw_scan("Second invoice")]
     pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:])
     pages[0].save(tmp_path / "x.pdf", save_all=True, append_images=pages[1:])
     pages[1].save(tmp_path / "x.png")
     for name, number in (("x.pdf", 2), ("x.tif", 2), ("x.png", 1)):
         file = str(tmp_path / name)
-        assert ocr_renderers.read_text(file, number).text == ""
-        text = ocr_renderers.read_by_ocr(file, number)
+        assert ocr_pool.read_text(file, number).text == ""
+        text = ocr_pool.read_by_ocr(file, number)
         assert text.text == "Second invoice"
         assert not text.has_layer
         assert [word.text for word in text.words] == ["Second", "invoice"]
@@ -146,23 +146,23 @@ def test_scans_are_read_by_ocr(ocr_renderers, tmp_path):
         assert text.words[0].top == pytest.approx(110 / 800, abs=0.03)
 
 
-def test_what_is_read_by_ocr_is_what_this_process_would_read(ocr_renderers, tmp_path):
+def test_what_is_read_by_ocr_is_what_this_process_would_read(ocr_pool, tmp_path):
     draw_scan("Second invoice").save(tmp_path / "x.png")
-    assert ocr_renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == ocr.read_image_text(open_page(tmp_path / "x.png"))
+    assert ocr_pool.read_by_ocr(str(tmp_path / "x.png"), 1) == ocr.read_image_text(open_page(tmp_path / "x.png"))
 
 
-def test_a_blank_page_has_no_text_for_ocr(ocr_renderers, tmp_path):
+def test_a_blank_page_has_no_text_for_ocr(ocr_pool, tmp_path):
     Image.new("RGB", (600, 800), "white").save(tmp_path / "x.png")
-    assert ocr_renderers.read_by_ocr(str(tmp_path / "x.png"), 1) == NO_TEXT
+    assert ocr_pool.read_by_ocr(str(tmp_path / "x.png"), 1) == NO_TEXT
 
 
-def test_ocr_of_a_broken_file_is_one_line_without_its_name(ocr_renderers, tmp_path):
+def test_ocr_of_a_broken_file_is_one_line_without_its_name(ocr_pool, tmp_path):
     (tmp_path / "x.pdf").write_bytes(b"%PDF-1.4 torn")
     with pytest.raises(RandSlotError, match=r"^cannot read page 1: it is corrupt, or not a PDF"):
-        ocr_renderers.read_by_ocr(str(tmp_path / "x.pdf"), 1)
+        ocr_pool.read_by_ocr(str(tmp_path / "x.pdf"), 1)
     noise(50, 60).save(tmp_path / "x.tif")
     with pytest.raises(RandSlotError, match="it has 1 page, so there is no page 2"):
-        ocr_renderers.read_by_ocr(str(tmp_path / "x.tif"), 2)
+        ocr_pool.read_by_ocr(str(tmp_path / "x.tif"), 2)
 
 
 def test_ocr_without_an_engine_says_what_to_install(tmp_path, monkeypatch):
@@ -175,14 +175,14 @@ def test_ocr_without_an_engine_says_what_to_install(tmp_path, monkeypatch):
 
 def test_ocr_has_its_own_limit_of_time(tmp_path):
     noise(50, 60).save(tmp_path / "x.png")
-    with Renderers(1) as renderers:
-        assert renderers.ocr_seconds > renderers.seconds
-        renderers.inspect(str(tmp_path / "x.png"))
-        os.kill(renderers.workers[0].process.pid, signal.SIGSTOP)
-        renderers.ocr_seconds = 0.3
+    with WorkerPool(1) as pool:
+        assert pool.ocr_seconds > pool.seconds
+        pool.inspect(str(tmp_path / "x.png"))
+        os.kill(pool.workers[0].process.pid, signal.SIGSTOP)
+        pool.ocr_seconds = 0.3
         with pytest.raises(RandSlotError, match=r"took more than 0\.3 s"):
-            renderers.read_by_ocr(str(tmp_path / "x.png"), 1)
-        assert renderers.inspect(str(tmp_path / "x.png")).num_pages == 1
+            pool.read_by_ocr(str(tmp_path / "x.png"), 1)
+        assert pool.inspect(str(tmp_path / "x.png")).num_pages == 1
 
 
 def test_ocr_has_the_limit_of_memory(ocr_engine, tmp_path):
@@ -194,14 +194,14 @@ def test_ocr_has_the_limit_of_memory(ocr_engine, tmp_path):
     assert answer.stdout == "" or "error" in json.loads(answer.stdout)
 
 
-def test_the_same_content_has_the_same_hash(renderers, tmp_path):
+def test_the_same_content_has_the_same_hash(pool, tmp_path):
     for name, seed in (("a.png", 1), ("b.png", 1), ("c.png", 2)):
         noise(20, 20, seed).save(tmp_path / name)
-    a, b, c = (renderers.inspect(str(tmp_path / f"{name}.png")).hash for name in "abc")
+    a, b, c = (pool.inspect(str(tmp_path / f"{name}.png")).hash for name in "abc")
     assert a == b != c
 
 
-def test_work_is_done_in_order_and_not_far_ahead(renderers):
+def test_work_is_done_in_order_and_not_far_ahead(pool):
     begun: list[int] = []
     lock = threading.Lock()
 
@@ -212,7 +212,7 @@ def test_work_is_done_in_order_and_not_far_ahead(renderers):
         return number
 
     seen = []
-    for number, future in renderers.ahead(work, range(40), 5):
+    for number, future in pool.ahead(work, range(40), 5):
         assert future.result() == number
         seen.append(number)
         time.sleep(0.002)
@@ -222,47 +222,47 @@ def test_work_is_done_in_order_and_not_far_ahead(renderers):
 
 def test_a_worker_that_dies_is_replaced(tmp_path):
     noise(50, 60).save(tmp_path / "x.png")
-    with Renderers(1) as renderers:
-        renderers.inspect(str(tmp_path / "x.png"))
-        first = renderers.workers[0].process.pid
+    with WorkerPool(1) as pool:
+        pool.inspect(str(tmp_path / "x.png"))
+        first = pool.workers[0].process.pid
         os.kill(first, signal.SIGKILL)
         time.sleep(0.05)
-        assert renderers.render(str(tmp_path / "x.png"), 1, 10_000).size == (50, 60)
-        assert renderers.workers[0].process.pid != first
+        assert pool.render(str(tmp_path / "x.png"), 1, 10_000).size == (50, 60)
+        assert pool.workers[0].process.pid != first
 
 
 def test_a_file_that_takes_too_long_fails_alone(tmp_path):
     """A pipe that nobody writes to: opening it waits for ever."""
     os.mkfifo(tmp_path / "slow.png")
     noise(50, 60).save(tmp_path / "x.png")
-    with Renderers(1) as renderers:
-        renderers.inspect(str(tmp_path / "x.png"))
-        renderers.seconds = 0.3
+    with WorkerPool(1) as pool:
+        pool.inspect(str(tmp_path / "x.png"))
+        pool.seconds = 0.3
         with pytest.raises(RandSlotError, match=r"took more than 0\.3 s"):
-            renderers.inspect(str(tmp_path / "slow.png"))
-        renderers.seconds = 60
-        assert renderers.inspect(str(tmp_path / "x.png")).num_pages == 1
+            pool.inspect(str(tmp_path / "slow.png"))
+        pool.seconds = 60
+        assert pool.inspect(str(tmp_path / "x.png")).num_pages == 1
 
 
 def test_a_file_that_kills_its_worker_fails_alone(tmp_path):
     os.mkfifo(tmp_path / "deadly.png")
-    with Renderers(1) as renderers:
-        worker = renderers.workers[0]
+    with WorkerPool(1) as pool:
+        worker = pool.workers[0]
         worker._start()
         threading.Timer(0.3, lambda: os.kill(worker.process.pid, signal.SIGSEGV)).start()
         with pytest.raises(RandSlotError, match="opening it ended the renderer"):
-            renderers.inspect(str(tmp_path / "deadly.png"))
+            pool.inspect(str(tmp_path / "deadly.png"))
 
 
 def test_closing_ends_workers_whatever_they_do(tmp_path):
     os.mkfifo(tmp_path / "slow.png")
-    renderers = Renderers(1)
-    waiting = renderers.threads.submit(renderers.inspect, str(tmp_path / "slow.png"))
-    while renderers.workers[0].process is None:
+    pool = WorkerPool(1)
+    waiting = pool.threads.submit(pool.inspect, str(tmp_path / "slow.png"))
+    while pool.workers[0].process is None:
         time.sleep(0.01)
-    renderers.close()
+    pool.close()
     assert isinstance(waiting.exception(), RandSlotError)
-    assert renderers.workers[0].process.poll() is not None
+    assert pool.workers[0].process.poll() is not None
 
 
 def test_closing_while_a_process_is_being_started_ends_it(monkeypatch):
@@ -287,13 +287,13 @@ def test_nothing_is_printed_when_a_worker_is_killed_while_a_request_is_written(t
     """Not then, and not at the exit of Python, which closes pipes."""
     code = """
 import os, signal, threading
-from randslot.library.workers import Renderers
-renderers = Renderers(2)
-for worker in renderers.workers:
+from randslot.library.workers import WorkerPool
+pool = WorkerPool(2)
+for worker in pool.workers:
     worker._start()
     os.kill(worker.process.pid, signal.SIGSTOP)
-first, second = renderers.workers
-requests = [renderers.threads.submit(renderers.inspect, "x" * 1_000_000) for _ in range(2)]
+first, second = pool.workers
+requests = [pool.threads.submit(pool.inspect, "x" * 1_000_000) for _ in range(2)]
 threading.Timer(0.3, first.process.kill).start()
 threading.Timer(0.3, second.process.kill).start()
 for request in requests:
@@ -377,6 +377,6 @@ def test_a_huge_image_takes_less_than_a_gigabyte(mode, suffix, tmp_path):
     assert peak < 10**9 / 1024
 
 
-def test_a_file_that_changes_its_name_to_nothing(renderers, tmp_path):
+def test_a_file_that_changes_its_name_to_nothing(pool, tmp_path):
     with pytest.raises(RandSlotError, match="No such file"):
-        renderers.inspect(str(Path(tmp_path, "gone.png")))
+        pool.inspect(str(Path(tmp_path, "gone.png")))

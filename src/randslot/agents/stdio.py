@@ -16,7 +16,7 @@ from ..library.library import Library
 from ..library.manifest import File
 from ..library.results import Hit, Summary
 from ..library.sharing import SharedLibrary
-from ..library.workers import Renderers
+from ..library.workers import WorkerPool
 from .tools import Answers, add_one, check_folders
 
 DRAW_SECONDS = 20.0
@@ -27,7 +27,7 @@ class LocalLibrary:
 
     def __init__(self, place: str, model: str | None = None, query_model: str | None = None) -> None:
         self.shared = SharedLibrary(place, model, query_model)
-        self.renderers = Renderers(1, DRAW_SECONDS)
+        self.pool = WorkerPool(1, DRAW_SECONDS)
         with self.shared.use() as opened:  # what is wrong is told at the start
             if isinstance(opened, Library) and opened.choose_by() != "words":
                 Thread(target=_load_model, args=[opened], name="model", daemon=True).start()  # takes seconds
@@ -36,7 +36,7 @@ class LocalLibrary:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.renderers.close()
+        self.pool.close()
         self.shared.close()
 
     def search(self, query: str, k: int, document: File | None) -> list[Hit]:
@@ -62,7 +62,7 @@ class LocalLibrary:
             return library.read_text(page).text
 
     def draw(self, source: str, number: int, pixels: int) -> Image.Image:
-        return self.renderers.render(source, number, pixels)
+        return self.pool.render(source, number, pixels)
 
     def add(self, file: Path) -> Summary:
         with self.shared.use() as library:

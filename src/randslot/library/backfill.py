@@ -18,7 +18,7 @@ from .readers import FileReader, WantedPages, hash_text
 from .results import Progress
 from .sources import is_gone
 from .stores.base import Origin, Store, StoredPage, StoredText
-from .workers import Renderers
+from .workers import WorkerPool
 
 TOGETHER = 32  # pages that are stored at once
 STORE_SECONDS = 2.0  # after which they are stored even if they are fewer: reading a scan takes as long
@@ -31,18 +31,18 @@ class Fill:
     manifest: Manifest
     store: Store
     words: LibraryWords
-    renderers: Renderers
+    pool: WorkerPool
     report: Callable[[Progress], None]
     stop: Callable[[], bool] = lambda: False
 
     def read_layers(self) -> int:
         """Read the text layers of pages that nobody has looked at; return how many have text."""
-        return self._read("words", ("",), self.renderers.read_text, "layer", "none")
+        return self._read("words", ("",), self.pool.read_text, "layer", "none")
 
     def read_scans(self, *, all_pages: bool) -> int:
         """Read pages without text by OCR, or all pages; return how many were read."""
         origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "blank", "") if all_pages else ("none",)
-        return self._read("scans", origins, self.renderers.read_by_ocr, "ocr", "blank")
+        return self._read("scans", origins, self.pool.read_by_ocr, "ocr", "blank")
 
     def encode(self, reader: FileReader) -> int:
         """Have a model encode pages that have no vectors; return how many were encoded."""
@@ -144,7 +144,7 @@ class Fill:
         def read_one(place: tuple[WantedPages, int]) -> PageText:
             return read(place[0].source, place[1])
 
-        for place, future in self.renderers.ahead(read_one, places(), 4 * len(self.renderers.workers)):
+        for place, future in self.pool.ahead(read_one, places(), 4 * len(self.pool.workers)):
             error = future.exception()
             if error is not None and not isinstance(error, RandSlotError):
                 raise error

@@ -21,7 +21,7 @@ from .readers import FileReader, ReadPage, WantedPages
 from .results import Progress, Summary
 from .sources import is_gone
 from .stores.base import BYTES_PER_NUMBER, Store, StoredPage, StoredText, page_id
-from .workers import Inspected, Renderers
+from .workers import Inspected, WorkerPool
 
 SAFE_SECONDS = 5.0  # between two times that everything is brought to the disk and complete files become visible
 SAMPLE = 40  # pages that the language of a new library is found by
@@ -51,7 +51,7 @@ class Ingest:
     manifest: Manifest
     store: Store
     words: LibraryWords
-    renderers: Renderers
+    pool: WorkerPool
     reader: FileReader
     metadata: Mapping[str, Any] | None
     report: Callable[[Progress], None]
@@ -90,10 +90,10 @@ class Ingest:
         chosen = pages[:: max(len(pages) // SAMPLE, 1)]
 
         def read(page: tuple[str, int]) -> str:
-            return self.renderers.read_text(*page).text
+            return self.pool.read_text(*page).text
 
         texts = []
-        for _, future in self.renderers.ahead(read, chosen, 2 * len(self.renderers.workers)):
+        for _, future in self.pool.ahead(read, chosen, 2 * len(self.pool.workers)):
             if future.exception() is None:  # one that fails is told when it is read
                 texts.append(future.result())
         self.words.decide(texts)
@@ -103,8 +103,8 @@ class Ingest:
     def _inspect_all(self, sources: list[str]) -> list[FileJob]:
         """Return the files to read: those that are neither known as they are nor only moved."""
         jobs: list[FileJob] = []
-        depth = 4 * len(self.renderers.workers)
-        inspected = self.renderers.ahead(self._inspect, sources, depth)
+        depth = 4 * len(self.pool.workers)
+        inspected = self.pool.ahead(self._inspect, sources, depth)
         for num, (source, future) in enumerate(inspected, start=1):
             try:
                 job = self._judge(source, *future.result())
@@ -127,7 +127,7 @@ class Ingest:
         old = next(iter(self.manifest.find(source=source, state="done")), None)
         if old and (old.size, old.modified) == (stat.st_size, stat.st_mtime_ns):
             return old, stat, Inspected(old.hash, old.num_pages)
-        return old, stat, self.renderers.inspect(source)
+        return old, stat, self.pool.inspect(source)
 
     def _judge(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> FileJob | None:
         """Return a file as a job, if it has to be read; otherwise keep what is known of it."""

@@ -40,7 +40,7 @@ from .sketches import LOOK_SECONDS, LibrarySketches, Made, Sketching
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.base import BYTES_PER_NUMBER, DamagedError, Store, Vectors, mean_numbers, page_id, pages_at_once
 from .stores.qdrant_connection import is_address, read_address
-from .workers import Renderers
+from .workers import WorkerPool
 
 
 def note_model(binding: Identity | None, trust: Trust | None) -> list[str]:
@@ -338,11 +338,11 @@ class Library:
         listing = list_files(paths, self.folder)
         summary = Summary(others=listing.others, failed=listing.failed)
         try:
-            with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
-                reader = self._make_reader(renderers, batch, ray)
-                ingest = Ingest(self.manifest, self.store, self.words, renderers, reader, metadata, progress, summary)
+            with self.write(), WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1)) as pool:
+                reader = self._make_reader(pool, batch, ray)
+                ingest = Ingest(self.manifest, self.store, self.words, pool, reader, metadata, progress, summary)
                 ingest.run([*listing.files, *images])
-                fill = Fill(self.manifest, self.store, self.words, renderers, progress)
+                fill = Fill(self.manifest, self.store, self.words, pool, progress)
                 summary.encoded += complete_pages(fill, reader, self._bound_model())
                 if self.models.is_loaded:
                     self._estimate_trust()
@@ -377,8 +377,8 @@ class Library:
         wanted = None if language is None else find_language(language)
         if ocr is not None and find_engine() is None:
             raise RandSlotError(MISSING)
-        with self.write(), Renderers(workers or max((os.cpu_count() or 2) - 1, 1)) as renderers:
-            fill = Fill(self.manifest, self.store, self.words, renderers, progress, stop)
+        with self.write(), WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1)) as pool:
+            fill = Fill(self.manifest, self.store, self.words, pool, progress, stop)
             return read_words(fill, self._bound_model(), language=wanted, ocr=ocr)
 
     def make_sketches(
@@ -442,16 +442,16 @@ class Library:
                 paths.append(one)
         return paths, images
 
-    def _make_reader(self, renderers: Renderers, batch: int, ray: str | None) -> FileReader:
-        reader = self._choose_reader(renderers, batch, ray)
+    def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
+        reader = self._choose_reader(pool, batch, ray)
         if self.binding is None or "kind" not in self.binding.settings:
             return reader
         has_vectors = self.store.contents(()).with_vectors > 0
         return reader if has_vectors else TellingReader(reader)  # of other people's models, before the first page
 
-    def _choose_reader(self, renderers: Renderers, batch: int, ray: str | None) -> FileReader:
+    def _choose_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
         if ray is None:
-            return LocalReader(renderers, lambda: self.model if self.binding else None, batch)
+            return LocalReader(pool, lambda: self.model if self.binding else None, batch)
         if self.binding is None:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
         from .ray import RayReader

@@ -27,7 +27,7 @@ from ..model.reader import Identity, PageReader, Vectors
 from ..pages.text import PageText, Word
 from .models import load_bound
 from .readers import ReadPage, WantedPages, read_content
-from .workers import Renderers
+from .workers import WorkerPool
 
 
 def write_text(text: PageText) -> str:
@@ -43,8 +43,8 @@ def parse_text(line: str) -> PageText:
 
 
 @cache
-def _renderers() -> Renderers:
-    return Renderers(1)  # a process with limits, which a broken file may end without harm to Ray's
+def _pool() -> WorkerPool:
+    return WorkerPool(1)  # a process with limits, which a broken file may end without harm to Ray's
 
 
 def open_pages(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def _open_page(row: dict[str, Any], number: int) -> dict[str, Any]:
     page = {"file": row["file"], "number": number, "hash": "", "error": ""}
     page |= {"width": 0, "height": 0, "pixels": b"", "text": "", "layer": ""}
     try:
-        content = read_content(_renderers(), row["reads"], row["size"], os.fsdecode(row["source"]), number)
+        content = read_content(_pool(), row["reads"], row["size"], os.fsdecode(row["source"]), number)
     except RandSlotError as error:
         return page | {"error": str(error)}
     page |= {"hash": content.hash, "layer": write_text(content.text)}

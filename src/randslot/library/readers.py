@@ -14,7 +14,7 @@ from ..model.batching import page_share, return_freed_memory
 from ..model.reader import PageReader, Reads
 from ..pages.text import NO_TEXT, PageText
 from .stores.base import BYTES_PER_NUMBER, Vectors
-from .workers import Renderers, hash_image
+from .workers import WorkerPool, hash_image
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Content:
     cut: bool = False
 
 
-def read_content(renderers: Renderers, reads: Reads | None, pixels: int, file: str, number: int) -> Content:
+def read_content(pool: WorkerPool, reads: Reads | None, pixels: int, file: str, number: int) -> Content:
     """Open a page of a file: its text, and an image of about `pixels` pixels if that is what a model reads.
 
     A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
@@ -39,17 +39,17 @@ def read_content(renderers: Renderers, reads: Reads | None, pixels: int, file: s
     Errors: RandSlotError with the reason why it cannot be opened.
     """
     if reads == "image":
-        image = renderers.render(file, number, pixels)
-        return Content(image, _read_text_if_any(renderers, file, number), hash_image(image))
-    text = renderers.read_text(file, number)
+        image = pool.render(file, number, pixels)
+        return Content(image, _read_text_if_any(pool, file, number), hash_image(image))
+    text = pool.read_text(file, number)
     wanted = reads == "text" and text.text.strip()
     return Content(text.text if wanted else None, text, hash_text(text.text))
 
 
-def _read_text_if_any(renderers: Renderers, file: str, number: int) -> PageText:
+def _read_text_if_any(pool: WorkerPool, file: str, number: int) -> PageText:
     """Read the text of a page that can be seen; one whose text cannot be read counts as having none."""
     try:
-        return renderers.read_text(file, number)
+        return pool.read_text(file, number)
     except RandSlotError:
         return NO_TEXT
 
@@ -103,12 +103,12 @@ Place = tuple[WantedPages, int]  # a page: its file and its number
 class LocalReader:
     """Reads in this process and its workers; takes memory for a few batches, however many pages there are."""
 
-    def __init__(self, renderers: Renderers, load_model: Callable[[], PageReader | None], batch: int) -> None:
+    def __init__(self, pool: WorkerPool, load_model: Callable[[], PageReader | None], batch: int) -> None:
         """load_model: called when the first page is wanted; without a model pages have text and no vectors.
 
         batch: pages of the largest size that are encoded at once; of smaller ones more.
         """
-        self.renderers, self.load_model, self.batch = renderers, load_model, batch
+        self.pool, self.load_model, self.batch = pool, load_model, batch
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model = self.load_model()
@@ -145,7 +145,7 @@ class LocalReader:
             pages, number = place
             if pages.file in failed:
                 raise RandSlotError("another page of the file cannot be opened")
-            content = read_content(self.renderers, reads, pixels, pages.source, number)
+            content = read_content(self.pool, reads, pixels, pages.source, number)
             if model is None or prepare is None or content.page is None or content.hash in pages.known:
                 return content
             return replace(content, page=prepare(content.page), cut=_is_cut(model, content))
@@ -156,8 +156,8 @@ class LocalReader:
                     if pages.file not in failed:
                         yield pages, number
 
-        depth = 2 * self.batch + len(self.renderers.workers)
-        return self.renderers.ahead(open_page, places(), depth)
+        depth = 2 * self.batch + len(self.pool.workers)
+        return self.pool.ahead(open_page, places(), depth)
 
 
 def _is_cut(model: PageReader, content: Content) -> bool:

@@ -45,7 +45,7 @@ class Inspected:
     num_pages: int
 
 
-class Renderers:
+class WorkerPool:
     """Some worker processes; close them, or use them in a `with` block."""
 
     def __init__(self, num: int, seconds: float = SECONDS) -> None:

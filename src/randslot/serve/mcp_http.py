@@ -56,7 +56,7 @@ class ServiceLibrary:
             return self.service.library.read_text(page).text
 
     def draw(self, source: str, number: int, pixels: int) -> Image.Image:
-        return self.service.threads.submit(self.service.renderers.render, source, number, pixels).result()
+        return self.service.threads.submit(self.service.pool.render, source, number, pixels).result()
 
     def add(self, file: Path) -> Summary:
         with _refusing():

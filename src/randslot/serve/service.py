@@ -26,7 +26,7 @@ from ..library.results import By, Hit
 from ..library.search import has_metadata
 from ..library.sources import is_match
 from ..library.stores.base import Vectors, page_id
-from ..library.workers import Renderers
+from ..library.workers import WorkerPool
 from ..pages import KINDS
 from ..pages.formats import show_pages
 from ..words.query import read_query
@@ -244,10 +244,10 @@ class Service:
         self.library, self.add_from = library, tuple(add_from)
         if library.choose_by() != "words":
             _ = library.query_model  # the first search should not wait for it
-        self.renderers = Renderers(RENDERERS, RENDER_SECONDS)
+        self.pool = WorkerPool(RENDERERS, RENDER_SECONDS)
         self.searches = Searches(library)
         self.embeddings = Embeddings(library)
-        self.uploads = None if read_only else Uploads(library, self.renderers, upload_limits or UploadLimits())
+        self.uploads = None if read_only else Uploads(library, self.pool, upload_limits or UploadLimits())
         self.threads = ThreadPoolExecutor(RENDERERS, "images")
         self._draw = lru_cache(CACHED)(self._draw_now)
         self._places: tuple[float, dict[str, str]] | None = None
@@ -262,7 +262,7 @@ class Service:
             self.uploads.close()
         self.threads.shutdown(cancel_futures=True)
         self._looking.shutdown(wait=False, cancel_futures=True)
-        self.renderers.close()
+        self.pool.close()
 
     # -- documents and pages
 
@@ -346,7 +346,7 @@ class Service:
     def _draw_now(self, source: str, number: int, pixels: int, modified: int) -> bytes:
         """Draw a page; `modified` is there so that a changed file is drawn again."""
         buffer = BytesIO()
-        self.renderers.render(source, number, pixels).save(buffer, "JPEG", quality=88)
+        self.pool.render(source, number, pixels).save(buffer, "JPEG", quality=88)
         return buffer.getvalue()
 
     # -- searches

@@ -24,7 +24,7 @@ from ..library.folder import UPLOADS
 from ..library.library import Library
 from ..library.manifest import File, show_name
 from ..library.results import Progress
-from ..library.workers import Renderers
+from ..library.workers import WorkerPool
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from ..pages.ocr import find_engine
 from .access import NAME_BYTES, Refused, UploadLimits
@@ -73,8 +73,8 @@ def check_head(name: str, head: bytes) -> None:
 class Uploads:
     """Takes files in, and indexes them one after the other."""
 
-    def __init__(self, library: Library, renderers: Renderers, limits: UploadLimits) -> None:
-        self.library, self.renderers, self.limits = library, renderers, limits
+    def __init__(self, library: Library, pool: WorkerPool, limits: UploadLimits) -> None:
+        self.library, self.pool, self.limits = library, pool, limits
         self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, UploadJob] = {}
         self.coming = 0  # uploads that are being received
@@ -188,7 +188,7 @@ class Uploads:
             self._note(replace(self.jobs[id], pages_done=now.pages_done, num_pages=now.num_pages))
 
         self._note(replace(self.jobs[id], state="reading"))
-        found = self.renderers.inspect(str(file))
+        found = self.pool.inspect(str(file))
         num = found.num_pages
         if num > self.limits.pages:
             raise RandSlotError(f"{file.name} has {num:,} pages, more than {self.limits.pages:,}")
