@@ -51,7 +51,7 @@ check: $(READY)
 	$(BIN)/mypy
 
 benchmark: $(READY)
-	$(BIN)/python benchmarks/encoding.py
+	$(BIN)/python -m research.experiments.encoding
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
 	$(BIN)/python benchmarks/search.py
@@ -59,7 +59,7 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/scale.py
 	test -d data/manuals || $(BIN)/python -m research.manuals data/manuals
-	$(BIN)/python benchmarks/ocr.py data/manuals
+	$(BIN)/python -m research.experiments.ocr data/manuals
 	$(BIN)/python benchmarks/tables.py
 
 # The picture of the page in the README; needs Chromium.
@@ -68,18 +68,18 @@ screenshot: $(READY) browser
 
 # The documentation site in data/site, which opens without a server; a link that leads nowhere fails it.
 docs: $(READY)
-	$(BIN)/python benchmarks/reference.py --check
-	$(BIN)/python benchmarks/docs_site.py
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/docs_site.py
 
 # docs/reference.md and docs/commands.md from the code; what the notebooks of docs/ print.
 reference: $(READY)
-	$(BIN)/python benchmarks/reference.py
+	$(BIN)/python tools/reference.py
 notebooks: $(READY)
-	$(BIN)/python benchmarks/notebooks.py
+	$(BIN)/python tools/notebooks.py
 
 # The pages of the site as src/randslot/handbook.pdf; needs Chromium. Run it again when they have changed.
 handbook: $(READY) browser
-	$(BIN)/python benchmarks/handbook.py
+	PYTHONPATH=tools $(BIN)/python -m research.handbook
 
 # The embedded model from nothing, in under two hours on two cores; run again after an interruption, it goes on.
 embedded: $(READY)
@@ -88,7 +88,7 @@ embedded: $(READY)
 	|| { rm -rf data/validation; $(BIN)/python -m research.samples data/validation -n 40 --split validation; }
 	$(BIN)/python -m research.pretrain research/embedded-reading.toml --resume
 	$(BIN)/randslot train research/embedded.toml --resume
-	$(BIN)/python benchmarks/embedded.py --ship
+	$(BIN)/python -m research.experiments.embedded --ship
 	$(BIN)/python benchmarks/tables.py
 
 # The fast tests at the oldest versions that pyproject.toml allows, and at the newest; docs/versions.md shows them. Gigabytes:
@@ -100,23 +100,23 @@ FAST := -m pytest -n logical --dist loadgroup -m "not slow" -W ignore::Deprecati
 oldest: $(READY) qdrant
 	rm -rf .venv-oldest && $(PYTHON) -m venv .venv-oldest
 	[ ! -d $(VENV)/qdrant ] || ln -s $(abspath $(VENV))/qdrant .venv-oldest/qdrant
-	$(BIN)/python benchmarks/versions.py oldest > .venv-oldest/constraints.txt
+	$(BIN)/python tools/versions.py oldest > .venv-oldest/constraints.txt
 	.venv-oldest/bin/pip install -q -c .venv-oldest/constraints.txt -e ".[dev]"
 	.venv-oldest/bin/python $(FAST)
-	.venv-oldest/bin/python benchmarks/versions.py record oldest
-	$(BIN)/python benchmarks/versions.py table
+	.venv-oldest/bin/python tools/versions.py record oldest
+	$(BIN)/python tools/versions.py table
 
 newest: $(READY) qdrant
 	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
 	[ ! -d $(VENV)/qdrant ] || ln -s $(abspath $(VENV))/qdrant .venv-newest/qdrant
 	.venv-newest/bin/pip install -q -e ".[dev]"
 	.venv-newest/bin/python $(FAST) -W ignore::FutureWarning
-	.venv-newest/bin/python benchmarks/versions.py record newest
-	$(BIN)/python benchmarks/versions.py table
+	.venv-newest/bin/python tools/versions.py record newest
+	$(BIN)/python tools/versions.py table
 
 # The table of docs/versions.md, after a change of pyproject.toml.
 versions: $(READY)
-	$(BIN)/python benchmarks/versions.py table
+	$(BIN)/python tools/versions.py table
 
 # The image, and a look whether it works with a read-only root; needs Docker.
 container:
@@ -126,7 +126,7 @@ container:
 # Wheel, sdist, notes, bill of materials and checksums in dist/, tried in a fresh environment. DRAFT=1: with the notes of
 # what is not released yet.
 release: $(READY)
-	$(BIN)/python benchmarks/release.py $(if $(DRAFT),--draft)
+	$(BIN)/python tools/release.py $(if $(DRAFT),--draft)
 
 # torch first and pinned: a looser wish for it would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt

@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from embedded import NUM_REPORTS, HeldOut
 from record import keep, print_table, time_ways
 
 import randslot
@@ -44,6 +43,7 @@ from randslot.model.loading import make_student
 from randslot.model.model import RandSlotModel
 from randslot.pages import read_page_text
 from randslot.train.distill import Distillation, distill
+from research.experiments.embedded import NUM_REPORTS, HeldOut
 from research.samples.reports import make_reports
 from research.samples.sets import ask_all
 

@@ -19,8 +19,8 @@ from sketches import fit_exponents as fit_sketch_exponents
 from sketches import shorten
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("log", "models", "training", "embedded", "library", "web", "export", "scale", "light", "versions")
-PLACES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
+NAMES = ("models", "training", "library", "web", "export", "scale", "light", "versions")
+PLACES = ["README.md", "research/log.md", "research/embedded.md", *(f"docs/{name}.md" for name in NAMES)]
 # Tables that are made from the rows of another one.
 SOURCES = {"plan": "search", "reader-short": "reader-test"}
 

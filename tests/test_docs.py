@@ -157,3 +157,12 @@ def test_notebooks_run_and_show_what_they_print(file, tmp_path, capsys):
     for before, after in zip(book["cells"], again["cells"], strict=True):
         shown, now = ([output["output_type"] for output in cell.get("outputs", [])] for cell in (before, after))
         assert shown == now, "run make notebooks"
+
+
+def test_links_of_research_lead_somewhere():
+    for file in (ROOT / "research").glob("*.md"):
+        for path, anchor in find_links(file.read_text(encoding="utf-8")):
+            target = (file.parent / path).resolve()
+            assert target.exists(), (file, path)
+            if anchor:
+                assert anchor in find_anchors(target.read_text(encoding="utf-8")), (file, path, anchor)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embedded import HOME, SUBSET, HeldOut
 from PIL import Image
 
 import randslot
+from research.experiments.embedded import HOME, SUBSET, HeldOut
 
 ROOT = Path(__file__).parent.parent
 

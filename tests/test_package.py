@@ -181,7 +181,7 @@ def python_blocks(file: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["../README", "guide", "training", "embedded", "evaluation", "analysis", "library", "export", "agents", "light"],
+    ["../README", "guide", "training", "evaluation", "analysis", "library", "export", "agents", "light"],
 )
 def test_the_examples_in_the_docs_run(name, tmp_path, monkeypatch):
     """Each file's blocks run in order; a block that needs the hub or a server says so in its first line."""

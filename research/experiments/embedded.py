@@ -1,7 +1,7 @@
 """How well the embedded model finds held-out sample pages: beside chance, and beside itself before it learned to.
 
-python benchmarks/embedded.py            # the shipped model
-python benchmarks/embedded.py --ship     # first put the one in runs/embedded into the package, with its card
+python -m research.experiments.embedded            # the shipped model
+python -m research.experiments.embedded --ship     # first put the one in runs/embedded into the package, with its card
 """
 
 from __future__ import annotations

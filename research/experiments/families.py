@@ -1,6 +1,6 @@
 """Seconds to encode one A4 page on a CPU: SmolVLM-256M, Qwen2.5-VL-3B, and colSmol, with a vector for every token.
 
-    python benchmarks/families.py --threads 2      # some minutes on two idle cores, 4 GB of memory
+    python -m research.experiments.families --threads 2      # some minutes on two idle cores, 4 GB of memory
 
 All have their real shapes and random weights, in float32; what is on a page costs nothing. The 3B model would take
 15 GB: it is timed with one and with three layers in the language model and four and eight in the vision tower, in the

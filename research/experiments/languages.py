@@ -1,7 +1,7 @@
 """A library in several languages: words of each page in its own language, beside all in that of most pages.
 
     python -m research.manuals data/manuals
-    python benchmarks/languages.py          # needs Debian's packages: four more manuals
+    python -m research.experiments.languages          # needs Debian's packages: four more manuals
 
 The manuals of both halves, most of them English, and four others in French, Spanish, Italian and Russian are one
 library. More questions about the German one and these four (language_questions.jsonl) were written by reading them.

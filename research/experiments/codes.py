@@ -1,6 +1,6 @@
 """When codes are not trusted: recall and time of searches by codes alone, of the default, and of exact ones.
 
-python benchmarks/codes.py --folder FOLDER --likes uniform clusters reports manuals
+python -m research.experiments.codes --folder FOLDER --likes uniform clusters reports manuals
 
 FOLDER has the fits that benchmarks/growth.py makes; their vectors are turned into 2,048 dimensions.
 """

@@ -1,8 +1,8 @@
 """The versions that pyproject.toml allows, the ones that the tests have run with, and the table of both in the docs.
 
-    python benchmarks/versions.py oldest          # the lower bounds as a constraints file, for make oldest
-    python benchmarks/versions.py record oldest   # the versions of this environment, as the oldest that were tried
-    python benchmarks/versions.py table           # docs/versions.md again; --check: fail if it would change
+    python tools/versions.py oldest          # the lower bounds as a constraints file, for make oldest
+    python tools/versions.py record oldest   # the versions of this environment, as the oldest that were tried
+    python tools/versions.py table           # docs/versions.md again; --check: fail if it would change
 
 It needs nothing of the package, so it runs before that is installed.
 """

@@ -1,6 +1,6 @@
 """How long it takes to read the text of pages, in one worker process.
 
-    python benchmarks/text.py FOLDER            # all PDFs below the folder; about two minutes for 6,696 pages
+    python -m research.experiments.text FOLDER            # all PDFs below the folder; about two minutes for 6,696 pages
 
 Everything counts: asking the worker, reading the page with the boxes of its words, and making them here. "CPU ms" is
 what both processes have worked, with the start of the worker; it depends less on what else the machine does.

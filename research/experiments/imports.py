@@ -1,6 +1,6 @@
 """What a search by vectors from the shell waits for before it begins: imports, of what, and on whose behalf.
 
-    python benchmarks/imports.py                               # about a minute
+    python -m research.experiments.imports                               # about a minute
 
 "CPU s" is the best of three processes that import so much and no more; each line has what the lines above it have, too.
 The second table is of a search on a Qdrant server, each line by itself. The third says what imports a package when

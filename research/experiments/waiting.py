@@ -1,6 +1,6 @@
 """How long the model waits for pages, with a backbone of middle size (mid.json) with random weights.
 
-    python benchmarks/waiting.py
+    python -m research.experiments.waiting
 
 Page images are compressed, twice as large as what the model looks at, 48 x 32 merged visual tokens each. The table says
 how many pages a second are encoded, how long one takes to be made ready, and for what share of time the model waits.

@@ -4,7 +4,7 @@ A page that is among the best by MaxSim need not be near to any single vector of
 this counts, without any index: among how many of the nearest pages to one of its vectors are 98 % of the five best?
 Whatever finds candidates by single readouts (graphs, cells) has to look at as many at least.
 
-python benchmarks/neighbours.py --folder FOLDER --likes reports manuals --pages 10000 100000 1000000
+python -m research.experiments.neighbours --folder FOLDER --likes reports manuals --pages 10000 100000 1000000
 """
 
 from __future__ import annotations

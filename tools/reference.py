@@ -1,7 +1,7 @@
 """The reference: docs/reference.md from the docstrings of public names, docs/commands.md from the command line.
 
-python benchmarks/reference.py              # rewrite both
-python benchmarks/reference.py --check      # fail if one is not what the code says
+python tools/reference.py              # rewrite both
+python tools/reference.py --check      # fail if one is not what the code says
 
 The code is read, not run, but for the command line, so nothing heavy is imported.
 """

@@ -1,6 +1,6 @@
 """The handbook: the pages of the site as one PDF with contents, bookmarks and page numbers, which ships.
 
-    python benchmarks/handbook.py              # writes src/randslot/handbook.pdf
+    python -m research.handbook              # writes src/randslot/handbook.pdf
 
 Markdown becomes HTML (markdown-it-py, which comes with rich), and Chromium prints it. A chapter is a page of docs/, in
 the order of the site's navigation (zensical.toml), but for the reference, which `--help` and docstrings have too, the

@@ -1,7 +1,7 @@
 """Measure OCR engines on pages of real manuals, whose text layer is the truth.
 
 python -m research.manuals data/manuals                # fetch them
-python benchmarks/ocr.py data/manuals         # every PDF in a folder below, three pages of each
+python -m research.experiments.ocr data/manuals         # every PDF in a folder below, three pages of each
 
 Words are compared as a search sees them: in lower case, divided at punctuation. Recall is the share of the text layer's
 words that were read, precision the share of words read that are in the text layer, both counting repeated words. "in

@@ -1,7 +1,7 @@
 """A release, in dist/: wheel and sdist, tried in a fresh environment, notes, bill of materials, checksums.
 
-    python benchmarks/release.py             # for the version in pyproject.toml
-    python benchmarks/release.py --draft     # notes from "Unreleased"
+    python tools/release.py             # for the version in pyproject.toml
+    python tools/release.py --draft     # notes from "Unreleased"
 
 Nothing is uploaded. It needs the package index: the environment that tries the wheel is made from nothing.
 """

@@ -1,6 +1,6 @@
 """The documentation site: the pages of docs/ as HTML in data/site, which opens without a server or a network.
 
-python benchmarks/docs_site.py              # needs the extra `docs`; `make docs` makes an environment for it
+python tools/docs_site.py              # needs the extra `docs`; `make docs` makes an environment for it
 
 Zensical builds it by zensical.toml, and fails at a link or an anchor that leads nowhere. It reads a copy of docs/, in
 which notebooks have become Markdown, and files of the repository that pages link to have become pages of their own.
@@ -93,6 +93,8 @@ def name_page(path: Path) -> Path:
         return path.with_suffix(".md") if path.suffix == ".ipynb" else path
     if path == ROOT / "README.md":
         return Path("index.md")
+    if path.suffix == ".svg":
+        return Path("images", path.name)
     path = path.relative_to(ROOT)
     return Path(path.name.lower()) if path.suffix == ".md" else Path("repository", f"{path}.md")
 
@@ -103,7 +105,7 @@ def show_file(path: Path) -> str:
     if path.is_dir():
         return f"# {name}\n\n" + "".join(f"- {one.name}\n" for one in sorted(path.iterdir()) if one.name[0] not in "._")
     text = path.read_text(encoding="utf-8")
-    return text if path.suffix == ".md" else f"# {name}\n\n````{KINDS.get(path.suffix, 'text')}\n{text}````\n"
+    return text if path.suffix in (".md", ".svg") else f"# {name}\n\n````{KINDS.get(path.suffix, 'text')}\n{text}````\n"
 
 
 def read_page(file: Path) -> tuple[str, list[Path]]:

@@ -1,6 +1,6 @@
 """What K = 4 vectors cost against one, in one pass, with a cache step by step, and with every prefix again.
 
-    python benchmarks/encoding.py            # about eight minutes on one core
+    python -m research.experiments.encoding            # about eight minutes on one core
 
 The backbone has random weights and a middle size (512 wide, 8 layers; see mid.json); a query has 32 tokens, a page
 48 x 32 = 1,536 merged visual tokens. Every way reads the same slots and gives the same vectors. The vision tower runs
