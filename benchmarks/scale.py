@@ -23,9 +23,10 @@ from qdrant_nodes import find_program, running
 from record import keep, print_table
 
 from randslot.evaluate.analysis import Budget
+from randslot.library.address import Address, read_address
 from randslot.library.stores.base import StoredPage
 from randslot.library.stores.qdrant import ServerStore, make_point, split_pages
-from randslot.library.stores.qdrant_connection import Address, connect, read_address
+from randslot.library.stores.qdrant_connection import connect
 
 SIZES = ((4, 2048), (4, 256))
 PLANNED = Budget("RandSlot", 4, 4, 2048)

@@ -37,12 +37,12 @@ _HOMES = {
     "SlotEncoder": "model",
     "UsageError": "errors",
     "Library": "library.library",
-    "Recipe": "training.recipe",
+    "Recipe": "train.recipe",
     "load": "model",
     "open_model": "model",
     "remote": "model",
     "tiny": "model",
-    "train": "training.train",
+    "train": "train.train",
     "untrained": "model",
 }
 
@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'randslot' has no attribute {name!r}")
-    with needs_extra("train" if _HOMES[name].startswith("training.") else ""):
+    with needs_extra("train" if _HOMES[name].startswith("train.") else ""):
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)

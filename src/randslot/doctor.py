@@ -25,7 +25,7 @@ from typing import Any, Literal
 from . import __version__
 from .errors import RandSlotError, first_line
 from .extras import MODEL
-from .library.stores.qdrant_connection import default_library, is_address
+from .library.address import default_library, is_address
 
 State = Literal["ok", "missing", "broken"]
 LEAST_PYTHON = (3, 11)

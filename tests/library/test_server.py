@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import BusyError, RandSlotError, UsageError
+from randslot.library.address import Address, read_address
 from randslot.library.languages import make_stored_text
 from randslot.library.library import Library
 from randslot.library.stores import qdrant_connection as connecting
@@ -41,10 +42,8 @@ from randslot.library.stores.qdrant_connection import (
     FIRST_SECONDS,
     RETRY_SECONDS,
     WAITS,
-    Address,
     Connection,
     connect,
-    read_address,
 )
 from randslot.pages.text import PageText
 from randslot.serve.access import UploadLimits
@@ -499,7 +498,7 @@ def test_the_key_comes_from_the_environment(monkeypatch, model):
 CONNECT = """
 import sys
 from randslot.errors import RandSlotError
-from randslot.library.stores.qdrant_connection import read_address
+from randslot.library.address import read_address
 from randslot.library.stores.qdrant_connection import connect
 try:
     print(connect(read_address(sys.argv[1])).ask("info").title)

@@ -15,12 +15,13 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library import models
 from randslot.library import sketches as sketching
+from randslot.library.address import read_address
 from randslot.library.library import Library
 from randslot.library.results import Progress
 from randslot.library.stores.base import Sketches, Store, StoredPage, StoredText, StoreQuery, Where
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.qdrant import ServerStore
-from randslot.library.stores.qdrant_connection import connect, read_address
+from randslot.library.stores.qdrant_connection import connect
 from randslot.library.stores.sketch import AT_ONCE, NUMBERS, Sketcher, find_nearest, fit_sketcher
 from randslot.words.analyzer import Terms
 from support.libraries import ToyReader, new_collection, write_tiff

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from exact_store import ExactStore
 
+from randslot.library.address import read_address
 from randslot.library.languages import make_stored_text
 from randslot.library.stores.base import (
     DEFAULT_TUNING,
@@ -34,7 +35,7 @@ from randslot.library.stores.base import (
 )
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.qdrant import ServerStore
-from randslot.library.stores.qdrant_connection import connect, read_address
+from randslot.library.stores.qdrant_connection import connect
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query

@@ -88,7 +88,7 @@ def test_text_of_a_broken_file_is_one_line_without_its_name(pool, tmp_path):
 
 def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_path, monkeypatch):
     """A single text object of megabytes, for which pdfium ends its process."""
-    code = "from randslot.library.reading import worker; worker.MEMORY = 700 * 2**20; worker.main()"
+    code = "from randslot.library import worker; worker.MEMORY = 700 * 2**20; worker.main()"
     start = workers.subprocess.Popen
     monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **rest: start([command[0], "-c", code], **rest))
     huge = "BT /F1 12 Tf 50 300 Td [" + f"({'a' * 30_000})" * 200 + "] TJ ET"
@@ -187,7 +187,7 @@ def test_ocr_has_its_own_limit_of_time(tmp_path):
 
 def test_ocr_has_the_limit_of_memory(ocr_engine, tmp_path):
     draw_scan("Second invoice").save(tmp_path / "x.png")
-    code = "from randslot.library.reading import worker; worker.MEMORY = 2**28; worker.main()"
+    code = "from randslot.library import worker; worker.MEMORY = 2**28; worker.main()"
     request = json.dumps({"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}) + "\n"
     answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True)
     # A library may end the process when it gets no memory, and then nothing is answered.
@@ -322,7 +322,7 @@ def test_a_worker_whose_parent_ends_before_the_answer_prints_nothing(tmp_path):
 def run_worker(requests: list[dict[str, object]]) -> tuple[list[dict[str, object]], str]:
     """Return the answers of a new worker to requests without images, and which heavy modules it has loaded."""
     code = (
-        "import sys; from randslot.library.reading import worker; worker.main()\n"
+        "import sys; from randslot.library import worker; worker.main()\n"
         "heavy = {'torch', 'transformers', 'sentence_transformers', 'rapidocr', 'onnxruntime', 'cv2'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
@@ -350,7 +350,7 @@ def test_a_worker_loads_the_engine_of_ocr_when_it_is_asked_for(ocr_engine, tmp_p
 
 def test_memory_has_a_limit(tmp_path, monkeypatch):
     code = (
-        "from randslot.library.reading import worker\n"
+        "from randslot.library import worker\n"
         "worker.MEMORY = 2**30\n"
         "worker.render_file_page = lambda *_: bytearray(2**31)\n"
         "worker.main()"

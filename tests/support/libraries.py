@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from randslot.errors import UsageError
+from randslot.library.address import read_address
 from randslot.library.library import Library
-from randslot.library.stores.qdrant_connection import connect, read_address
+from randslot.library.stores.qdrant_connection import connect
 from randslot.model.reader import Identity, Reads, Side, Vectors
 from support.models import noise
 

@@ -181,10 +181,10 @@ def copy(
     """
     from dataclasses import asdict
 
+    from ..library.address import is_address
     from ..library.copy import SAME
     from ..library.sharing import copy_between
     from ..library.show import plural, readable, show_progress
-    from ..library.stores.qdrant_connection import is_address
 
     if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
         raise UsageError(SAME)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
-from ..library.stores.qdrant_connection import default_library
+from ..library.address import default_library
 from .help import ADVANCED
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from ..pages import PageText, open_page
 from ..pages.ocr import MISSING, find_engine
 from ..words.language import find_language
 from ..words.snippets import Found
+from .address import is_address, read_address
 from .backfill import BoundModel, Fill, Ocr, complete_pages, count_unread, read_words
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
@@ -39,7 +40,6 @@ from .search import Searcher, check_metadata
 from .sketches import LOOK_SECONDS, LibrarySketches, Made, Sketching
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.base import BYTES_PER_NUMBER, DamagedError, Store, Vectors, mean_numbers, page_id, pages_at_once
-from .stores.qdrant_connection import is_address, read_address
 from .workers import WorkerPool
 
 

@@ -21,13 +21,13 @@ from typing import Any, Self
 from ..errors import RandSlotError, UsageError
 from ..pages.text import PageText
 from ..words.snippets import Snippet
+from .address import is_address
 from .copy import Copied, copy_library
 from .library import Library
 from .location import InUseError
 from .manifest import File
 from .models import Name
 from .results import Copy, Hit, Match, Progress, Status, Summary
-from .stores.qdrant_connection import is_address
 
 
 def write_file(file: File) -> dict[str, Any]:

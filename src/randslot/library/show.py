@@ -30,12 +30,12 @@ from ..pages import DOCUMENT_SUFFIXES
 from ..pages.ocr import show_advice
 from ..words.language import NO_STEMS
 from ..words.snippets import Snippet
+from .address import is_address
 from .folder import folder_size
 from .manifest import File
 from .results import Copy, Hit, Progress, Status, Summary
 from .search import is_meant
 from .stores.base import BYTES_PER_NUMBER
-from .stores.qdrant_connection import is_address
 
 NAMES = 10  # of other files that are listed one by one
 NO_FILES = f"none; these are read: {', '.join(DOCUMENT_SUFFIXES)}"

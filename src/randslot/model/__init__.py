@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EmbeddingModel": "embedding_model",
+    "EmbeddingModel": "sentence_model",
     "Identity": "reader",
     "PageReader": "reader",
     "RandSlotModel": "model",
@@ -41,7 +41,7 @@ _HOMES = {
     "SlotEncoder": "encoder",
     "load": "loading",
     "open_model": "opening",
-    "remote": "remote_model",
+    "remote": "remote",
     "tiny": "loading",
     "untrained": "loading",
     "weights_key": "model",

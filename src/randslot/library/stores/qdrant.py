@@ -25,6 +25,7 @@ from qdrant_client.conversions.conversion import payload_to_grpc
 
 from ...errors import BusyError, RandSlotError, UsageError
 from ...words.analyzer import Terms
+from ..address import FILES, SETTINGS, Address
 from ..location import Location, lost_pages
 from ..models import read_binding
 from .base import (
@@ -52,18 +53,7 @@ from .base import (
     read_split,
     search_by_codes,
 )
-from .qdrant_connection import (
-    FILES,
-    LISTED_POINTS,
-    SETTINGS,
-    Address,
-    Connection,
-    NotFoundError,
-    any_of,
-    chunks,
-    connect,
-    equal,
-)
+from .qdrant_connection import LISTED_POINTS, Connection, NotFoundError, any_of, chunks, connect, equal
 from .qdrant_manifest import ServerManifest, WriteLease, is_id
 from .sketch import NUMBERS
 
