@@ -14,10 +14,10 @@ from typing import Any
 
 from record import keep, print_table
 
-from randslot.evaluate.contest import Standing, compare_models, find_frontier
-from randslot.evaluate.plots import draw_frontier
-from randslot.evaluate.search import WORDS
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.contest import Standing, compare_models, find_frontier
+from randslot.evaluation.search import WORDS
+from randslot.evaluation.tasks import own_task
+from randslot.plots import draw_frontier
 
 IMAGE = Path(__file__).resolve().parent.parent / "docs" / "images" / "compare.svg"
 

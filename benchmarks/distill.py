@@ -37,12 +37,12 @@ import torch
 from record import keep, print_table, time_ways
 
 import randslot
-from randslot.evaluate.metrics import ndcg_of_each
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.metrics import ndcg_of_each
+from randslot.evaluation.tasks import own_task
 from randslot.model.loading import make_student
 from randslot.model.model import RandSlotModel
 from randslot.pages import read_page_text
-from randslot.train.distill import Distillation, distill
+from randslot.training.distill import Distillation, distill
 from research.experiments.embedded import NUM_REPORTS, HeldOut
 from research.samples.reports import make_reports
 from research.samples.sets import ask_all

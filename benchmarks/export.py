@@ -19,7 +19,7 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 import randslot
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.tasks import own_task
 from randslot.model.export import export_model
 from randslot.model.hub import SERVING
 from research.samples.sets import write_set

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from record import keep, print_table
 
-from randslot.train.plan import PageCost, make_model_without_memory, measure_page, memory_by_part
-from randslot.train.recipe import Recipe, read_recipe
+from randslot.training.plan import PageCost, make_model_without_memory, measure_page, memory_by_part
+from randslot.training.recipe import Recipe, read_recipe
 
 RECIPES = (
     "smolvlm-256m",

@@ -25,10 +25,10 @@ import torch
 from PIL import Image
 
 import randslot
-from randslot.evaluate.evaluate import Evaluation
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.evaluate import Evaluation
+from randslot.evaluation.tasks import own_task
 from randslot.model.export import export_model
-from randslot.train.recipe import make_recipe
+from randslot.training.recipe import make_recipe
 from research.pretrain import Pretraining
 from research.samples.sets import write_set
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from record import keep, print_table
 
-from randslot.evaluate.evaluate import evaluate_model
-from randslot.evaluate.result import Result
-from randslot.evaluate.search import evaluate_search
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.evaluate import evaluate_model
+from randslot.evaluation.result import Result
+from randslot.evaluation.search import evaluate_search
+from randslot.evaluation.tasks import own_task
 
 MODEL = "embedded"
 

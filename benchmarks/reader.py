@@ -36,8 +36,8 @@ import torch
 from numpy.typing import NDArray
 from record import keep, print_table
 
-from randslot.evaluate.compare import judge, judge_tasks
-from randslot.evaluate.metrics import ndcg
+from randslot.evaluation.compare import judge, judge_tasks
+from randslot.evaluation.metrics import ndcg
 from randslot.library.library import Library
 from randslot.library.results import BY, By
 from randslot.library.stores.base import DEFAULT_TUNING, StoreQuery, Where

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from randslot.evaluate.tables import describe_machine
+from randslot.machine import describe_machine
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 sys.path.append(str(RESULTS.parent))  # some benchmarks use research/, which is not installed

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import randslot
 from randslot.model.readout import read_once, read_stepwise
-from randslot.train.loss import Loss
+from randslot.training.loss import Loss
 
 Features = dict[str, Tensor]
 SHAPE = str(Path(__file__).with_name("mid.json"))

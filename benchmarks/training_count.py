@@ -40,8 +40,8 @@ from randslot.model.encoder import SlotEncoder
 from randslot.model.families.base import Backbone
 from randslot.model.model import RandSlotModel
 from randslot.model.readout import read_once, read_stepwise
-from randslot.train.loss import Loss
-from randslot.train.plan import rehearsing
+from randslot.training.loss import Loss
+from randslot.training.plan import rehearsing
 
 # A shape, and what a quarter of its layers is; the pages: scans of A4 and of letter, a slide, a small picture.
 QUARTERS: dict[str, dict[str, Any]] = {

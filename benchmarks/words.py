@@ -47,8 +47,8 @@ from numpy.typing import NDArray
 from record import keep, print_table, time_command
 
 import randslot
-from randslot.evaluate.metrics import ndcg
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.metrics import ndcg
+from randslot.evaluation.tasks import own_task
 from randslot.library.languages import make_stored_text, read_stored_text
 from randslot.library.models import LIGHT
 from randslot.library.stores.base import DEFAULT_TUNING, StoredPage, StoreQuery, Where, page_id

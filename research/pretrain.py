@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from randslot.errors import UsageError
 from randslot.model.checkpoint import save_backbone
 from randslot.model.model import RandSlotModel
-from randslot.train.data import Pairs
-from randslot.train.recipe import read_recipe
-from randslot.train.train import RUN, Run
+from randslot.training.data import Pairs
+from randslot.training.recipe import read_recipe
+from randslot.training.train import RUN, Run
 from research.command import run
 
 PASS_OVER = -100  # the label of padding

@@ -20,9 +20,9 @@ from record import RESULTS, keep, print_table
 from sentence_transformers import MultiVectorEncoder
 
 import randslot
-from randslot.evaluate.metrics import ndcg_of_each
-from randslot.evaluate.tables import describe_machine
-from randslot.train.recipe import read_recipe
+from randslot.evaluation.metrics import ndcg_of_each
+from randslot.machine import describe_machine
+from randslot.training.recipe import read_recipe
 from research.samples.drawing import draw_report
 from research.samples.reports import make_reports
 from research.samples.sets import Asked, ask_all, page_ids

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from record import keep, print_table
 
-from randslot.evaluate.compare import judge_tasks
-from randslot.evaluate.metrics import ndcg
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.compare import judge_tasks
+from randslot.evaluation.metrics import ndcg
+from randslot.evaluation.tasks import own_task
 from randslot.library.library import Library
 from randslot.words.tokens import tokenize
 from research.manuals import unpack_debian

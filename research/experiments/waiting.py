@@ -22,7 +22,7 @@ import torch
 from record import keep, print_table
 
 import randslot
-from randslot.evaluate.profile import Protocol, make_files, measure_waiting
+from randslot.evaluation.profile import Protocol, make_files, measure_waiting
 from randslot.model.preprocessing import Preprocessor
 
 SHAPE = str(Path(__file__).with_name("mid.json"))

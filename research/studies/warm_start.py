@@ -16,8 +16,8 @@ from pathlib import Path
 from randslot.errors import UsageError
 from randslot.model.checkpoint import save_backbone
 from randslot.model.model import RandSlotModel
-from randslot.train.recipe import Recipe, read_recipe
-from randslot.train.train import Run
+from randslot.training.recipe import Recipe, read_recipe
+from randslot.training.train import Run
 
 
 class WarmStart(Run):

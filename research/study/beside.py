@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from randslot.evaluate.tables import Cell
+from randslot.tables import Cell
 
 from .claims import CONFIRMED, CONTRADICTED, NOISE, Claim, Key, Measurements, judge_claims, judge_extra
 from .measures import measure_rows

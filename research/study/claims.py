@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from randslot.evaluate.compare import LEVEL, judge
-from randslot.evaluate.published import PublishedRow, published_tables
+from randslot.evaluation.compare import LEVEL, judge
+from randslot.evaluation.published import PublishedRow, published_tables
 
 from .measures import FULL, Array, Measured
 from .plan import BASE, BUDGET, METHOD, STRATEGIES, Extra, Study

@@ -259,7 +259,7 @@ class Watch:
     """Show how far the jobs are: a bar in a terminal, a line for each job elsewhere."""
 
     def __init__(self, study: Study, jobs: Sequence[Job], console: Console, what: str) -> None:
-        from randslot.train.train import LOSSES
+        from randslot.training.train import LOSSES
 
         self.jobs = dict.fromkeys(jobs, False)  # whether it is over
         self.files = {job: Path(study.make_recipe(job).output, LOSSES) for job in jobs}

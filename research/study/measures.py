@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from randslot.evaluate.compare import DRAWS
+from randslot.evaluation.compare import DRAWS
 
 from .plan import BUDGET
 from .rows import BUDGETS, COLUMNS, SINGLES, WINS, Row

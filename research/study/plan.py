@@ -19,10 +19,10 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.evaluate.published import published_tables
-from randslot.evaluate.tasks import Task, own_task
+from randslot.evaluation.published import published_tables
+from randslot.evaluation.tasks import Task, own_task
 from randslot.model import slots
-from randslot.train.recipe import FREE, Recipe, check_keys, list_values, make_recipe, read_recipe
+from randslot.training.recipe import FREE, Recipe, check_keys, list_values, make_recipe, read_recipe
 from research.samples.sets import write_set
 
 BASE, METHOD = "zero", "random"

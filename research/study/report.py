@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from randslot.errors import UsageError
-from randslot.evaluate.compare import DRAWS, LEVEL, judge
-from randslot.evaluate.plots import draw_budgets, draw_readouts, draw_winners
-from randslot.evaluate.tables import Cell, Table, write_table
+from randslot.evaluation.compare import DRAWS, LEVEL, judge
 from randslot.model.reader import SIDES, Side
+from randslot.plots import draw_budgets, draw_readouts, draw_winners
+from randslot.tables import Cell, Table, write_table
 
 from .beside import read_other
 from .claims import (

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from randslot.errors import RandSlotError, UsageError
 from randslot.files import write_json, write_whole
 from randslot.model.reader import Side
-from randslot.train.recipe import Recipe
+from randslot.training.recipe import Recipe
 
 from .plan import BUDGET, CONTENTS, MOST, STRATEGIES, Job, Study, explain, read_choice
 

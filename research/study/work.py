@@ -22,16 +22,16 @@ import torch
 from numpy.typing import NDArray
 
 from randslot.errors import RandSlotError, first_line
-from randslot.evaluate.analysis import count_winners, find_winners, intervene, positive_pairs, sweep_budgets
-from randslot.evaluate.evaluate import Evaluation
-from randslot.evaluate.result import Result
-from randslot.evaluate.runs import Part, Run, full_view, macro, read_runs, score_part
-from randslot.evaluate.tables import describe_machine
-from randslot.evaluate.tasks import Task
+from randslot.evaluation.analysis import count_winners, find_winners, intervene, positive_pairs, sweep_budgets
+from randslot.evaluation.evaluate import Evaluation
+from randslot.evaluation.result import Result
+from randslot.evaluation.runs import Part, Run, full_view, macro, read_runs, score_part
+from randslot.evaluation.tasks import Task
 from randslot.files import read_json
+from randslot.machine import describe_machine
 from randslot.model import load
 from randslot.model.reader import SIDES
-from randslot.train.train import LOSSES, RUN, read_losses, train
+from randslot.training.train import LOSSES, RUN, read_losses, train
 
 from .plan import BUDGET, MOST, Job, Study
 from .rows import COLUMNS, Inference, Record, Row, TaskSize, write_row

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .errors import RandSlotError, UsageError
     from .library.library import Library
     from .model import Settings, SlotEncoder, load, open_model, remote, tiny, untrained
-    from .train.recipe import Recipe
-    from .train.train import train
+    from .training.recipe import Recipe
+    from .training.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,12 +37,12 @@ _HOMES = {
     "SlotEncoder": "model",
     "UsageError": "errors",
     "Library": "library.library",
-    "Recipe": "train.recipe",
+    "Recipe": "training.recipe",
     "load": "model",
     "open_model": "model",
     "remote": "model",
     "tiny": "model",
-    "train": "train.train",
+    "train": "training.train",
     "untrained": "model",
 }
 
@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'randslot' has no attribute {name!r}")
-    with needs_extra("train" if _HOMES[name].startswith("train.") else ""):
+    with needs_extra("train" if _HOMES[name].startswith("training.") else ""):
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -18,7 +18,7 @@ from randslot.model import families
 from randslot.model.families.base import Family, Features, Processors
 from randslot.model.slots import STRATEGIES
 from randslot.model.template import Template
-from randslot.train.loss import Loss
+from randslot.training.loss import Loss
 from support.models import lively
 
 TEXTS = ["Deferred tax is 12 in 2023.", "The fleet has seven ships", "x"]

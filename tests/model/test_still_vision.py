@@ -10,7 +10,7 @@ import torch
 import randslot
 from randslot.errors import UsageError
 from randslot.model.frozen_vision import StillVision
-from randslot.train.recipe import make_recipe
+from randslot.training.recipe import make_recipe
 from support.models import make
 from support.pairs import small
 

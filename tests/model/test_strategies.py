@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
-from randslot.evaluate.evaluate import Evaluation
-from randslot.evaluate.report import make_report
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.evaluate import Evaluation
+from randslot.evaluation.report import make_report
+from randslot.evaluation.tasks import own_task
 from randslot.model.export import export_model
 from randslot.model.reader import SIDES, Side
 from randslot.model.slots import STRATEGIES, Random, Strategy

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import randslot
 from randslot.errors import UsageError
-from randslot.train.loss import Loss
-from randslot.train.recipe import make_recipe
-from randslot.train.train import read_losses
+from randslot.training.loss import Loss
+from randslot.training.recipe import make_recipe
+from randslot.training.train import read_losses
 from support.models import count_visual, make, noise, own_inputs
 from support.pairs import small, write_pairs
 

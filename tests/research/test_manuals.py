@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.evaluate.tasks import own_task
+from randslot.evaluation.tasks import own_task
 from research import manuals
 from research.manuals import SPLITS, fetch_manuals, list_manuals, list_questions
 from support.pdf import write_pdf

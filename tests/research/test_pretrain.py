@@ -12,9 +12,9 @@ import torch.nn.functional as F
 import randslot
 import research
 from randslot.errors import UsageError
-from randslot.train.arguments import in_order
-from randslot.train.recipe import make_recipe
-from randslot.train.train import read_losses
+from randslot.training.arguments import in_order
+from randslot.training.recipe import make_recipe
+from randslot.training.train import read_losses
 from research.pretrain import Pretraining, ReadingEvaluator, ReadingLoss, write_down
 from research.samples.words import VOCABULARY
 from support.models import VISION_FAMILIES, make, own_inputs

@@ -10,7 +10,7 @@ import torch
 
 import randslot
 from randslot.errors import UsageError
-from randslot.train.recipe import make_recipe
+from randslot.training.recipe import make_recipe
 from research.studies import manual_pages, warm_start
 from support.pdf import write_drawings
 

@@ -38,8 +38,8 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from ..evaluate.analysis import analyse, write_report
-    from ..evaluate.tables import check_style, write_table
+    from ..evaluation.analysis import analyse, write_report
+    from ..tables import check_style, write_table
 
     check_style(style)
     sections = analyse(
@@ -83,17 +83,17 @@ def compare(
 
     randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
-    from ..evaluate.tables import check_style, write_table
+    from ..tables import check_style, write_table
 
     check_style(style)
     if data is None:
-        from ..evaluate.compare import compare_runs
+        from ..evaluation.compare import compare_runs
 
         print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
         return
-    from ..evaluate.contest import compare_models, find_frontier, make_table
-    from ..evaluate.plots import draw_frontier
-    from ..evaluate.tasks import own_task
+    from ..evaluation.contest import compare_models, find_frontier, make_table
+    from ..evaluation.tasks import own_task
+    from ..plots import draw_frontier
 
     if base is not None:
         raise UsageError("--base is for folders of results: with --data others are compared with the first one named")
@@ -119,9 +119,10 @@ def profile(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..evaluate.profile import Protocol, measure_waiting, profile
-    from ..evaluate.tables import describe_machine, write_table
+    from ..evaluation.profile import Protocol, measure_waiting, profile
+    from ..machine import describe_machine
     from ..model import load
+    from ..tables import write_table
 
     try:
         rows, columns = map(int, page.lower().split("x"))

@@ -47,8 +47,8 @@ def evaluate(
 
     randslot evaluate --by words --data data/manuals/test
     """
-    from ..evaluate.report import list_means
-    from ..evaluate.tasks import choose_tasks
+    from ..evaluation.report import list_means
+    from ..evaluation.tasks import choose_tasks
 
     chosen = choose_tasks(benchmark or [], [task for task in tasks.split(",") if task], data, data_root)
     settings = {
@@ -60,7 +60,7 @@ def evaluate(
         "trust_remote_code": trust_remote_code or None,
     }
     if by is SearchBy.vectors:
-        from ..evaluate.evaluate import evaluate_model
+        from ..evaluation.evaluate import evaluate_model
 
         if model is None:
             raise UsageError("name a model to evaluate, or --by words")
@@ -68,7 +68,7 @@ def evaluate(
             model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
         )
     else:
-        from ..evaluate.search import evaluate_search
+        from ..evaluation.search import evaluate_search
 
         if any(value is not None for value in settings.values()):
             raise UsageError(f"--by {by.value} takes the model as it is saved: no settings of it")
@@ -89,6 +89,6 @@ def report(
 
     randslot report results --format latex
     """
-    from ..evaluate.report import make_report
+    from ..evaluation.report import make_report
 
     print(make_report(results, style))

@@ -39,17 +39,17 @@ def train(
 
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
-    from ..train.recipe import read_recipe
+    from ..training.recipe import read_recipe
 
     chosen = read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])])
     if dry_run:
-        from ..train.plan import describe_run
+        from ..training.plan import describe_run
 
         print(describe_run(chosen, devices))
         return
     if devices:
         raise UsageError("--devices goes with --dry-run: torchrun --nproc-per-node starts a process for each device")
-    from ..train.train import train
+    from ..training.train import train
 
     train(chosen, resume=resume)
 
@@ -118,7 +118,7 @@ def distill(
 
     randslot search "deferred tax" -l mylib --query-model light
     """
-    from ..train.distill import Distillation, distill
+    from ..training.distill import Distillation, distill
 
     options = Distillation(
         model,
@@ -155,7 +155,7 @@ def pairs(
 
     randslot pairs ~/manuals -o queries.jsonl --spans 20
     """
-    from ..train.data import add_spans, find_pairs, write_pairs
+    from ..training.data import add_spans, find_pairs, write_pairs
 
     found = find_pairs(folder)
     if spans:

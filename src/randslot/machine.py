@@ -1,0 +1,40 @@
+"""The machine, versions and commit that a figure or a run was made with."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe this machine: processor, threads, GPU, versions."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def find_commit() -> str | None:
+    """Return the commit of the repository that this process was started in, if it was in one."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of Python and of what training is made of."""
+    names = ("randslot", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -1,0 +1,130 @@
+"""Reports: rows of one's own among the published ones, seeds together, three formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from randslot.errors import RandSlotError, UsageError
+from randslot.evaluation.published import TASKS, rows_for
+from randslot.evaluation.report import make_report, make_tables
+from randslot.evaluation.result import read_results
+
+V3 = TASKS["ViDoRe(v3)"]
+
+
+def write_results(
+    folder: Path, model: str, scores: list[float], seed: int = 42, how: str = "zero", weights: str = "w"
+) -> None:
+    """Write the results of one model on V3 as `evaluate` does; scores are shares of one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for task, score in zip(V3, scores, strict=False):
+        inference, _, reduction = how.partition(" by ")
+        settings = {"slots": inference, "inference": inference, "reduction": reduction or "none", "seed": seed}
+        result = {"model": model, "benchmark": "ViDoRe(v3)", "task": task, "settings": settings}
+        result |= {
+            "how": how,
+            "weights": weights,
+            "cache": "",
+            "vectors": {},
+            "subsets": {},
+            "counts": {"query": 4, "page": 4},
+            "ndcg@5": score,
+            "ndcg@10": score + 0.02,
+        }
+        (folder / f"{model}-{seed}-{how}-{task}.json").write_text(json.dumps(result))
+
+
+def test_a_row_of_ones_own_is_ranked_among_the_published_ones(tmp_path):
+    write_results(tmp_path, "mine", [0.48] * 8)
+    table = make_tables(read_results(tmp_path))[0]
+    assert table.title == "ViDoRe(v3), nDCG@5"
+    assert len(table.rows) == 1 + len(rows_for("ViDoRe(v3)"))
+    (row,) = [row for row in table.rows if row[3] == "yours"]
+    better = [other for other in rows_for("ViDoRe(v3)") if statistics.mean(other.scores.values()) > 48]
+    assert row[0] == str(len(better) + 1)
+    assert row[1:4] == ["mine, zero", "4/4", "yours"]
+    assert row[4:13] == ["48.0"] * 9
+    best = max(statistics.mean(other.scores.values()) for other in rows_for("ViDoRe(v3)"))
+    assert row[-1] == f"{48 - best:+.1f}"
+
+
+def test_ndcg_at_10_stands_alone_since_nothing_was_published(tmp_path):
+    write_results(tmp_path, "mine", [0.48] * 8)
+    table = make_tables(read_results(tmp_path))[1]
+    assert table.title == "ViDoRe(v3), nDCG@10"
+    assert [row[4] for row in table.rows] == ["50.0"]
+
+
+def test_some_tasks_only_have_no_rank_and_no_average(tmp_path):
+    write_results(tmp_path, "mine", [0.4, 0.5])
+    table, second = make_tables(read_results(tmp_path))
+    assert table.rows[-1] == ["-", "mine, zero", "4/4", "yours", "40.0", "50.0", *"------", "-", "-"]
+    assert second.heads == ["method", "vectors", "source", "HR", "Fin-E"]  # nothing else has a value
+    assert "avg" not in [line.split(",")[-4] for line in make_report(tmp_path, "csv").splitlines() if "yours" in line]
+
+
+def test_seeds_give_mean_and_sample_standard_deviation_and_differences(tmp_path):
+    for seed, score in ((42, 0.40), (123, 0.42), (2024, 0.47)):
+        write_results(tmp_path, "rs", [score] * 8, seed, how="random")
+        write_results(tmp_path, "zf", [score - 0.05] * 7 + [score], seed, weights=f"trained with {seed}")
+    first, differences, *_ = make_tables(read_results(tmp_path))
+    row = next(row for row in first.rows if row[1] == "rs, random")
+    assert row[4] == f"43.0 ± {statistics.stdev([40, 42, 47]):.1f}"
+    assert differences.title.endswith("minus rs, random (4/4)")
+    assert differences.rows == [["zf, zero (4/4)", *["-5.00"] * 7, "+0.00", "-4.38"]]
+
+
+def test_a_seed_that_was_stopped_counts_for_nothing(tmp_path):
+    write_results(tmp_path, "mine", [0.40] * 8, 1, how="random")
+    write_results(tmp_path, "mine", [0.50] * 8, 2, how="random")
+    write_results(tmp_path, "mine", [0.99], 3, how="random")
+    table = make_tables(read_results(tmp_path))[0]
+    (row,) = [row for row in table.rows if row[3] == "yours"]
+    assert row[4] == row[12] == "45.0 ± 7.1"
+
+
+@pytest.mark.parametrize("how", ["zero", "fixed", "learned", "feedback", "tokens", "tokens by pooling"])
+def test_a_seed_that_nothing_draws_from_is_no_second_run(how, tmp_path):
+    """Not even where the second one was asked for other tasks: they are parts of one run."""
+    write_results(tmp_path, "mine", [0.48] * 5, 42, how)
+    write_results(tmp_path, "mine", [0.48] * 8, 2, how)
+    table, second = make_tables(read_results(tmp_path))  # no table of differences
+    (row,) = [row for row in table.rows if row[3] == "yours"]
+    assert row[4:13] == ["48.0"] * 9
+    assert len(second.rows) == 1
+
+
+def test_three_formats_say_the_same(tmp_path):
+    write_results(tmp_path, "mine_1", [0.48] * 8)
+    markdown, table, latex = (make_report(tmp_path, style) for style in ("md", "csv", "latex"))
+    assert "| mine_1, zero | 4/4 | yours | 48.0 |" in markdown
+    rows = list(csv.DictReader(io.StringIO(table)))
+    (row,) = [row for row in rows if row["source"] == "yours" and row["task"] == "avg" and row["metric"] == "nDCG@5"]
+    assert row["method"] == "mine_1, zero"
+    assert float(row["mean"]) == pytest.approx(48)
+    assert len([row for row in rows if row["source"] == "yours"]) == 18
+    assert r"mine\_1, zero & 4/4 & yours & 48.0 &" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
+
+
+def test_wrong_input_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no results in"):
+        make_report(tmp_path)
+    write_results(tmp_path, "mine", [0.48] * 8)
+    with pytest.raises(UsageError, match="format 'pdf' is not one of md, csv, latex"):
+        make_report(tmp_path, "pdf")
+    (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
+    make_report(tmp_path)  # something else is passed over
+    (tmp_path / "lacking.json").write_text(json.dumps({"model": "m", "task": "t", "benchmark": "b", "how": "zero"}))
+    with pytest.raises(RandSlotError, match=r"lacking.json lacks cache, counts, ndcg@10, ndcg@5, settings, subsets"):
+        make_report(tmp_path)
+    (tmp_path / "lacking.json").unlink()
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(RandSlotError, match=r"broken.json is not valid JSON"):
+        make_report(tmp_path)

@@ -1,0 +1,90 @@
+"""The cache of vectors: nothing is lost or made twice, whatever stops the process; smaller budgets are prefixes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from randslot.evaluate import cache as vectors
+
+from randslot.errors import RandSlotError
+from randslot.evaluation.cache import VectorCache, batches, content_key, open_cache
+from support.models import make
+
+
+def items(sizes: list[int]) -> list[torch.Tensor]:
+    return [torch.randn(size, 8) for size in sizes]
+
+
+def test_what_is_flushed_is_there_for_the_next_process(tmp_path):
+    first, stored = VectorCache(tmp_path), items([4, 1, 7])
+    first.add(["a", "b", "c"], stored)
+    assert "b" in first
+    assert "b" not in VectorCache(tmp_path)  # not yet
+    first.flush()
+    second = VectorCache(tmp_path)
+    for found, expected in zip(second.read(["c", "a", "b"]), [stored[2], stored[0], stored[1]], strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_shards_are_written_by_size_and_by_time(tmp_path, monkeypatch):
+    cache = VectorCache(tmp_path)
+    monkeypatch.setattr(vectors, "SHARD_BYTES", 200)
+    cache.add(["a"], items([4]))
+    assert "a" not in VectorCache(tmp_path)
+    cache.add(["b"], items([4]))
+    assert "a" in VectorCache(tmp_path)
+    monkeypatch.setattr(vectors, "SHARD_SECONDS", 0.0)
+    cache.add(["c"], items([1]))
+    assert "c" in VectorCache(tmp_path)
+
+
+def test_blocks_are_bounded_and_cover_every_key_once(tmp_path, monkeypatch):
+    cache = VectorCache(tmp_path)
+    for start in range(0, 30, 10):
+        cache.add([f"{i}" for i in range(start, start + 10)], items([3] * 10))
+        cache.flush()
+    monkeypatch.setattr(vectors, "BLOCK_BYTES", 3 * 8 * 4 * 4)
+    keys = [f"{i}" for i in range(29, -1, -1)]
+    blocks = list(cache.blocks(keys, num=2))
+    assert sorted(index for indexes, _ in blocks for index in indexes) == list(range(30))
+    assert all(len(found) <= 6 for _, found in blocks)
+    assert all(item.shape == (2, 8) for _, found in blocks for item in found)
+
+
+def test_a_half_written_shard_is_passed_over_and_a_broken_one_named(tmp_path):
+    (tmp_path / "x.part").write_bytes(b"half")
+    VectorCache(tmp_path)
+    (tmp_path / "y.safetensors").write_bytes(b"broken")
+    with pytest.raises(RandSlotError, match=r"y.safetensors is not a shard of vectors: .*; remove it"):
+        VectorCache(tmp_path)
+
+
+def test_a_larger_budget_serves_a_smaller_one_and_settings_keep_apart(tmp_path):
+    model = make("qwen3-vl", page_vectors=8)
+    weights = model.weights_key
+    large = open_cache(tmp_path, weights, model.settings, "page")
+    large.add(["a"], items([8]))
+    large.flush()
+    for changes, found in [
+        ({"page_vectors": 3}, True),
+        ({"page_vectors": 9}, False),
+        ({"page_vectors": 3, "visual_tokens": 64}, False),
+        ({"visual_tokens": 1536, "inference": "random"}, False),
+    ]:
+        model.use(**changes)
+        assert ("a" in open_cache(tmp_path, weights, model.settings, "page")) == found, changes
+    seeded = open_cache(tmp_path, weights, model.settings, "page").folder
+    model.use(seed=7)
+    assert open_cache(tmp_path, weights, model.settings, "page").folder != seeded
+
+
+def test_other_weights_have_another_key():
+    assert make("qwen3-vl").weights_key == make("qwen3-vl").weights_key
+    model = make("qwen3-vl")
+    next(model.parameters()).data.flatten()[0] += 1
+    assert model.weights_key != make("qwen3-vl").weights_key
+
+
+def test_keys_and_batches():
+    assert content_key(b"ab", b"c") != content_key(b"a", b"bc")
+    assert list(batches([0, 1, 2, 3, 4], 2)) == [[0, 1], [2, 3], [4]]

@@ -1,0 +1,348 @@
+"""A student learns a teacher's vectors of queries from queries alone, stops and goes on, and says whose they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from randslot.train import distill as module
+from typer.testing import CliRunner
+
+import randslot
+from randslot.cli import app
+from randslot.errors import RandSlotError, UsageError
+from randslot.model.loading import make_student
+from randslot.model.model import RandSlotModel
+from randslot.training.distill import Distillation, distill, read_queries
+from support.models import make
+from support.others import save_minilm
+
+QUERIES = [f"{word} in {year}" for word in ("tax", "fleet", "staff", "sales") for year in (2021, 2023)]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("teachers") / "large"
+    make("qwen3-vl", visual_tokens=16).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("queries") / "questions.txt"
+    file.write_text("\n\n".join(QUERIES), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def options(teacher, questions, tmp_path) -> Distillation:
+    return Distillation(
+        str(teacher), "tiny", (str(questions),), str(tmp_path / "light"), epochs=2, batch=3, learning_rate=1e-3
+    )
+
+
+def shape(folder: Path, **changes: int) -> str:
+    """Write the shape of a student that is narrower than its teacher."""
+    config = {"model_type": "llama", "tie_word_embeddings": True, "hidden_size": 32, "intermediate_size": 64}
+    config |= {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, **changes}
+    file = folder / "narrow.json"
+    file.write_text(json.dumps({"config": config}))
+    return str(file)
+
+
+def vectors(model: RandSlotModel) -> np.ndarray:
+    return np.stack(model.embed_queries(QUERIES))
+
+
+def test_a_student_learns_its_teachers_vectors_and_is_a_saved_model(options, teacher, tmp_path):
+    narrow = replace(options, student=shape(tmp_path), epochs=80, batch=8, learning_rate=1e-2, validation=0.0)
+    learned = distill(narrow)
+    loaded, large = randslot.load(narrow.output), randslot.load(teacher)
+    assert np.array_equal(vectors(loaded), vectors(learned))
+    wanted = vectors(large)
+    assert vectors(loaded).shape == wanted.shape == (len(QUERIES), 4, 64)
+    assert (vectors(loaded) * wanted).sum(-1).mean() > 0.97
+    assert np.allclose(np.linalg.norm(vectors(loaded), axis=-1), 1)
+    scores = np.einsum("qkd,pkd->qp", vectors(loaded), wanted)
+    assert (scores.argmax(1) == np.arange(len(QUERIES))).all()
+    assert loaded.teacher == large.identity
+    assert loaded.dimension == 64 != loaded.encoder.hidden_size
+    assert loaded.weights_key == learned.weights_key != large.weights_key
+    assert "A student for queries alone" in Path(narrow.output, "README.md").read_text()
+
+
+def test_an_equal_dimension_needs_no_projection(options):
+    student = distill(options)
+    assert student.encoder.head is None
+    assert not Path(options.output, "head.safetensors").exists()
+    record = json.loads(Path(options.output, "run.json").read_text())
+    assert len(record["cosines"]) == 2
+    assert record["held_out"] == 1
+    assert record["teacher"]["weights"] == student.teacher.weights
+
+
+def test_a_student_has_no_vectors_of_pages_and_no_more_than_it_learned(options):
+    student = distill(options)
+    for page in (Image.new("RGB", (64, 64)), "the text of a page"):
+        with pytest.raises(UsageError, match=r"vectors of queries alone: pages are for .*large"):
+            student.embed_pages([page])
+    assert student.embed_queries(["tax"], num_vectors=2)[0].shape == (2, 64)
+    with pytest.raises(UsageError, match="has learned 4"):
+        student.embed_queries(["tax"], num_vectors=5)
+
+
+def test_only_some_layers_are_kept(options, tmp_path):
+    student = distill(replace(options, student=shape(tmp_path), layers=1))
+    assert randslot.load(options.output).encoder.backbone.config.num_hidden_layers == 1
+    assert len(student.encoder.backbone.layers) == 1
+
+
+def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_path):
+    """In a language model the first layers are nearest to vectors; in a trained model the last one makes them."""
+    identity = randslot.load(teacher).identity
+    randslot.untrained(shape(tmp_path), slots="zero").save_pretrained(str(tmp_path / "trained"))
+    all_layers = make_student(str(tmp_path / "trained"), identity).encoder.backbone.layers
+    for name, layers, kept in ((str(tmp_path / "trained"), 2, [0, 2]), (str(tmp_path / "trained"), 1, [0])):
+        student = make_student(name, identity, layers=layers)
+        for layer, place in zip(student.encoder.backbone.layers, kept, strict=True):
+            assert torch.equal(layer.mlp.up_proj.weight, all_layers[place].mlp.up_proj.weight)
+        assert student.embed_queries(["tax"])[0].shape == (4, 64)
+    bare = make_student(shape(tmp_path), identity, layers=2, seed=3).encoder.backbone.layers
+    whole = make_student(shape(tmp_path), identity, seed=3).encoder.backbone.layers
+    assert torch.equal(bare[1].mlp.up_proj.weight, whole[1].mlp.up_proj.weight)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
+    start = make(family)
+    start.save_pretrained(str(tmp_path / "start"))
+    student = make_student(str(tmp_path / "start"), randslot.load(options.teacher).identity, layers=1)
+    name = "embed_tokens.weight"
+    assert torch.equal(student.encoder.backbone.state_dict()[name], start.encoder.backbone.state_dict()[name])
+
+
+def test_a_text_model_with_an_adapter_can_be_its_own_student(options, tmp_path):
+    """Merged, it makes the vectors of the teacher; with fewer layers it begins near them, and learns all weights."""
+    large = randslot.tiny("llama", lora=True)
+    torch.manual_seed(0)
+    for name, weight in large.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight.data, std=0.1)
+    large.save_pretrained(str(tmp_path / "adapter"))
+    student = make_student(str(tmp_path / "adapter"), large.identity)
+    assert np.abs(vectors(student) - vectors(large)).max() < 1e-5
+    assert all(weight.requires_grad for weight in student.parameters())
+    made = replace(options, teacher=str(tmp_path / "adapter"), student=str(tmp_path / "adapter"), layers=1)
+    learned = distill(made)
+    assert np.array_equal(vectors(randslot.load(made.output)), vectors(learned))
+
+
+def test_a_student_learns_on_from_where_it_is(options, tmp_path):
+    first = replace(options, student=shape(tmp_path), validation=0.0)
+    before = distill(first)
+    start = make_student(first.output, before.teacher)
+    assert np.array_equal(vectors(start), vectors(before))  # its projection too
+    after = distill(replace(first, student=first.output, output=str(tmp_path / "again")))
+    wanted = vectors(randslot.load(options.teacher))
+    assert (vectors(after) * wanted).sum(-1).mean() > (vectors(before) * wanted).sum(-1).mean()
+
+
+def test_a_model_of_one_vector_can_be_a_teacher(options, tmp_path):
+    folder = save_minilm(tmp_path / "minilm")
+    student = distill(replace(options, teacher=str(folder)))
+    assert vectors(student).shape == (len(QUERIES), 1, randslot.open_model(str(folder)).dimension)
+
+
+# -- stop and go on
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    original = module.Run._step
+
+    def step(run: module.Run) -> float:
+        if run.state.step == steps:
+            raise Stopped
+        return original(run)
+
+    monkeypatch.setattr(module.Run, "_step", step)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, monkeypatch):
+    whole = distill(replace(options, output=str(tmp_path / "whole")))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Stopped):
+            distill(replace(options, save_every=2))
+    with pytest.raises(UsageError, match="holds a run already: go on with it by --resume"):
+        distill(options)
+    with pytest.raises(UsageError, match="another learning_rate"):
+        distill(replace(options, learning_rate=1e-4), resume=True)
+    monkeypatch.setattr(module, "load_lessons", None)  # the teacher has said all, and is not needed again
+    resumed = distill(options, resume=True)
+    assert resumed.weights_key == whole.weights_key
+    records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "light")]
+    assert records[0]["cosines"] == records[1]["cosines"]
+    assert not (tmp_path / "light" / "checkpoint.pt").exists()
+    assert distill(options, resume=True).weights_key == whole.weights_key  # finished already
+
+
+def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
+    monkeypatch.setattr("randslot.training.distill.BATCH", 2)
+    monkeypatch.setattr("randslot.training.distill.POOL", 4)
+    asked: list[str] = []
+    original = RandSlotModel.embed_queries
+
+    def embed(model, queries, num_vectors=None):
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        asked.extend(queries)
+        return original(model, queries, num_vectors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RandSlotModel, "embed_queries", embed)
+        with pytest.raises(KeyboardInterrupt):
+            distill(options)
+    file = Path(options.output, "teacher", "vectors.f16")
+    assert file.stat().st_size == 4 * 4 * 64 * 2
+    with file.open("ab") as half:
+        half.write(b"123")
+    distill(options, resume=True)
+    kept = np.fromfile(file, np.float16).reshape(len(QUERIES), 4, 64)
+    wanted = np.stack(original(randslot.load(options.teacher), QUERIES))
+    assert np.abs(kept - wanted).max() < 1e-3
+
+
+def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
+    shared = replace(options, cache=str(tmp_path / "cache"))
+    distill(shared)
+    with monkeypatch.context() as patch:
+        patch.setattr(RandSlotModel, "embed_queries", None)
+        distill(replace(shared, output=str(tmp_path / "second"), seed=1))
+    other = tmp_path / "other"
+    randslot.tiny("qwen3-vl", seed=1).save_pretrained(str(other))
+    with pytest.raises(UsageError, match=r"has vectors of .*large.*and this is .*other"):
+        distill(replace(shared, teacher=str(other), output=str(tmp_path / "third")))
+
+
+# -- how it learns
+
+
+def test_each_query_is_learned_once_an_epoch_among_others_of_its_length(options, tmp_path, monkeypatch):
+    queries = tmp_path / "many.txt"
+    queries.write_text("\n".join(f"{number} " + "long " * (number % 7) for number in range(100)))
+    learned: list[list[str]] = []
+    original = module.Run._compare
+
+    def compare(run: module.Run, rows: np.ndarray) -> torch.Tensor:
+        learned.append([run.lessons.queries[row] for row in rows])
+        return original(run, rows)
+
+    monkeypatch.setattr(module.Run, "_compare", compare)
+    monkeypatch.setattr(module, "POOL", 6)
+    distill(replace(options, queries=(str(queries),), batch=8, validation=0.0))
+    epochs = learned[:13], learned[13:]
+    assert [len(batch) for batch in epochs[0]] == [8] * 12 + [4]
+    for epoch in epochs:
+        assert sorted(query for batch in epoch for query in batch) == sorted(read_queries([str(queries)]))
+    assert epochs[0] != epochs[1]
+    spreads = [max(map(len, batch)) - min(map(len, batch)) for batch in learned]
+    assert np.median(spreads) <= 10  # characters, of 30
+    firsts = [len(batch[0]) for batch in epochs[0]]
+    assert firsts != sorted(firsts)  # short ones do not come first
+
+
+def test_still_embeddings_stay_as_they_were(options):
+    student = distill(replace(options, still_embeddings=True, precision="bf16-anywhere"))
+    start = make_student("tiny", student.teacher, seed=options.seed)
+    name = "embed_tokens.weight"
+    before, after = start.encoder.backbone.state_dict(), student.encoder.backbone.state_dict()
+    assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["norm.weight"], after["norm.weight"])
+    assert distill(replace(options, output=options.output + "2")).weights_key != student.weights_key
+    with pytest.raises(UsageError, match="precision must be one of bf16, fp32, bf16-anywhere, not 'half'"):
+        replace(options, precision="half")
+
+
+# -- queries, and what is refused
+
+
+def test_queries_come_from_lines_and_from_rows(tmp_path):
+    (tmp_path / "a.txt").write_text("tax\n\n  fleet \ntax\n")
+    rows = [{"query": ["staff", "sales"], "image": "x.png"}, {"query": ["tax"], "image": "y.png"}]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_queries([str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")]) == ["tax", "fleet", "staff", "sales"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"tax\n", "1 different queries are too few"),
+        ("a.txt", b"\xff\xfe", "is not UTF-8 text"),
+        ("a.jsonl", b'{"question": "tax"}', "has no column 'query'; it has question"),
+        ("a.jsonl", b'{"query": "tax"}\n{"query": " "}', "row 2: empty query"),
+        ("missing.txt", None, "no pairs at .*missing.txt"),
+    ],
+)
+def test_bad_queries_are_told_in_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RandSlotError, match=message) as error:
+        read_queries([str(tmp_path / name)])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"student": "qwen3-vl-tiny"}, "is a qwen3-vl model: queries are text"),
+        ({"student": "nowhere"}, "no model found at 'nowhere'"),
+        ({"layers": 9}, "layers=9: this llama model has 2"),
+        ({"epochs": 0}, "epochs must be between 1 and"),
+        ({"queries": ()}, "queries is missing"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(options, changes, message):
+    with pytest.raises(UsageError, match=message):
+        distill(replace(options, **changes))
+
+
+def test_who_cannot_teach_or_learn_is_refused(options, teacher, tmp_path):
+    randslot.tiny("qwen3-vl", slots="tokens").save_pretrained(str(tmp_path / "tokens"))
+    with pytest.raises(UsageError, match="a vector for every token"):
+        distill(replace(options, teacher=str(tmp_path / "tokens"), output=str(tmp_path / "a")))
+    distill(replace(options, epochs=1))
+    with pytest.raises(UsageError, match="is a student itself"):
+        distill(replace(options, teacher=options.output, output=str(tmp_path / "b")))
+    with pytest.raises(UsageError, match=r"has learned from .*large.*, and this is other .*: name another start"):
+        make_student(options.output, replace(randslot.load(teacher).identity, weights="x", name="other"))
+    with pytest.raises(UsageError, match="is the folder of"):
+        distill(replace(options, output=str(teacher)))
+    with pytest.raises(UsageError, match="holds a model already"):
+        distill(replace(options, output=str(tmp_path / "tokens")))
+
+
+def test_the_command_makes_a_student(options, tmp_path):
+    words = ["distill", options.teacher, "-o", str(tmp_path / "made"), "--student", "tiny"]
+    words += ["--queries", *options.queries, "--cache", str(tmp_path / "cache")]
+    more = "--epochs 1 --batch 6 --rate 1e-3 --layers 1 --validation 0.2 --warmup 2 --seed 7 --save-every 1 --column q"
+    words += [*more.split(), "--still-embeddings", "--precision", "fp32"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.exception
+    assert "held-out queries" in answer.stderr
+    kept = json.loads((tmp_path / "made" / "distill.json").read_text())
+    assert (kept["epochs"], kept["batch"], kept["learning_rate"], kept["layers"]) == (1, 6, 1e-3, 1)
+    assert (kept["warmup"], kept["validation"], kept["seed"]) == (2, 0.2, 7)
+    assert (kept["save_every"], kept["query_column"]) == (1, "q")
+    assert (kept["still_embeddings"], kept["precision"]) == (True, "fp32")
+    assert (tmp_path / "cache" / "vectors.f16").is_file()
+    assert "go on with it by --resume" in str(CliRunner().invoke(app, words).exception)
+    assert "finished already" in CliRunner().invoke(app, [*words, "--resume"]).stderr

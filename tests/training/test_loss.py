@@ -1,0 +1,212 @@
+"""The loss is the paper's: over all processes as over one, with a cache as without, repeated pages masked or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+from peft import LoraConfig
+from torch.nn.parallel import DistributedDataParallel
+
+from randslot.training.loss import Loss, find_repeats, score
+from support.models import STRATEGIES, make, noise, safe_half_precision
+
+pytestmark = [pytest.mark.xdist_group("loss"), pytest.mark.slow]
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+QUERIES = [f"query number {i * 7}" for i in range(8)]
+
+
+def pages(reads: str = "image") -> list:
+    """Eight pages of three sizes; the last is the second again, so that one process repeats a page of the other."""
+    numbers = (0, 1, 2, 3, 4, 5, 6, 1)
+    if reads == "text":
+        return [f"page number {i} of a report" + " on ships" * (i % 3) for i in numbers]
+    return [noise(64 + 32 * (i % 3), 64, i) for i in numbers]
+
+
+def model_and_loss(family: str, strategy: str, batch: int, micro_batch: int):
+    """A model whose random slots depend on the content alone, so that processes and batches draw the same."""
+    model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
+    model.encoder.slots.eval()
+    return model, Loss(model, temperature=0.5, batch=batch, micro_batch=micro_batch, mask_repeats=True)
+
+
+def gradients(model, loss, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
+    some = pages(model.reads)[rows]
+    value = loss([model.preprocess(QUERIES[rows], task="query"), model.preprocess(some, task="document")])
+    value.backward()
+    return value.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+CASES = [("qwen3-vl", s) for s in (*STRATEGIES, "tokens")] + [("qwen2.5-vl", "random")]
+
+
+def in_one_of_two_processes(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", f"file://{folder}/meeting", timeout=timedelta(seconds=120), rank=rank, world_size=2
+    )
+    for family, strategy in CASES:
+        for micro_batch in (0, 2):
+            model, loss = model_and_loss(family, strategy, 4, micro_batch)
+            loss.model = DistributedDataParallel(model)
+            result = gradients(model, loss, slice(4 * rank, 4 * rank + 4))
+            torch.save(result, Path(folder, f"{family}-{strategy}-{micro_batch}-{rank}.pt"))
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's own way down can wait for ever for a process that has gone already
+
+
+@pytest.fixture(scope="module")
+def from_two_processes(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    processes = torch.multiprocessing.spawn(in_one_of_two_processes, (str(folder),), nprocs=2, join=False)
+    deadline = time.monotonic() + 240
+    while not processes.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in processes.processes:
+                process.kill()
+            pytest.fail("two processes did not finish within four minutes")
+    return folder
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
+@pytest.mark.parametrize(("family", "strategy"), CASES)
+def test_two_processes_with_batch_4_equal_one_with_batch_8(family, strategy, micro_batch, from_two_processes):
+    """Pages of both are candidates, gradients flow back through the gather and are averaged."""
+    model, loss = model_and_loss(family, strategy, 8, 0)
+    value, expected = gradients(model, loss, slice(0, 8))
+    ranks = [torch.load(from_two_processes / f"{family}-{strategy}-{micro_batch}-{rank}.pt") for rank in (0, 1)]
+    assert (ranks[0][0] + ranks[1][0]) / 2 == pytest.approx(value, abs=1e-5)
+    for _, found in ranks:
+        assert found.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+    assert max(grad.abs().max() for grad in expected.values()) > 1e-3
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_the_cache_changes_no_gradient(family, strategy, micro_batch):
+    """With slots from the global generator, as in a real run, and a micro-batch that does not divide the batch."""
+    results = []
+    for size in (0, micro_batch):
+        model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
+        loss = Loss(model, temperature=0.5, batch=8, micro_batch=size, mask_repeats=True)
+        torch.manual_seed(4)
+        results.append(gradients(model, loss, slice(0, 8)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
+    for name, expected in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_repeats_are_found_but_for_the_own_page():
+    keys = torch.tensor([9, 5, 6, 5, 7, 6])
+    own = torch.tensor([1, 1, 2, 3])  # two queries of one page, and one each of two others
+    expected = torch.zeros(4, 6, dtype=torch.bool)
+    expected[0, 3] = expected[1, 3] = expected[2, 5] = expected[3, 1] = True
+    assert torch.equal(find_repeats(keys, own), expected)
+
+
+def by_hand(model, features, masked: bool) -> float:
+    """InfoNCE over MaxSim in plain loops, leaving equal pages out of the sum if masked."""
+    queries, vectors = (model(part)["token_embeddings"].detach() for part in features)
+    keys, total = features[1]["keys"].tolist(), 0.0
+    for i, query in enumerate(queries):
+        scores = [sum(max(float(a @ b) for b in page) for a in query) / 0.5 for page in vectors]
+        kept = [j for j in range(len(scores)) if j == i or not masked or keys[j] != keys[i]]
+        total += float(torch.logsumexp(torch.tensor([scores[j] for j in kept]), 0)) - scores[i]
+    return total / len(queries)
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1], ids=["plain", "cached"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_loss_by_hand_with_a_repeated_page(masked, micro_batch):
+    model = make("qwen3-vl", slots="zero", visual_tokens=16).train()
+    images = [noise(64, 64, seed) for seed in (1, 2, 1)]  # the first and the last query share their page
+    features = [model.preprocess(QUERIES[:3], task="query"), model.preprocess(images, task="document")]
+    loss = Loss(model, temperature=0.5, batch=3, micro_batch=micro_batch, mask_repeats=masked)
+    assert loss(features).item() == pytest.approx(by_hand(model, features, masked), abs=1e-4)
+    assert abs(by_hand(model, features, True) - by_hand(model, features, False)) > 0.1
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
+def test_several_queries_of_a_page_by_hand_in_loss_and_gradients(micro_batch):
+    """Two queries for each of four pages: every query is compared with the four pages, each encoded once."""
+    found = []
+    for by_hand in (True, False):
+        model, loss = model_and_loss("qwen3-vl", "random", 4, micro_batch)
+        features = [model.preprocess(QUERIES, task="query"), model.preprocess(pages()[:4], task="document")]
+        if by_hand:
+            queries, vectors = (model(dict(part))["token_embeddings"] for part in features)
+            value = torch.zeros(())
+            for i, query in enumerate(queries):
+                scores = [sum(max(a @ b for b in page) for a in query) / 0.5 for page in vectors]
+                value = value + (torch.logsumexp(torch.stack(scores), 0) - scores[i // 2]) / len(queries)
+        else:
+            value = loss(features)
+        value.backward()
+        found.append((value.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (expected, slow), (value, fast) = found
+    assert value == pytest.approx(expected, abs=1e-5)
+    for name in slow:
+        torch.testing.assert_close(fast[name], slow[name], atol=1e-5, rtol=1e-4)
+    assert max(grad.abs().max() for grad in slow.values()) > 1e-3
+
+
+def nested_by_hand(model, features, prefixes) -> torch.Tensor:
+    """The mean over prefixes of InfoNCE over MaxSim of the first vectors, in plain loops, with gradients."""
+    queries, vectors = (model(dict(part), task=task)["token_embeddings"] for part, task in features)
+    losses = []
+    for num in prefixes:
+        for i, query in enumerate(queries):
+            scores = [sum(max(a @ b for b in page[:num]) for a in query[:num]) / 0.5 for page in vectors]
+            losses.append(torch.logsumexp(torch.stack(scores), 0) - scores[i])
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
+def test_nested_budgets_by_hand_in_loss_and_gradients(strategy, micro_batch):
+    """Three prefixes of four vectors; random slots come from the content, so that both ways draw the same."""
+    found = []
+    for by_hand in (True, False):
+        model, _ = model_and_loss("qwen3-vl", strategy, 3, 0)
+        texts, images = QUERIES[:3], pages()[:3]
+        features = [(model.preprocess(texts, task="query"), "query")]
+        features.append((model.preprocess(images, task="document"), "document"))
+        if by_hand:
+            value = nested_by_hand(model, features, (1, 2, 4))
+        else:
+            options = {"temperature": 0.5, "batch": 3, "micro_batch": micro_batch, "mask_repeats": True}
+            value = Loss(model, **options, prefixes=(1, 2, 4))([part for part, _ in features])
+        value.backward()
+        found.append((value.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (expected, slow), (value, fast) = found
+    assert value == pytest.approx(expected, abs=1e-5)
+    assert slow.keys() == fast.keys()
+    for name in slow:
+        torch.testing.assert_close(fast[name], slow[name], atol=1e-5, rtol=1e-4)
+    assert max(grad.abs().max() for grad in slow.values()) > 1e-3
+
+
+def test_all_vectors_as_the_only_prefix_are_the_plain_loss():
+    model, plain = model_and_loss("qwen3-vl", "zero", 8, 0)
+    options = {"temperature": 0.5, "batch": 8, "micro_batch": 0, "mask_repeats": True}
+    expected, _ = gradients(model, plain, slice(0, 8))
+    for prefixes, same in (((4,), True), ((1, 2, 4), False)):
+        value, _ = gradients(model, Loss(model, **options, prefixes=prefixes), slice(0, 8))
+        assert (abs(value - expected) < 1e-6) == same
+
+
+def test_scores_stay_in_float32_under_autocast():
+    vectors = [torch.nn.functional.normalize(torch.randn(3, 4, 64), dim=-1) for _ in range(2)]
+    queries, pages = ((side, torch.ones(3, 4, dtype=torch.bool)) for side in vectors)
+    expected = score(queries, pages)
+    with safe_half_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = score(queries, pages)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, expected)

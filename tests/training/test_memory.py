@@ -1,0 +1,202 @@
+"""What is computed on the meta device is what a real step does; the paper's recipes at their real shapes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from randslot.train import plan as dry_run
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import randslot
+from randslot.errors import UsageError
+from randslot.model.backbone import find_shape
+from randslot.training.loss import Loss
+from randslot.training.plan import (
+    describe_run,
+    largest_page,
+    make_model_without_memory,
+    measure_page,
+    memory_by_part,
+    rehearsing,
+    step_multiply_adds,
+)
+from randslot.training.recipe import make_recipe, read_recipe
+from support.models import count_visual, noise
+
+PAPER = {"qwen2.5-vl-3b": (3_761_995_776, 7_372_800, 2048), "qwen3-vl-4b": (4_449_612_288, 11_796_480, 2560)}
+
+
+@pytest.fixture(params=["qwen2.5-vl", "qwen3-vl"])
+def paper_family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def tiny_recipe(paper_family: str, **changes: object):
+    values = {"untrained": f"{paper_family}-tiny", "visual_tokens": 16, "batch": 4, "data": "x.jsonl"}
+    return make_recipe(values | changes)
+
+
+def test_multiply_adds_are_those_of_a_real_step(paper_family):
+    recipe = tiny_recipe(paper_family, lora_dropout=0.0)
+    cost = measure_page(make_model_without_memory(recipe, torch.float32))
+    real = randslot.tiny(paper_family, lora={"dropout": 0.0}, visual_tokens=16).train()
+    features = real.preprocess([largest_page(real)], task="document")
+    counts = []
+    # torch knows the products of plain attention, and not those of its fused kernel for CPUs.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        seen = real.backbone.see(features)
+        counts.append(counter.get_total_flops())
+        content = real.backbone.read_content(features, seen)
+        vectors = real.encoder.read(content, features)["token_embeddings"]
+        counts.append(counter.get_total_flops())
+        vectors.sum().backward()
+        counts.append(counter.get_total_flops())
+    vision, forward, backward = counts[0], counts[1] - counts[0], counts[2] - counts[1]
+    assert (cost.vision, cost.forward) == (vision // 2, forward // 2)
+    assert cost.backward == pytest.approx(backward // 2, rel=0.06)  # fused, it computes scores again
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.8."), reason="its attention on CPUs is not fused, and keeps scores")
+def test_what_is_held_is_what_autograd_saves(paper_family):
+    """The bytes of tensors that a real forward keeps, those of weights left out."""
+    recipe = tiny_recipe(paper_family, lora_dropout=0.0)
+    cost = measure_page(make_model_without_memory(recipe, torch.float32))
+    real = randslot.tiny(paper_family, lora={"dropout": 0.0}, visual_tokens=16).train()
+    weights = {weight.untyped_storage().data_ptr() for weight in real.parameters()}
+    saved: dict[int, int] = {}
+    kept = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor)  # so that no other tensor gets its place
+        return tensor
+
+    features = real.preprocess([largest_page(real)], task="document")
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        real(features)
+    expected = sum(num for place, num in saved.items() if place not in weights)
+    assert (
+        0.95 * expected <= cost.held < 1.2 * expected
+    )  # what is in hand at the end counts too, such as the embedded page
+
+
+def test_a_cache_and_checkpointing_trade_work_for_memory(paper_family):
+    recipe = tiny_recipe(paper_family)
+    model = make_model_without_memory(recipe, torch.float32)
+    cost = measure_page(model)
+    work, memory = {}, {}
+    for cache in (True, False):
+        for checkpointing in (True, False):
+            way = replace(recipe, gradient_cache=cache, gradient_checkpointing=checkpointing)
+            work[cache, checkpointing] = step_multiply_adds(way, cost, 4)
+            parts = memory_by_part(way, model, cost, 1, "adamw")
+            memory[cache, checkpointing] = parts["activations"]
+    forwards = {ways: (num - 4 * (cost.vision + cost.backward)) / (4 * cost.forward) for ways, num in work.items()}
+    assert forwards == {(True, True): 3, (True, False): 2, (False, True): 2, (False, False): 1}
+    assert memory[True, True] < memory[True, False] < memory[False, False]
+    assert memory[True, True] < memory[False, True] < memory[False, False]
+    assert step_multiply_adds(replace(recipe, execution="loop"), cost, 4) > 3 * work[True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPER)
+def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
+    """Every shape, type and hook, on the meta device: what is trained gets its gradient, and nothing else does."""
+    num_weights, num_trained, dim = PAPER[name]
+    recipe = read_recipe(name)
+    model = make_model_without_memory(recipe, torch.bfloat16).train()
+    model.backbone.checkpoint_layers()
+    weights = dict(model.named_parameters())
+    trained = {key: weight for key, weight in weights.items() if weight.requires_grad}
+    assert sum(weight.numel() for weight in weights.values()) == num_weights
+    assert sum(weight.numel() for weight in trained.values()) == num_trained
+    assert all("language_model" in key and "lora_" in key for key in trained)
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    assert {weight.dtype for key, weight in weights.items() if key not in trained} == {torch.bfloat16}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    loss = Loss(
+        model,
+        temperature=recipe.temperature,
+        batch=2,
+        micro_batch=1,
+        mask_repeats=False,
+        gradient_cache=recipe.gradient_cache,
+    )
+    features = [
+        model.preprocess(["tax", "net sales"], task="query"),
+        model.preprocess([noise(64, 128, 1), noise(128, 128, 2)], task="document"),
+    ]
+    shapes = []
+    model.encoder.register_forward_hook(lambda module, args, output: shapes.append(output["token_embeddings"].shape))
+    with rehearsing(model):
+        value = loss(features)
+        value.backward()
+    assert shapes == [(2, 4, dim), (1, 4, dim), (1, 4, dim)]
+    assert (value.shape, value.dtype) == ((), torch.float32)
+    for key, weight in weights.items():
+        if key in trained:
+            assert weight.grad is not None, key
+            assert (weight.grad.shape, weight.grad.dtype) == (weight.shape, torch.float32)
+        else:
+            assert weight.grad is None, key
+
+
+def test_shapes_are_found_by_the_names_that_backbones_are_published_under():
+    assert find_shape("Qwen/Qwen2.5-VL-3B-Instruct") == "qwen2.5-vl-3b"
+    assert find_shape("models/Qwen3-VL-4B-Instruct") == "qwen3-vl-4b"
+    assert find_shape("someone/else") is None
+
+
+def test_a_dry_run_says_what_a_run_takes(tmp_path):
+    recipe = tiny_recipe("qwen3-vl", data=str(tmp_path / "none.jsonl"), steps=7)
+    text = describe_run(recipe, 2)
+    assert "steps      7, each of 4 pairs: 2 devices with 2 each" in text
+    assert "no such file" in text or "missing:" in text
+    for words in ("| weights |", "| activations |", "shared memory", "disk", "| A100, 80 GB |", "this machine"):
+        assert words in text
+    assert "AdamW in float32 instead of PagedAdamW8bit" in text
+
+
+def test_a_dry_run_follows_the_length_of_texts():
+    positions = []
+    for num in (64, 256):
+        values = {"untrained": "llama-tiny", "text_tokens": num, "batch": 4, "data": "x.jsonl"}
+        (found,) = re.findall(r"at most (\d+) positions", describe_run(make_recipe(values), 1))
+        positions.append(int(found))
+    assert positions[1] - positions[0] == pytest.approx(256 - 64, abs=5)  # a page ends with a word
+
+
+def test_a_dry_run_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(dry_run, "free_shared_memory", lambda: 1000)
+    text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)
+    assert "1 worker on each of 1 device;" in text
+    assert "| RTX 4090, 24 GB | yes |" in text
+    assert "GB with --set gradient_cache=true, for one forward pass more" in text
+    assert "missing        that much shared memory: set fewer workers" in text
+    assert "no GPU with flash-linear-attention here: plain PyTorch instead of its kernels" in text
+    assert "not installed  fla: pip install flash-linear-attention" in text
+    monkeypatch.setattr(dry_run, "GPUS", {"Small": (1, 100)})
+    text = describe_run(tiny_recipe("qwen3-vl", workers=0, gradient_cache=True, micro_batch=1), 1)
+    assert "| Small, 1 GB | no |" in text  # CUDA alone takes more
+    assert "less memory" not in text
+    assert "that much shared memory" not in text
+    assert "kernels" not in text
+
+
+def test_a_dry_run_of_an_unknown_backbone_is_refused():
+    with pytest.raises(UsageError, match="shape of someone/else is not known"):
+        describe_run(make_recipe({"backbone": "someone/else"}), 1)
+    with pytest.raises(UsageError, match="cannot be shared evenly by 3"):
+        describe_run(tiny_recipe("qwen3-vl"), 3)
+
+
+@pytest.mark.parametrize(("shape", "visual"), [("qwen3.5-0.8b", 1536), ("smolvlm-256m", 1088)])
+def test_the_largest_page_has_all_the_tokens_that_a_page_can_have(shape, visual):
+    model = randslot.untrained(shape, device="meta")
+    features = model.preprocess([largest_page(model)], task="document")
+    assert count_visual(model, features) == [visual]

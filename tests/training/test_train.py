@@ -1,0 +1,441 @@
+"""Whole runs through the real trainer: they learn, resume after a kill, and differ only in what is appended."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from rich.console import Console
+from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from sentence_transformers.multi_vector_encoder.losses import (
+    CachedMultiVectorMultipleNegativesRankingLoss,
+    MultiVectorMultipleNegativesRankingLoss,
+)
+
+import randslot
+from randslot.errors import RandSlotError, UsageError
+from randslot.training.recipe import make_recipe, read_recipe, write_recipe
+from randslot.training.train import Run, read_losses
+from research.samples.sets import write_set
+from support.models import STRATEGIES, make
+from support.pairs import small, write_pairs
+from support.retrieval import embed_as_published, write_checkpoint
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def losses(folder: Path) -> list[float]:
+    return [float(row["loss"]) for row in read_losses(folder / "losses.csv")]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "randslot", *words]
+
+
+def test_learning_is_real_for_every_strategy(strategy, tmp_path):
+    """Four pairs, trained until each query ranks its own page first."""
+    data = write_pairs(tmp_path / "few", 4)
+    model = randslot.train(small(data, tmp_path / "run", slots=strategy, steps=150, learning_rate=5e-4, seed=1))
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    scores = model.similarity(
+        model.encode_query([row["query"] for row in rows]),
+        model.encode_document([str(data.parent / row["image"]) for row in rows]),
+    )
+    assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3]
+    values = losses(tmp_path / "run")
+    assert values[-1] < 0.1 < 1.0 < values[0]
+
+
+def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
+    """The recipe's settings on a tiny copy: before a step one vector is the copy's own, then every budget learns."""
+    data = write_pairs(tmp_path / "few", 4)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    queries, pages = [row["query"] for row in rows], [str(data.parent / row["image"]) for row in rows]
+    shipped = read_recipe("qwen3-vl-embedding-2b")
+    kept = {name: getattr(shipped, name) for name in ("template", "visual_tokens", "prefixes", "lora")}
+    backbone = str(write_checkpoint(tmp_path / "checkpoint"))
+    changes = {"steps": 160, "learning_rate": 2e-3, "rate_left": 0.0, "lora_dropout": 0.0, "seed": 3}
+    recipe = make_recipe(small(data, tmp_path / "run", untrained="", backbone=backbone, **changes) | kept)
+
+    fresh = Run(recipe, resume=False).make_model().eval()
+    fresh.use(query_vectors=1, page_vectors=1)
+    texts = [{"text": query} for query in queries]
+    images = [{"image": Image.open(page)} for page in pages]
+    for found, inputs in ((fresh.encode_query(queries), texts), (fresh.encode_document(pages), images)):
+        assert (torch.cat(found) - embed_as_published(tmp_path / "checkpoint", inputs)).abs().max() < 1e-5
+    before = fresh.similarity(fresh.encode_query(queries), fresh.encode_document(pages))
+    assert before.argmax(dim=1).tolist() != [0, 1, 2, 3]
+
+    model = randslot.train(recipe)
+    assert json.loads((tmp_path / "run" / "randslot.json").read_text())["template"] == "embedding"
+    for budget in (1, 2, 4):
+        model.use(query_vectors=budget, page_vectors=budget)
+        scores = model.similarity(model.encode_query(queries), model.encode_document(pages))
+        assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3], budget
+    values = losses(tmp_path / "run")
+    assert values[-1] < 0.1 < 1.0 < values[0]
+
+
+def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
+    model = randslot.train(small(data, tmp_path / "run", slots="fixed", lora=True, save_every=2))
+    folder = tmp_path / "run"
+    assert torch.equal(randslot.load(folder).encode_query("tax"), model.encode_query("tax"))
+    assert read_recipe(folder / "recipe.toml") == make_recipe(
+        small(data, folder, slots="fixed", lora=True, save_every=2)
+    )
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["steps"], record["seed"], record["processes"]) == (3, 42, 1)
+    assert {"torch", "transformers", "randslot"} <= record["versions"].keys()
+    with (folder / "losses.csv").open() as rows:
+        table = list(csv.DictReader(rows))
+    assert [row["step"] for row in table] == ["1", "2", "3"]
+    assert float(table[0]["learning_rate"]) == 1e-3
+    assert (folder / "losses.png").stat().st_size > 5000
+    assert list((folder / "tensorboard").iterdir())
+    assert (folder / "checkpoints" / "checkpoint-2").is_dir()
+    card = (folder / "README.md").read_text()
+    assert f"3 steps of 4 pairs out of 8 from {data}" in card
+    assert "MultipleNegatives" not in card
+
+
+def test_pages_with_several_queries_train(data, tmp_path):
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    rows = [{"query": [row["query"], row["query"].removeprefix("about ")], "image": row["image"]} for row in lines]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    randslot.train(small(data, tmp_path / "run"))
+    assert (tmp_path / "run" / "losses.csv").read_text().count("\n") == 4
+    assert "3 steps of 4 pages with 2 queries each out of 8 from" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_118195_rows_make_923_steps(tmp_path):
+    """The last partial batch is dropped."""
+    data = write_pairs(tmp_path / "data", 1)
+    data.write_text(data.read_text() * 118_195)
+    run = Run(make_recipe(small(data, tmp_path / "run", batch=128, steps=0, epochs=1)), resume=False)
+    trainer = run.make_trainer(run.make_model(), run.load_pairs())
+    assert len(trainer.get_train_dataloader()) == trainer.args.max_steps == 923
+
+
+def test_a_pdf_is_rendered_as_large_as_the_visual_tokens_allow(tmp_path):
+    """Whatever the side of a visual token: 32 pixels in real backbones, 48 in the embedded one."""
+    write_set(tmp_path / "set", 2, split="train", seed=0)
+    recipe = small(
+        tmp_path / "set" / "pairs.jsonl", tmp_path / "run", untrained="research/embedded.json", visual_tokens=54
+    )
+    (grids,) = (batch for name, batch in first_batches(recipe)[0][0].items() if name.endswith("image_grid_thw"))
+    assert grids.tolist() == [[1, 18, 12]] * 4
+
+
+def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    run = Run(make_recipe(recipe), resume=False)
+    model = run.make_model()
+    batches = list(run.make_trainer(model, run.load_pairs()).get_train_dataloader())[:2]
+    return batches, {name: tensor.clone() for name, tensor in model.encoder.backbone.state_dict().items()}
+
+
+def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
+    """Same initial weights and adapters, same batches under one seed; another seed changes both."""
+    batches, weights = first_batches(small(data, tmp_path / "a", lora=True, slots="random"))
+    for number, strategy in enumerate(STRATEGIES[1:]):
+        others, other_weights = first_batches(small(data, tmp_path / str(number), lora=True, slots=strategy))
+        for a, b in zip(batches, others, strict=True):
+            assert a.keys() == b.keys()
+            assert all(torch.equal(a[key], b[key]) for key in a if isinstance(a[key], torch.Tensor))
+        assert weights.keys() == other_weights.keys()
+        assert all(torch.equal(weights[key], other_weights[key]) for key in weights)
+    shuffled, fresh = first_batches(small(data, tmp_path / "b", lora=True, slots="random", seed=123))
+    assert not torch.equal(batches[0]["query_keys"], shuffled[0]["query_keys"])
+    assert any(not torch.equal(weights[key], fresh[key]) for key in weights)
+
+
+def test_a_run_that_was_killed_before_it_was_saved_has_no_step_too_many(data, tmp_path):
+    """After the last step and before the final model: what is left is the checkpoint before."""
+    recipe = make_recipe(small(data, tmp_path / "run", steps=4, save_every=2))
+    randslot.train(recipe)
+    losses = (tmp_path / "run" / "losses.csv").read_text().splitlines()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    (tmp_path / "run" / "run.json").unlink()
+    randslot.train(recipe, resume=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["steps"] == 4
+    again = (tmp_path / "run" / "losses.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in again] == [line.split(",")[:2] for line in losses]
+
+
+def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(tmp_path):
+    """Two windows of two batches each: what comes in a window does not change, and the second never comes first."""
+    data = write_pairs(tmp_path / "data", 16)
+    keys = {}
+    for slots, seed in (("random", 1), ("zero", 1), ("zero", 2)):
+        recipe = small(data, tmp_path / f"{slots}{seed}", slots=slots, seed=seed, window=8, shuffle=True)
+        run = Run(make_recipe(recipe), resume=False)
+        batches = run.make_trainer(run.make_model(), run.load_pairs()).get_train_dataloader()
+        keys[slots, seed] = [key for batch in batches for key in batch["query_keys"].tolist()]
+    assert keys["random", 1] == keys["zero", 1] != keys["zero", 2]
+    assert set(keys["zero", 1][:8]) == set(keys["zero", 2][:8])
+
+
+@pytest.mark.parametrize(("slots", "workers"), [("random", 1), ("learned", 0)])
+def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, workers, tmp_path):
+    """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""
+    data = write_pairs(tmp_path / "dozen", 12)
+    recipe = make_recipe(
+        small(data, tmp_path / "whole", slots=slots, lora=True, steps=40, save_every=4, workers=workers)
+    )
+    whole = tmp_path / "whole"
+    randslot.train(recipe)
+    killed = tmp_path / "killed"
+    write_recipe(replace(recipe, output=str(killed)), tmp_path / "killed.toml")
+    process = subprocess.Popen(
+        command("train", str(tmp_path / "killed.toml")), env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    while len(read_losses(killed / "losses.csv")) < 10:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "run.json").exists()
+    torn = killed / "checkpoints" / "checkpoint-9999"  # a checkpoint that was never finished is passed over
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"epoch": ')
+    subprocess.run(
+        command("train", str(tmp_path / "killed.toml"), "--resume"),
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
+    assert losses(killed) == pytest.approx(losses(whole), abs=1e-6)
+    assert [row["step"] for row in read_losses(killed / "losses.csv")] == [str(step + 1) for step in range(40)]
+    a, b = (randslot.load(folder).encode_query("tax") for folder in (whole, killed))
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
+    recipe = small(data, tmp_path / "run")
+    randslot.train(recipe)
+    with pytest.raises(UsageError, match="holds a run already: go on with it by --resume"):
+        randslot.train(recipe)
+    with pytest.raises(UsageError, match="holds a run with another slots"):
+        randslot.train(recipe | {"slots": "zero"}, resume=True)
+    randslot.train(recipe | {"output": f"{tmp_path}/./run", "micro_batch": 1}, resume=True)  # these may differ
+
+
+def test_a_run_that_kept_nothing_starts_again(data, tmp_path):
+    (data.parent / "staff.png").rename(data.parent / "away.png")
+    (data.parent / "staff.png").write_bytes(b"not an image")
+    with pytest.raises(RandSlotError, match="row 3"):
+        randslot.train(small(data, tmp_path / "run", batch=8))
+    (data.parent / "away.png").rename(data.parent / "staff.png")
+    randslot.train(small(data, tmp_path / "run", batch=8))
+
+
+def test_what_would_fail_at_the_end_is_said_at_the_start(data, tmp_path):
+    randslot.tiny("qwen3-vl").save_pretrained(str(tmp_path / "backbone"))
+    backbone = {"untrained": "", "backbone": str(tmp_path / "backbone"), "lora": True}
+    with pytest.raises(UsageError, match="is the backbone's own folder"):
+        randslot.train(small(data, tmp_path / "backbone", **backbone))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write into output"):
+        randslot.train(small(data, tmp_path / "file"))
+    with pytest.raises(UsageError, match="no such file"):
+        randslot.train(small(data, tmp_path / "run", validation="gone.jsonl", validate_every=1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_end_a_run_early_but_do_not_prolong_it(data, tmp_path):
+    randslot.train(small(data, tmp_path / "run", epochs=1, steps=20))
+    assert len(losses(tmp_path / "run")) == 2
+
+
+def test_a_machine_without_git_still_finishes(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    randslot.train(small(data, tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["commit"] is None
+
+
+def test_a_finished_run_is_not_trained_again(data, tmp_path, capsys):
+    recipe = small(data, tmp_path / "run")
+    model = randslot.train(recipe)
+    record = (tmp_path / "run" / "run.json").read_text()
+    again = randslot.train(recipe, resume=True)
+    assert "is finished already" in capsys.readouterr().err
+    assert (tmp_path / "run" / "run.json").read_text() == record
+    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
+
+
+def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_path):
+    recipe = make_recipe(small(data, tmp_path / "run", slots="learned", lora=True, learning_rate=2e-4))
+    run = Run(recipe, resume=False)
+    model = run.make_model()
+    optimizer = run.make_trainer(model, run.load_pairs()).create_optimizer()
+    (group,) = [group for group in optimizer.param_groups if group["params"]]
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters() if p.requires_grad}
+    assert id(model.encoder.slots.tables.weight) in {id(p) for p in group["params"]}
+    assert (group["lr"], group["weight_decay"], group["betas"], group["eps"]) == (2e-4, 0.01, (0.9, 0.999), 1e-8)
+
+
+def test_validation_searches_held_out_pairs_during_training(data, tmp_path, capsys):
+    """And change nothing by looking."""
+    held_out = write_pairs(tmp_path / "held", 4)
+    randslot.train(small(data, tmp_path / "run", steps=4, validation=str(held_out), validate_every=2))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validation nDCG@5" in line]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"]
+    randslot.train(small(data, tmp_path / "blind", steps=4))
+    assert losses(tmp_path / "blind") == losses(tmp_path / "run")
+
+
+def test_gradient_checkpointing_and_workers_change_no_loss(data, tmp_path):
+    randslot.train(small(data, tmp_path / "a", steps=2))
+    randslot.train(small(data, tmp_path / "b", steps=2, gradient_checkpointing=True, workers=1, micro_batch=2))
+    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "smolvlm"])
+def test_other_families_train_with_the_same_losses_in_every_execution(family, data, tmp_path):
+    common = {"untrained": f"{family}-tiny", "lora": True, "lora_dropout": 0.0}
+    ways = [{"micro_batch": 0}, {"micro_batch": 1, "gradient_checkpointing": True, "workers": 1}]
+    for number, way in enumerate(ways):
+        model = randslot.train(small(data, tmp_path / f"run{number}", **common, **way))
+    plain, cached = losses(tmp_path / "run0"), losses(tmp_path / "run1")
+    assert len(set(plain)) == 3
+    assert cached == pytest.approx(plain, abs=1e-4)
+    again = randslot.load(tmp_path / "run1")
+    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_stops_the_run_in_one_line(workers, data, tmp_path):
+    (data.parent / "staff.png").write_bytes(b"not an image")
+    with pytest.raises(RandSlotError, match=r"^\S*pairs\.jsonl: row 3: not an image that can be read: \S+$") as caught:
+        randslot.train(small(data, tmp_path / "run", batch=8, workers=workers))
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
+    (data.parent / "staff.png").write_bytes(b"not an image")
+    randslot.train(small(data, tmp_path / "run", batch=8, on_bad_row="skip"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["broken_images_passed_over"] == 1
+    assert "row 3" in (tmp_path / "run" / "skipped_rows.txt").read_text()
+
+
+def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
+    with pytest.raises(RandSlotError, match=r"the loss is nan at step .*; try a lower learning_rate"):
+        randslot.train(small(data, tmp_path / "run", steps=20, learning_rate=1e6, clip=1e30))
+
+
+def test_too_few_pairs_are_said(data, tmp_path):
+    with pytest.raises(UsageError, match="has 8 good pairs, fewer than one batch of 16"):
+        randslot.train(small(data, tmp_path / "run", batch=16))
+
+
+def test_a_batch_that_processes_cannot_share_is_said(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UsageError, match="batch = 4 cannot be shared evenly by 8 processes"):
+        randslot.train(small(data, tmp_path / "run"))
+
+
+WATCHED = """
+import os, sys, torch, randslot
+from randslot.model.slots import Random
+from randslot.training.recipe import read_recipe
+from randslot.training.train import Run
+
+drawn, rank, draw = [], os.environ["RANK"], Random.forward
+Random.forward = lambda self, *ask: drawn.append(draw(self, *ask)) or drawn[-1]
+run = Run(read_recipe(sys.argv[1]), resume=False)
+make_model = run.make_model
+def remember():
+    model = make_model()
+    run.start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    return model
+run.make_model = remember
+model = run.go()
+end = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+torch.save({"drawn": [d.detach() for d in drawn], "start": run.start, "end": end}, f"{sys.argv[2]}/rank{rank}.pt")
+"""
+
+
+def torchrun(*words: str) -> None:
+    base = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    answer = subprocess.run([*base, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+
+
+def torchrun_on_two_nodes(*words: str) -> None:
+    """Launch twice, a process each, which meet at a port, as on two machines."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    base = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "two"]
+    nodes = [
+        subprocess.Popen([*base, *meet, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    errors = [node.communicate(timeout=240)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], errors
+
+
+def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data, tmp_path):
+    write_recipe(make_recipe(small(data, tmp_path / "run", lora=True, steps=2)), tmp_path / "recipe.toml")
+    (tmp_path / "watched.py").write_text(WATCHED)
+    torchrun(str(tmp_path / "watched.py"), str(tmp_path / "recipe.toml"), str(tmp_path))
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert len(first["drawn"]) == 4  # two steps, a query and a page side each
+    for a, b in zip(first["drawn"], second["drawn"], strict=True):
+        assert not torch.isclose(a, b).all(dim=-1).any()
+    for part in ("start", "end"):
+        assert first[part].keys() == second[part].keys()
+        assert all(torch.equal(first[part][name], second[part][name]) for name in first[part])
+    assert any(not torch.equal(first["start"][name], first["end"][name]) for name in first["start"])
+
+
+@pytest.mark.parametrize("start", [torchrun, torchrun_on_two_nodes])
+def test_torchrun_with_the_real_command_gives_the_losses_of_one_process(start, data, tmp_path):
+    """Zero slots and no dropout leave nothing random: two processes and one must agree step by step."""
+    recipe = small(data, tmp_path / "one", lora=True, lora_dropout=0.0, slots="zero", steps=4, micro_batch=1)
+    randslot.train(recipe)
+    write_recipe(make_recipe(recipe | {"output": str(tmp_path / "two")}), tmp_path / "two.toml")
+    start("-m", "randslot", "train", str(tmp_path / "two.toml"))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+
+
+def test_the_bar_shows_loss_rate_speed_and_time(data, tmp_path, monkeypatch):
+    screen = Console(force_terminal=True, width=140, file=(tmp_path / "screen").open("w"))
+    monkeypatch.setattr("randslot.training.train.Console", lambda **_: screen)
+    randslot.train(small(data, tmp_path / "run"))
+    screen.file.close()
+    shown = (tmp_path / "screen").read_text()
+    for part in ("training", "3/3", "loss", "rate", "pages/s"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_sentence_transformers_own_trainer_works_as_it_is(cached, data, tmp_path):
+    """No recipe, no run of ours: a model, an ordinary dataset, a loss."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    dataset = Dataset.from_dict(
+        {"query": [row["query"] for row in rows], "page": [str(data.parent / row["image"]) for row in rows]}
+    )
+    model = make("qwen3-vl", lora=True, visual_tokens=16)
+    kind = CachedMultiVectorMultipleNegativesRankingLoss if cached else MultiVectorMultipleNegativesRankingLoss
+    args = MultiVectorEncoderTrainingArguments(
+        str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, save_steps=2, report_to=[], use_cpu=True
+    )
+    trainer = MultiVectorEncoderTrainer(model=model, args=args, train_dataset=dataset, loss=kind(model, scale=10.0))
+    trainer.train()
+    again = randslot.load(tmp_path / "out" / "checkpoint-2")
+    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
