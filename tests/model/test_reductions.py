@@ -173,6 +173,6 @@ def test_training_reduces_nothing(name, pages):
 
 @pytest.mark.slow
 def test_a_search_does_not_wait_for_what_only_a_reduction_needs():
-    code = "import sys, randslot.model.remote, randslot.model.loading; print('sklearn.cluster' in sys.modules)"
+    code = "import sys, randslot.model.remote_model, randslot.model.loading; print('sklearn.cluster' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

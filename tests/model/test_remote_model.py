@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import randslot
-import randslot.model.remote
+import randslot.model.remote_model
 from randslot.cli import app, main
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
@@ -227,7 +227,7 @@ def free_port() -> int:
 
 def test_a_server_that_is_not_there_is_asked_again_and_then_named(monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr(randslot.model.remote, "pause", pauses.append)
+    monkeypatch.setattr(randslot.model.remote_model, "pause", pauses.append)
     with pytest.raises(RandSlotError, match=r"cannot reach http://127.0.0.1:\d+: .*refused; is the server running\?"):
         randslot.remote(f"http://127.0.0.1:{free_port()}")
     assert pauses == [0.5, 1.0, 2.0, 4.0]
@@ -242,7 +242,7 @@ def test_a_server_that_comes_up_late_is_waited_for(embedded, states, monkeypatch
             pauses.append(seconds)
             later.enter_context(serve(states.answer, embedded, port=port))
 
-        monkeypatch.setattr(randslot.model.remote, "pause", start)
+        monkeypatch.setattr(randslot.model.remote_model, "pause", start)
         assert randslot.remote(f"http://127.0.0.1:{port}").encode_query("tax").shape == (4, 128)
     assert pauses == [0.5]
 

@@ -25,7 +25,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
 from randslot.model.families.base import Processors
 from randslot.model.families.qwen3_vl import EMBEDDING
-from randslot.model.remote import open_model
+from randslot.model.remote_model import open_model
 from randslot.model.template import PAPER, Template
 from support.exports import far, follow, save
 from support.models import make, noise

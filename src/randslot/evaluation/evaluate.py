@@ -21,7 +21,7 @@ from ..model.batching import Ahead, in_groups, return_freed_memory
 from ..model.model import RandSlotModel
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
-from ..model.remote import open_model
+from ..model.remote_model import open_model
 from ..model.sentence_model import EmbeddingModel
 from ..pages import NoTextError, open_page, read_page_text
 from .cache import JUDGED, Judged, VectorCache, batches, content_key, open_cache

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .model import RandSlotModel, weights_key
     from .opening import open_model
     from .reader import Identity, PageReader
-    from .remote import remote
+    from .remote_model import remote
     from .sentence_model import EmbeddingModel
     from .settings import Settings
 
@@ -41,7 +41,7 @@ _HOMES = {
     "SlotEncoder": "encoder",
     "load": "loading",
     "open_model": "opening",
-    "remote": "remote",
+    "remote": "remote_model",
     "tiny": "loading",
     "untrained": "loading",
     "weights_key": "model",

@@ -29,7 +29,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
         return open_use(**options)
     try:
         with needs_extra():
-            from .remote import open_model as open_with_torch
+            from .remote_model import open_model as open_with_torch
     except MissingError as error:
         if get_close_matches(name, [NAME]) and not Path(name).exists():
             raise UsageError(f"no model {name!r}: did you mean {NAME}?") from error

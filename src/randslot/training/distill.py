@@ -194,7 +194,7 @@ def load_lessons(
 ) -> Lessons:
     """Load a teacher, ask for the vectors that are missing, and let it go: a student has the memory for itself."""
     from ..model.reader import is_url
-    from ..model.remote import open_model
+    from ..model.remote_model import open_model
 
     reader: Any = open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)
     lessons = folder.fill(reader, progress)
