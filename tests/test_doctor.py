@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from randslot import doctor
 from randslot.cli import app
 from randslot.library.library import Library
-from randslot.library.sharing import LocalService
+from randslot.library.sharing import LibraryServer
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, build, state
 
 def test_libraries_that_are_open_and_sockets_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "SECONDS", 60.0)
-    with Library(tmp_path / "mylib") as library, LocalService(library):
+    with Library(tmp_path / "mylib") as library, LibraryServer(library):
         found = examine()["open library"]
         assert (found["state"], found["found"]) == ("ok", f"{tmp_path / 'mylib'}: 0 files, 0 pages")
     busy = Path(tempfile.mkdtemp(prefix="randslot-")) / "library"

@@ -319,10 +319,10 @@ def _is_own_socket(path: str) -> bool:
 
 def _ask_service(path: str) -> Finding:
     """Ask a process that has a library open what it is."""
-    from .library.sharing import ServedLibrary
+    from .library.sharing import LibraryClient
 
     try:
-        with ServedLibrary(path, path) as library:
+        with LibraryClient(path, path) as library:
             library.socket.settimeout(SECONDS)
             status = library.status()
     except (RandSlotError, OSError) as error:

@@ -18,7 +18,7 @@ from PIL import Image
 from randslot.errors import RandSlotError, UsageError
 from randslot.integrations.pages import PICTURE_BYTES, Finder, read_picture
 from randslot.library.library import Library
-from randslot.library.sharing import LocalService
+from randslot.library.sharing import LibraryServer
 from support.pdf import write_pages
 
 pytestmark = [pytest.mark.xdist_group("retrievers"), pytest.mark.filterwarnings("ignore")]
@@ -131,7 +131,7 @@ def test_an_open_library_and_one_that_is_served_are_used(framework, lib):
         expected = [page[0] for page in getattr(Asked, framework)(retriever, "tax", False)]
         retriever.close()
         assert library.search("tax"), "it stays open"
-        with LocalService(library):
+        with LibraryServer(library):
             retriever = make(framework, lib)
             assert [page[0] for page in getattr(Asked, framework)(retriever, "tax", False)] == expected
 

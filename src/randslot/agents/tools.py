@@ -21,7 +21,7 @@ from ..errors import RandSlotError, UsageError
 from ..library.library import Library
 from ..library.manifest import File, show_name, tell_apart
 from ..library.results import Hit, Summary
-from ..library.sharing import ServedLibrary
+from ..library.sharing import LibraryClient
 from ..library.stores.base import page_id
 from ..pages import DOCUMENT_SUFFIXES, short
 from ..pages.formats import show_pages
@@ -95,7 +95,7 @@ def _is_allowed(file: Path, folder: Path) -> bool:
     return not any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
-def add_one(library: Library | ServedLibrary, file: Path) -> Summary:
+def add_one(library: Library | LibraryClient, file: Path) -> Summary:
     """Index one file; pages without text are read by OCR if there is an engine, as the command does."""
     summary = library.add([str(file)])
     if summary.without_text and find_engine() is not None:

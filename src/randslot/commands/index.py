@@ -33,7 +33,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..library.library import Library
     from ..library.results import Summary
-    from ..library.sharing import ServedLibrary
+    from ..library.sharing import LibraryClient
 
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 
@@ -175,7 +175,7 @@ def index(
         raise typer.Exit(1)
 
 
-def read_scans(opened: Library | ServedLibrary, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
+def read_scans(opened: Library | LibraryClient, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
     """Read pages without text by OCR, if there is an engine for it; they can be found by then."""
     from ..library.show import show_progress
     from ..pages.ocr import find_engine

@@ -16,7 +16,7 @@ from ..agents.tools import check_folders
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.location import InUseError
-from ..library.sharing import LocalService, ServedLibrary
+from ..library.sharing import LibraryClient, LibraryServer
 from ..library.show import plural
 from .access import LOCAL, TOKEN_CHARACTERS, Access
 from .app import make_app
@@ -86,7 +86,7 @@ def serve(
     with (
         listen(visitors.host, visitors.port) as listener,
         take_over(folder, open_library) as library,
-        LocalService(library),
+        LibraryServer(library),
     ):
         service = Service(library, read_only=read_only, add_from=allowed)
         access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
@@ -113,8 +113,8 @@ def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
             if error.socket is None:
                 raise
             print("taking the library over from the process that has it open", file=sys.stderr, flush=True)
-            with ServedLibrary(folder, error.socket) as other:
-                if not other.ask_to_let_go():
+            with LibraryClient(folder, error.socket) as other:
+                if not other.ask_to_release():
                     raise
     return open_library()
 
