@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -126,9 +126,9 @@ def _find_unpack() -> Unpack:
     return unpack_debian
 
 
-def unpack_debian(package: str, folder: Path) -> None:
-    """Download a package of Debian and unpack its files; nothing is installed."""
-    steps = (["apt-get", "download", "-q", package], ["sh", "-c", 'dpkg-deb -x "$0"_*.deb .', package])
+def unpack_debian(package: str, folder: Path, options: Sequence[str] = ()) -> None:
+    """Download a package of Debian and unpack its files; nothing is installed. options: of apt-get."""
+    steps = (["apt-get", "download", "-q", *options, package], ["sh", "-c", 'dpkg-deb -x "$0"_*.deb .', package])
     for step in steps:
         answer = subprocess.run(step, cwd=folder, capture_output=True, text=True, check=False)
         if answer.returncode:

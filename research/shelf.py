@@ -1,0 +1,180 @@
+"""A shelf of documents that are alike, with questions in the style of people: which release, language or simulator?
+
+    python -m research.shelf data/shelf
+    randslot evaluate --by words --data data/shelf/dev
+
+Guides to the installation of Debian by release and machine, manuals of Berkeley DB by programming language, vignettes
+of R packages in several versions, and so on: 153 PDFs, mostly with near-twins. The questions were written by reading
+the pages: short, with names and versions, misspelled, with identifiers. The documents are not part of this package:
+they are fetched from three releases of Debian and checked by a hash. They come in two halves that share no group of
+near-twins: "dev" to choose by, "test" to report.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from randslot.errors import RandSlotError
+from randslot.files import write_whole
+from research.command import run
+from research.manuals import SPLITS, unpack_debian
+
+STYLES = ("short", "question", "twin", "typo", "identifier", "name")
+Unpack = Callable[[str, str, Path], None]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One PDF of the shelf.
+
+    source: in its package, where it may be compressed. file: on the shelf. group: its near-twins. hash: of the PDF.
+    release: of Debian. version: of the package that the questions were written for.
+    """
+
+    package: str
+    release: str
+    version: str
+    source: str
+    file: str
+    group: str
+    split: str
+    hash: str
+    pages: int
+
+
+@cache
+def list_documents() -> tuple[Document, ...]:
+    """Return all documents, those of one package together."""
+    documents = []
+    for entry in json.loads(_read("shelf.json")):
+        files = entry.pop("files")
+        documents += [Document(**entry, **file) for file in files]
+    return tuple(documents)
+
+
+def list_questions() -> list[dict[str, Any]]:
+    """Return all questions: "id", "split", "style", "query", "language", and "pages" with the grade of each page.
+
+    style: one of STYLES; "twin" names what decides between near-twins. grade: 2 for a page that answers, 1 for a part
+    or a translation. Where a question names no twin, the pages of all twins are there.
+    """
+    return [json.loads(line) for line in _read("shelf_questions.jsonl").splitlines()]
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def fetch_shelf(folder: Path, unpack: Unpack) -> list[str]:
+    """Fetch the documents into a folder, and write both halves there as sets that `randslot evaluate --data` takes.
+
+    What is there already is not fetched again. unpack: puts the files of a package of a release into a folder.
+    Returns a line for each document that could not be had as the questions want it.
+    """
+    problems = []
+    missing = [one for one in list_documents() if not _is_right(_place(folder, one), one)]
+    for (package, release), documents in groupby(missing, key=lambda one: (one.package, one.release)):
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                unpack(package, release, Path(place))
+            except RandSlotError as error:
+                problems.append(f"{package} of {release}: {error}")
+                continue
+            for document in documents:
+                if not _take(Path(place, document.source), _place(folder, document), document):
+                    problems.append(
+                        f"{document.file} is not in {package} of {release} as version {document.version} has it"
+                    )
+    for split in SPLITS:
+        _write_set(folder, split)
+    return problems
+
+
+def _place(folder: Path, document: Document) -> Path:
+    return folder / document.split / "pages" / document.file
+
+
+def _is_right(file: Path, document: Document) -> bool:
+    return file.is_file() and blake2b(file.read_bytes(), digest_size=16).hexdigest() == document.hash
+
+
+def _take(source: Path, file: Path, document: Document) -> bool:
+    """Copy a document out of its package, unless it is not the one."""
+    if not source.is_file():
+        return False
+    content = source.read_bytes()
+    if source.suffix == ".gz":
+        content = gzip.decompress(content)
+    if blake2b(content, digest_size=16).hexdigest() != document.hash:
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, content)
+    return True
+
+
+def _write_set(folder: Path, split: str) -> None:
+    """Write the questions of one half, with the pages that are there; all languages in one set, as on a shelf."""
+    there = {one.file for one in list_documents() if one.split == split and _place(folder, one).is_file()}
+    queries, grades = [], []
+    for question in list_questions():
+        pages = {page: grade for page, grade in question["pages"].items() if page.partition("#")[0] in there}
+        if question["split"] == split and pages:
+            queries.append({key: question[key] for key in ("id", "query", "style")})
+            grades += [{"query": question["id"], "page": page, "grade": grade} for page, grade in pages.items()]
+    (folder / split / "pages").mkdir(parents=True, exist_ok=True)
+    for name, rows in (("queries.jsonl", queries), ("qrels.jsonl", grades)):
+        write_whole(folder / split / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+@cache
+def _load_lists(release: str, folder: Path) -> tuple[str, ...]:
+    """Load the package lists of a release from this system's mirror; returns apt-get's options to read them."""
+    ask = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+    known = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+    mirror = next(address for address in known if "security" not in address)
+    for part in ("lists/partial", "cache/archives/partial"):
+        (folder / release / part).mkdir(parents=True)
+    sources = folder / release / "sources.list"
+    sources.write_text(f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {mirror} {release} main\n")
+    settings = (
+        f"Dir::Etc::SourceList={sources}",
+        "Dir::Etc::SourceParts=/dev/null",
+        f"Dir::State::Lists={folder / release / 'lists'}",
+        f"Dir::Cache={folder / release / 'cache'}",
+        "APT::Sandbox::User=root",
+    )
+    options = tuple(f"-o{setting}" for setting in settings)
+    update = subprocess.run(["apt-get", "update", "-q", *options], capture_output=True, text=True, check=False)
+    if update.returncode:
+        raise RandSlotError(f"cannot load the packages of {release}: {update.stderr.strip().splitlines()[-1]}")
+    return options
+
+
+def shelf(output: Path) -> None:
+    """Fetch a shelf of similar documents with questions about them: dev to choose by, test to report."""
+    with tempfile.TemporaryDirectory() as lists:
+
+        def unpack(package: str, release: str, folder: Path) -> None:
+            unpack_debian(package, folder, _load_lists(release, Path(lists)))
+
+        problems = fetch_shelf(output, unpack)
+    for split in SPLITS:
+        num = len((output / split / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+        print(f"{num} questions in {output / split}")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    run(shelf)
