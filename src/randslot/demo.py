@@ -26,7 +26,7 @@ from rich.text import Text
 from .errors import MissingError, UsageError
 from .library.library import Library, delete_library
 from .library.models import EMBEDDED
-from .library.show import mark_words
+from .library.terminal import mark_words
 from .pages import open_page
 from .words.snippets import Box, Snippet
 

@@ -264,7 +264,7 @@ def _check_fonts() -> Finding:
 
 
 def _check_browser() -> Finding:
-    from .library.show import BROWSERS, has_screen
+    from .library.terminal import BROWSERS, has_screen
 
     try:
         browser = webbrowser.get()

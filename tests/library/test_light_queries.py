@@ -85,7 +85,7 @@ def test_the_large_model_is_not_loaded_to_search(indexed, light, no_large_model)
 def test_indexing_still_takes_the_large_model_and_trust_is_in_its_vectors(indexed, light, monkeypatch, tmp_path):
     asked: list[Any] = []
     monkeypatch.setattr(
-        "randslot.library.library.estimate_trust", lambda store, visible, embed: asked.append(embed(["tax"]))
+        "randslot.library.library.check_reading", lambda store, visible, embed: asked.append(embed(["tax"]))
     )
     write_pdf(tmp_path / "more.pdf", 1, [])
     with Library(indexed, query_model=light) as library:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from randslot.library import show as opening
+from randslot.library import terminal as opening
 from randslot.library.results import Hit
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from randslot.errors import UsageError
 from randslot.library.library import Library
 from randslot.library.models import check_model
-from randslot.library.show import show_vectors
+from randslot.library.terminal import show_vectors
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
 from support.pdf import write_pages, write_pdf

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library import show
+from randslot.library import terminal
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
-from randslot.library.models import Trust
+from randslot.library.models import ReadingCheck
 from randslot.library.results import Summary
-from randslot.library.show import print_end
+from randslot.library.terminal import print_end
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
 from support.pdf import write_pages, write_unicode
@@ -323,7 +323,7 @@ def test_without_an_engine_it_says_what_to_install(library, papers, tmp_path):
 
 def test_a_new_library_of_words_has_a_tip_once(papers, tmp_path, monkeypatch):
     tip = "tip: to find pages by meaning too, also in other languages: "
-    monkeypatch.setattr(show, "MODULE", "not_installed_here")
+    monkeypatch.setattr(terminal, "MODULE", "not_installed_here")
     out = run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
     assert out.endswith(f'{tip}pip install "randslot[reader]", then index again with --model use-multilingual\n')
     assert tip not in run("index", papers, "-l", tmp_path / "lib", "--no-ocr")
@@ -425,7 +425,7 @@ def test_encoding_for_a_new_model_can_be_stopped_and_goes_on(tmp_path, papers):
 def test_with_a_model_pages_have_words_and_vectors(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers, workers=1)
-        assert (library.choose_by(), library.trust) == ("both", None)
+        assert (library.choose_by(), library.reading_check) == ("both", None)
         hits = library.search('"income tax"')
         assert [(hit.page, hit.by) for hit in hits] == [(2, "both")]  # a phrase holds for vectors too
         assert len(hits[0].matches) == 3
@@ -465,14 +465,14 @@ def test_vectors_that_cannot_tell_pages_apart_are_not_relied_on(tmp_path):
     write_many(tmp_path / "in", 20)
     with Library(tmp_path / "lib", Blind()) as library:
         library.add(tmp_path / "in", workers=1)
-        assert 0.2 < library.trust.share < 0.75
+        assert 0.2 < library.reading_check.share < 0.75
         assert library.choose_by() == "words"
         (note,) = library.notes()
         assert note.startswith("the vectors of this library rank its pages little better than chance")
         assert library.search("number 7", 1)[0].by == "words"
         assert library.search("number 7", 1, by="both")[0].by == "both"
     with Library(tmp_path / "lib") as library:
-        assert not library.trust.reads
+        assert not library.reading_check.reads
         assert library.status().notes == (note,)
 
 
@@ -480,7 +480,7 @@ def test_vectors_that_know_their_pages_are(tmp_path):
     write_many(tmp_path / "in", 20)
     with Library(tmp_path / "lib", Reading(reads="text")) as library:
         library.add(tmp_path / "in", workers=1)
-        assert library.trust == Trust(1.0, 20)
+        assert library.reading_check == ReadingCheck(1.0, 20)
         assert (library.choose_by(), library.notes()) == ("both", [])
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from randslot.errors import MissingError, UsageError
 from randslot.library.library import Library
-from randslot.library.models import ACROSS, LIGHT, STRONG, Trust
+from randslot.library.models import ACROSS, LIGHT, STRONG, ReadingCheck
 from randslot.library.stores.base import StoreHit, StoreQuery
 from randslot.model import open_model
 from randslot.model import remote as remote_model
@@ -122,7 +122,7 @@ def test_a_query_in_another_language_than_the_library_relies_on_vectors(
     with Library(tmp_path / "library", reader) as library:
         library.add(write_papers(tmp_path / "papers"), workers=1)
         library.read_words(language="english")
-        library.trust = Trust(share, 100)
+        library.reading_check = ReadingCheck(share, 100)
         asked: list[StoreQuery] = []
         search = library.store.search
 

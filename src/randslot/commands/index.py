@@ -110,7 +110,8 @@ def index(
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from ..library.sharing import open_library, share
-    from ..library.show import (
+    from ..library.sources import expand
+    from ..library.terminal import (
         measure_again,
         print_end,
         print_files,
@@ -119,7 +120,6 @@ def index(
         show_progress,
         show_waiting,
     )
-    from ..library.sources import expand
     from ..pages.ocr import find_engine
 
     if dry_run and not prune:
@@ -177,7 +177,7 @@ def index(
 
 def read_scans(opened: Library | LibraryClient, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
     """Read pages without text by OCR, if there is an engine for it; they can be found by then."""
-    from ..library.show import show_progress
+    from ..library.terminal import show_progress
     from ..pages.ocr import find_engine
 
     if ocr is OcrChoice.auto and (find_engine() is None or not summary.without_text):

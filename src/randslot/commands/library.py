@@ -30,7 +30,7 @@ def status(library: Place, as_json: AsJson = False) -> None:
     randslot library status -l mylib
     """
     from ..library.sharing import open_library
-    from ..library.show import measure_again, print_status
+    from ..library.terminal import measure_again, print_status
 
     with open_library(library, create=False) as opened:
         found = opened.status()
@@ -59,7 +59,7 @@ def words(
     """
     from ..library.results import Summary
     from ..library.sharing import open_library, share
-    from ..library.show import plural, print_end, show_languages, show_progress
+    from ..library.terminal import plural, print_end, show_languages, show_progress
 
     with open_library(library, create=False) as opened, share(opened):
         with show_progress(False) as progress, say_stopped(progress):
@@ -94,7 +94,7 @@ def sketch(
     """
     from ..files import read_lines
     from ..library.library import Library
-    from ..library.show import plural, show_progress
+    from ..library.terminal import plural, show_progress
 
     texts = read_lines(queries) if queries else None
     with Library(library, create=False) as opened:
@@ -119,7 +119,7 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from ..library.sharing import open_library
-    from ..library.show import plural, shorten
+    from ..library.terminal import plural, shorten
 
     with open_library(library, create=False) as opened:
         files = opened.files()
@@ -148,7 +148,7 @@ def remove(
     randslot library remove report.pdf --yes
     """
     from ..library.sharing import open_library
-    from ..library.show import plural, print_files, show_bytes
+    from ..library.terminal import plural, print_files, show_bytes
 
     with open_library(library, create=False) as opened:
         files = opened.find_files(*patterns)
@@ -184,7 +184,7 @@ def copy(
     from ..library.address import is_address
     from ..library.copy import SAME
     from ..library.sharing import copy_between
-    from ..library.show import plural, readable, show_progress
+    from ..library.terminal import plural, readable, show_progress
 
     if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
         raise UsageError(SAME)
@@ -214,7 +214,7 @@ def verify(
     randslot library verify -l mylib
     """
     from ..library.sharing import open_library
-    from ..library.show import plural, readable, show_progress
+    from ..library.terminal import plural, readable, show_progress
 
     with open_library(library, create=False, repair=repair) as opened, show_progress(False) as progress:
         problems = opened.verify(repair=repair, progress=progress)

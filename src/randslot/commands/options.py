@@ -15,12 +15,12 @@ from ..library.address import default_library
 from .help import ADVANCED
 
 if TYPE_CHECKING:
-    from ..library.show import Progressing
+    from ..library.terminal import Progressing
 
 
 def agree(what: str, sources: list[str]) -> bool:
     """Show files and ask whether to go on; without a terminal nobody can be asked, and the answer is no."""
-    from ..library.show import print_files
+    from ..library.terminal import print_files
 
     print_files(what, sources)
     if not sys.stdin.isatty():
@@ -32,7 +32,7 @@ def agree(what: str, sources: list[str]) -> bool:
 @contextmanager
 def say_stopped(progress: Progressing) -> Iterator[None]:
     """When it is stopped, say how far it got."""
-    from ..library.show import plural
+    from ..library.terminal import plural
 
     try:
         yield

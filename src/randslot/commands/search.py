@@ -88,7 +88,7 @@ def search(
     randslot search "deferred tax" -l mylib --query-model light
     """
     from ..library.sharing import open_library
-    from ..library.show import list_missing, list_unmatched, list_unreadable, open_hit, print_hits, show_waiting
+    from ..library.terminal import list_missing, list_unmatched, list_unreadable, open_hit, print_hits, show_waiting
 
     from_stdin = query == ["-"]
     queries = [" ".join(query)]

@@ -33,7 +33,7 @@ from .ingest import Ingest
 from .languages import LibraryWords
 from .location import FORMAT, FORMATS, Location, clear
 from .manifest import File, Manifest
-from .models import EMBEDDED, LibraryModels, Name, Trust, estimate_trust, read_trust
+from .models import EMBEDDED, LibraryModels, Name, ReadingCheck, check_reading, load_reading_check
 from .readers import FileReader, LocalReader, TellingReader
 from .results import By, Hit, Match, Progress, Status, Summary
 from .search import Searcher, check_metadata
@@ -43,12 +43,12 @@ from .stores.base import BYTES_PER_NUMBER, DamagedError, Store, Vectors, mean_nu
 from .workers import WorkerPool
 
 
-def note_model(binding: Identity | None, trust: Trust | None) -> list[str]:
+def note_model(binding: Identity | None, reading_check: ReadingCheck | None) -> list[str]:
     """Return whether the model of a library can read its pages, if there is doubt."""
     notes = []
     if binding is not None and binding.name == EMBEDDED:
         notes.append("the embedded model of this library reads sample pages only, and no real documents")
-    if trust is not None and not trust.reads:
+    if reading_check is not None and not reading_check.reads:
         notes.append("the vectors of this library rank its pages little better than chance: words find them better")
     return notes
 
@@ -214,7 +214,7 @@ class Library:
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
             self.words = LibraryWords(about.get("words"), self._keep_words)
-            self.trust = read_trust(about.get("trust"))
+            self.reading_check = load_reading_check(about.get("trust"))
             self.sketches = LibrarySketches(self.location)
             self._take(about)
             if about["model"] is None and model is not None:
@@ -345,7 +345,7 @@ class Library:
                 fill = Fill(self.manifest, self.store, self.words, pool, progress)
                 summary.encoded += complete_pages(fill, reader, self._bound_model())
                 if self.models.is_loaded:
-                    self._estimate_trust()
+                    self._check_reading()
             if prune:
                 summary.removed = self._drop(self._find_gone(listing.folders))
             summary.without_text = self.count_without_text()
@@ -421,13 +421,13 @@ class Library:
         """Return how many pages no search by words can find: those that OCR has not read, or nobody has looked at."""
         return count_unread(self.store, self.manifest)
 
-    def _estimate_trust(self) -> None:
+    def _check_reading(self) -> None:
         """Find out whether the model can read these pages, and keep it for searches to come, also by a student."""
         visible = {file.id for file in self.manifest.find(state="done")}
-        trust = estimate_trust(self.store, visible, self.models.embed_lines)
-        if trust is not None and trust != self.trust:
-            self.trust = trust
-            self.location.write(self._read_about() | {"trust": trust.as_dict()})
+        check = check_reading(self.store, visible, self.models.embed_lines)
+        if check is not None and check != self.reading_check:
+            self.reading_check = check
+            self.location.write(self._read_about() | {"trust": check.as_dict()})
 
     def _sort_inputs(self, inputs: Iterable[Name | Image.Image] | Name) -> tuple[list[Name], list[str]]:
         """Return the paths that were given, and the paths of images that were given without a file."""
@@ -615,7 +615,7 @@ class Library:
         if self.location.shared and time.monotonic() - self.looked_at > LOOK_SECONDS:
             self._take(self._read_about())
         encode = self.models.embed_queries
-        return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.trust, encode)
+        return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.reading_check, encode)
 
     # -- what is in it
 
@@ -656,7 +656,7 @@ class Library:
 
     def notes(self) -> list[str]:
         """Return what everybody who searches this library should know, a line each."""
-        return [*note_model(self.binding, self.trust), *note_words(self.words)]
+        return [*note_model(self.binding, self.reading_check), *note_words(self.words)]
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
         """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.

@@ -145,7 +145,7 @@ ACROSS = 2.0  # for a query in another language than the library, if its model r
 
 
 @dataclass(frozen=True)
-class Trust:
+class ReadingCheck:
     """How well vectors know pages: the share of other pages that are farther from a line than its own; 0.5 is chance.
 
     pages: how many were compared.
@@ -168,14 +168,14 @@ class Trust:
         return asdict(self)
 
 
-def read_trust(values: Any) -> Trust | None:
+def load_reading_check(values: Any) -> ReadingCheck | None:
     """Read what `as_dict` wrote; None if it is not there."""
-    return Trust(float(values["share"]), int(values["pages"])) if values else None
+    return ReadingCheck(float(values["share"]), int(values["pages"])) if values else None
 
 
-def estimate_trust(
+def check_reading(
     store: Store, visible: Collection[str], embed: Callable[[Sequence[str]], list[Vectors]]
-) -> Trust | None:
+) -> ReadingCheck | None:
     """Ask for lines of some pages, and compare their vectors with those of the page and of others.
 
     visible: ids of files that count. embed: of queries. None if too few pages have both text and vectors.
@@ -196,7 +196,7 @@ def estimate_trust(
         scores = np.array([_max_sim(query, page) for page in pages])
         others = np.delete(scores, i)
         shares.append(float((others < scores[i]).mean() + (others == scores[i]).mean() / 2))
-    return Trust(round(float(np.mean(shares)), 3), len(pages))
+    return ReadingCheck(round(float(np.mean(shares)), 3), len(pages))
 
 
 def _max_sim(query: Vectors, page: StoredPage) -> float:

@@ -18,7 +18,7 @@ from ..words.snippets import Found, find_words
 from ..words.tokens import remove_accents, tokenize
 from .languages import LibraryWords, read_stored_text
 from .manifest import File, Manifest
-from .models import ACROSS, EMBEDDED, LIGHT, Trust
+from .models import ACROSS, EMBEDDED, LIGHT, ReadingCheck
 from .results import BY, By, Copy, Hit, Match
 from .sources import is_match
 from .stores.base import Store, StoredPage, StoreHit, StoreQuery, Vectors, Where
@@ -195,8 +195,8 @@ MOST_WORDS = 50  # of a query that are looked up one by one
 class Searcher:
     """Searches a library as it is now.
 
-    name: of the library, for messages. binding: which model its vectors are of; None if it has none. trust: how well
-    these know its pages, as far as is known. encode: queries to vectors, so many each if a number is given.
+    name: of the library, for messages. binding: which model its vectors are of; None if it has none. reading_check: how
+    well these know its pages, if known. encode: queries to vectors, so many each if a number is given.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Searcher:
     store: Store
     words: LibraryWords
     binding: Identity | None
-    trust: Trust | None
+    reading_check: ReadingCheck | None
     encode: Callable[[list[str], int | None], list[Vectors]]
 
     def search_all(
@@ -307,9 +307,9 @@ class Searcher:
 
     def _reads(self) -> bool:
         """Whether the model can read these pages, as far as is known; the embedded one has to show it."""
-        if self.trust is None:
+        if self.reading_check is None:
             return self.binding is not None and self.binding.name != EMBEDDED
-        return self.trust.reads
+        return self.reading_check.reads
 
     def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
         """Return what the store is asked. A query without any word is asked by vectors alone, or not at all.
@@ -339,7 +339,7 @@ class Searcher:
         multilingual = self.binding is not None and self.binding.settings.get("multilingual", False)
         if multilingual and self._reads() and is_foreign(query, self.words.language or NO_STEMS):
             return ACROSS
-        return self.trust.weight if self.trust else LIGHT
+        return self.reading_check.weight if self.reading_check else LIGHT
 
     def compare(self, query: str, page: str) -> Vectors:
         """Return how near each readout of a query is to each of a page; see `Library.compare`."""

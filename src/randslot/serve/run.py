@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..library.library import Library
 from ..library.location import InUseError
 from ..library.sharing import LibraryClient, LibraryServer
-from ..library.show import plural
+from ..library.terminal import plural
 from .access import LOCAL, TOKEN_CHARACTERS, Access
 from .app import make_app
 from .service import Service
