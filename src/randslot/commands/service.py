@@ -97,13 +97,13 @@ def doctor(
     randslot doctor --torch --json
     """
     import json
+    from dataclasses import asdict
 
-    from ..doctor import as_json as write_json
-    from ..doctor import examine, is_working, show
+    from ..doctor import examine, show
 
     findings = examine(with_torch=with_torch)
-    print(json.dumps(write_json(findings), indent=2) if as_json else show(findings))
-    if not is_working(findings):
+    print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else show(findings))
+    if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
