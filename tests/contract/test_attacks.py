@@ -7,6 +7,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,17 @@ def test_a_slow_or_partial_upload_blocks_nobody_and_leaves_nothing(attacked, fol
         assert time.monotonic() - started < 10
     wait_for(lambda: not list((folder / "lib" / "uploads").glob("*.part")))
     assert "cut.pdf" not in attacked.documents()
+
+
+def test_too_many_uploads_at_once_are_refused(attacked):
+    head = b"POST /api/uploads?name=slow.pdf HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(attacked.connect()).sendall(head + b"%PDF-1.4")
+        asked = {"url": "/api/uploads?name=empty.pdf", "content": b""}
+        wait_for(lambda: attacked.client.post(**asked).status_code == 429)
+        assert len(attacked.search("tax")) == 2
+    wait_for(lambda: attacked.client.post(**asked).status_code == 400)
 
 
 # -- other sites

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -193,13 +194,21 @@ def test_status_choices_health_and_live(served):
 
 
 def test_the_page_and_its_parts_name_no_other_site(served):
-    page = served.client.get("/")
-    assert page.headers["content-type"].startswith("text/html")
-    for path in ("/", "/docs", "/page.css", "/page.js"):
+    """All that a page refers to is followed: styles, scripts and what they import."""
+    seen: set[str] = set()
+    left = {"/", "/docs"}
+    while left:
+        path = left.pop()
+        seen.add(path)
         answer = served.client.get(path)
-        assert answer.status_code == 200
-        for word in ("https://", 'src="http', 'href="http', "@import", "url("):
-            assert word not in answer.text
+        assert answer.status_code == 200, path
+        if not path.endswith(".svg"):
+            for word in ("https://", 'src="http', 'href="http', "@import", "url("):
+                assert word not in answer.text
+            parts = re.findall(r"""(?:src|href|from|import\()[= ]*["']\.?(/[\w/.-]+\.\w+)["']""", answer.text)
+            left |= set(parts) - seen
+    assert served.client.get("/").headers["content-type"].startswith("text/html")
+    assert {Path(path).suffix for path in seen} >= {"", ".css", ".js"}
 
 
 def test_every_answer_has_strict_headers(served):
@@ -315,7 +324,6 @@ def test_read_only_refuses_changes_and_answers_searches(guarded, tmp_path):
         {"Authorization": f"Basic {TOKEN}"},
         {"Authorization": TOKEN},
         {"Authorization": "Bearer \xe4".encode("latin-1")},
-        {"Cookie": f"randslot={TOKEN}"},
     ],
 )
 def test_without_the_token_only_the_page_and_health_are_shown(guarded, headers):
@@ -339,6 +347,10 @@ def test_the_token_is_exchanged_for_a_cookie_that_scripts_cannot_read(guarded):
         assert "samesite=strict" in cookie
         assert TOKEN not in cookie
         assert visitor.get("/api/status").status_code == 200
+        name = answer.headers["set-cookie"].partition("=")[0]
+        visitor.cookies.clear()
+        for value in (TOKEN, "", "wrong"):
+            is_refused(visitor.get("/api/status", headers={"Cookie": f"{name}={value}"}), 401)
 
 
 def test_only_named_origins_may_use_the_api(guarded, served):
