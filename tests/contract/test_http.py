@@ -417,12 +417,12 @@ def test_a_killed_service_indexes_acknowledged_uploads_when_it_is_back(tmp_path)
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory) -> Iterator[Served]:
-    """A service of a new library with the embedded model, and sample pages, which it can read."""
+    """A service of a new library with the embedded model, and two documents of three pages."""
     folder = tmp_path_factory.mktemp("vectors")
-    command("samples", folder, "-n", 2, "--split", "test")
     with serve(folder / "lib", "--new", "--model", "embedded") as one:
-        for file in sorted((folder / "pages").iterdir()):
-            assert one.upload(file.name, file.read_bytes())["state"] == "done"
+        for city in ("Madrid", "Oslo"):
+            content = make_pdf(folder, f"{city} mining", f"Wool of {city}", f"Nurses voted in {city}")
+            assert one.upload(f"{city}.pdf", content)["state"] == "done"
         yield one
 
 
