@@ -184,11 +184,11 @@ def test_a_library_of_a_model_is_searched_by_words_and_nothing_of_it_is_lost(bou
 def test_an_agent_is_told_by_its_first_search(bound):
     pytest.importorskip("mcp")
     code = (
-        "from randslot.agents.stdio import LocalLibrary\n"
+        "from randslot.serve.mcp_server import LocalTools\n"
         "from randslot.errors import RandSlotError\n"
         "from threading import enumerate\n"
         "if __name__ == '__main__':\n"
-        "    with LocalLibrary('lib') as library:\n"
+        "    with LocalTools('lib') as library:\n"
         "        [thread.join() for thread in enumerate() if thread.name == 'model']\n"
         "        try: library.search('tax', 1, None)\n"
         "        except RandSlotError as error: print(error)\n"

@@ -55,7 +55,6 @@ ROOMS = (
     "model",
     "library",
     "integrations",
-    "agents",
     "serve",
     "training",
     "evaluation",
@@ -83,10 +82,10 @@ def test_imports_point_one_way():
             ("library.stores.qdrant_connection", "library.stores.qdrant_manifest", "library.stores.qdrant"),
         ),
         ("rapidocr", "pages.ocr"),
-        ("ray", "library.ray"),
+        ("ray", "library.ray_reader"),
         ("fastapi", ("serve.app", "serve.embeddings")),
         ("uvicorn", "serve.run"),
-        ("mcp.server.mcpserver", "agents.mcp_server"),
+        ("mcp.server.mcpserver", "serve.mcp_server"),
         ("langchain_core.retrievers", "integrations.langchain"),
         ("llama_index.core.schema", "integrations.llamaindex"),
         ("haystack", "integrations.haystack"),
@@ -110,7 +109,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_what_runs_on_every_core_of_a_cluster_is_light():
     heavy = "[m for m in ('torch', 'transformers') if m in sys.modules]"
-    code = f"import sys, randslot.library.ray; print({heavy})"
+    code = f"import sys, randslot.library.ray_reader; print({heavy})"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

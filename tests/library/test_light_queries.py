@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import randslot
-from randslot.agents.stdio import LocalLibrary
 from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import models
@@ -163,5 +162,6 @@ def test_a_service_and_an_agent_take_a_student(indexed, light, no_large_model):
             assert (refused.status_code, "makes no vectors of pages" in refused.text) == (400, True)
         finally:
             service.close()
-    with LocalLibrary(str(indexed), query_model=str(light)) as agent:
+    mcp_server = pytest.importorskip("randslot.serve.mcp_server")
+    with mcp_server.LocalTools(str(indexed), query_model=str(light)) as agent:
         assert agent.search("tax", 1, None)

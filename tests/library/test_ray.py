@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import randslot
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library import ray as cluster
-from randslot.library import ray as ray_tasks
+from randslot.library import ray_reader
 from randslot.library.library import Library
 from support.libraries import same, write_tiff
 from support.models import noise
@@ -85,43 +84,43 @@ def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
         library.add(papers, ray="")
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"):
         with pytest.raises(RandSlotError, match=f"no Ray cluster at {address}"):
-            cluster._reach(address)
+            ray_reader._reach(address)
 
 
 def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):
     row = {"file": "id", "source": os.fsencode(papers / "a.tif"), "numbers": [1, 2, 9], "known": []}
     row |= {"reads": "image", "size": 10_000}
-    first, second, wrong = ray_tasks.open_pages(row)
+    first, second, wrong = ray_reader.open_pages(row)
     assert "page" in wrong["error"]
     assert (first["error"], first["hash"] == second["hash"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
-    known, *_ = ray_tasks.open_pages(row | {"known": [first["hash"]]})
+    known, *_ = ray_reader.open_pages(row | {"known": [first["hash"]]})
     assert (known["hash"], known["pixels"]) == (first["hash"], b"")
-    encode = cluster.Encode(randslot.load(saved).identity, "lib")
+    encode = ray_reader.Encode(randslot.load(saved).identity, "lib")
     pages = [known, second, wrong]
     batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
     assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
-    ray_tasks._pool().close()
-    ray_tasks._pool.cache_clear()
+    ray_reader._pool().close()
+    ray_reader._pool.cache_clear()
 
 
 def test_a_model_that_reads_text_gets_text(tmp_path):
     write_pdf(tmp_path / "a.pdf", 2, [])
     row = {"file": "id", "source": os.fsencode(tmp_path / "a.pdf"), "numbers": [1, 2], "known": []}
     row |= {"reads": "text", "size": 10_000}
-    pages = ray_tasks.open_pages(row)
+    pages = ray_reader.open_pages(row)
     batch = {name: np.array([page[name] for page in pages], dtype=object) for name in pages[0]}
-    assert [cluster._unpack(batch, i).strip() for i in range(2)] == ["Page 1", "Page 2"]
+    assert [ray_reader._unpack(batch, i).strip() for i in range(2)] == ["Page 1", "Page 2"]
     assert len({page["hash"] for page in pages}) == 2
     noise(64, 96).save(tmp_path / "scan.png")
-    (scan,) = ray_tasks.open_pages(row | {"source": os.fsencode(tmp_path / "scan.png"), "numbers": [1]})
+    (scan,) = ray_reader.open_pages(row | {"source": os.fsencode(tmp_path / "scan.png"), "numbers": [1]})
     assert (scan["error"], scan["text"], scan["pixels"]) == ("", "", b"")  # nothing to encode
-    ray_tasks._pool().close()
-    ray_tasks._pool.cache_clear()
+    ray_reader._pool().close()
+    ray_reader._pool.cache_clear()
 
 
 def test_an_actor_encodes_by_the_length_of_pages_not_by_their_number(tmp_path, monkeypatch):
     randslot.tiny("llama", text_tokens=200).save_pretrained(tmp_path / "model")
-    encode = cluster.Encode(randslot.load(tmp_path / "model").identity, "lib", size=2)
+    encode = ray_reader.Encode(randslot.load(tmp_path / "model").identity, "lib", size=2)
     sizes, embed = [], encode.model.embed_pages
     monkeypatch.setattr(encode.model, "embed_pages", lambda pages: sizes.append(len(pages)) or embed(pages))
     texts = ["a " * 999, "b " * 999, *(f"tax {number}" for number in range(9))]
@@ -133,9 +132,9 @@ def test_an_actor_encodes_by_the_length_of_pages_not_by_their_number(tmp_path, m
 
 
 def test_actors_take_gpus_where_there_are():
-    places = cluster._places({"CPU": 64.0, "GPU": 8.0})
+    places = ray_reader._places({"CPU": 64.0, "GPU": 8.0})
     assert (places["num_gpus"], places["compute"].max_size) == (1, 8)
-    places = cluster._places({"CPU": 2.0})
+    places = ray_reader._places({"CPU": 2.0})
     assert (places["num_cpus"], places["compute"].max_size) == (1, 1)
 
 

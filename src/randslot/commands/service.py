@@ -81,7 +81,7 @@ def mcp(
 
     randslot mcp -l mylib --add-from ~/papers
     """
-    from ..agents.stdio import serve_stdio
+    from ..serve.mcp_server import serve_stdio
 
     serve_stdio(library, add_from or (), model, query_model)
 

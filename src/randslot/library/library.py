@@ -454,7 +454,7 @@ class Library:
             return LocalReader(pool, lambda: self.model if self.binding else None, batch)
         if self.binding is None:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
-        from .ray import RayReader
+        from .ray_reader import RayReader
 
         return RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.models.trust_remote_code)
 

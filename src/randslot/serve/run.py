@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from ..agents.tools import check_folders
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.location import InUseError
 from ..library.sharing import LibraryClient, LibraryServer
 from ..library.terminal import plural
 from .access import LOCAL, TOKEN_CHARACTERS, Access
+from .agent_tools import check_folders
 from .app import make_app
 from .service import Service
 

@@ -1,1 +1,0 @@
-"""Libraries for agents: tools that search and read them, by the Model Context Protocol."""

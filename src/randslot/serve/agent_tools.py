@@ -1,0 +1,307 @@
+"""The tools of agents, without a protocol: short answers with stable ids and links, page text in parts, small pictures.
+
+A page is named by the id of its document and its number. Text from documents is untrusted: see `clean`.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import AbstractContextManager
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Literal
+
+from PIL import Image
+from pydantic import BaseModel, Field
+
+from ..errors import RandSlotError, UsageError
+from ..library.library import Library
+from ..library.manifest import File, show_name, tell_apart
+from ..library.results import Hit, Summary
+from ..library.sharing import LibraryClient
+from ..library.stores.base import page_id
+from ..pages import DOCUMENT_SUFFIXES, short
+from ..pages.formats import show_pages
+from ..pages.images import to_jpeg
+from ..pages.ocr import find_engine, show_advice
+
+TEXT_CHARACTERS = 8_000  # of one answer; the rest is asked for by `start`
+PICTURE_PIXELS = {"small": 700 * 900, "large": 1200 * 1500}
+PICTURE_BYTES = 600_000
+Size = Literal["none", "small", "large"]
+
+
+def clean(text: str) -> str:
+    """Remove invisible characters, which could hold words for an agent that no person sees."""
+    hidden = ("Cc", "Cf", "Cs", "Co", "Cn")  # control, format (tags, right-to-left), surrogate, private, unassigned
+    visible = "\n\t\u200c\u200d"  # the last two join letters in scripts of Iran and India
+    return "".join(one for one in text if one in visible or unicodedata.category(one) not in hidden)
+
+
+def clean_line(text: str, max_characters: int = 120) -> str:
+    """Return clean text in one line of limited length."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"
+
+
+def check_folders(folders: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Return the real paths of folders that agents may add documents from.
+
+    Errors: UsageError for one that does not exist, or is the root.
+    """
+    found = []
+    for folder in folders:
+        real = Path(os.path.realpath(os.path.expanduser(folder)))
+        if not os.fspath(folder) or not real.is_dir():
+            raise UsageError(f"--add-from takes a folder, not {os.fspath(folder)!r}")
+        if real == Path(real.anchor):
+            raise UsageError("--add-from / would allow every file of this machine: name a folder of documents")
+        found.append(real)
+    return tuple(found)
+
+
+def find_allowed(path: str, folders: Sequence[Path]) -> Path:
+    """Return the real path of a document below one of the folders; a relative path is tried in each.
+
+    Links are followed first. The answer for a file outside does not tell whether it exists.
+
+    Errors: RandSlotError if it may not be added, or does not exist.
+    """
+    for folder in folders if "\0" not in path else ():
+        real = Path(os.path.realpath(folder / path))
+        for allowed in folders:
+            is_inside = real.is_relative_to(allowed) and real.suffix.lower() in DOCUMENT_SUFFIXES and real.is_file()
+            if is_inside and not any(part.startswith(".") for part in real.relative_to(allowed).parts):
+                return real
+    raise RandSlotError(
+        f"only documents below folders that were allowed can be added, not {short(clean_line(path))}: give the path of "
+        f"a file that is not hidden and ends in {', '.join(DOCUMENT_SUFFIXES)}"
+    )
+
+
+class FoundPage(BaseModel):
+    document: str = Field(description="the id of its document")
+    page: int
+    name: str
+    place: str = Field(description="the folder, of a document whose name others have too")
+    score: float = Field(description="compares pages of one search and no more")
+    snippet: str
+    copies: list[str] = Field(description="identical pages of other documents")
+    link: str
+
+    def __str__(self) -> str:
+        name = f"{_show(self.name, self.place)}, page {self.page}"
+        lines = [f"{name} (document {self.document}, score {self.score:.3g})", f"  {self.link}"]
+        if self.copies:
+            lines.append(f"  the same page: {'; '.join(self.copies)}")
+        if self.snippet:
+            lines.append(f"  {self.snippet}")
+        return "\n".join(lines)
+
+
+class SearchResult(BaseModel):
+    pages: list[FoundPage]
+    unknown: list[str] = Field(description="words of the query that no page has")
+    without_text: int = Field(description="if nothing was found: pages that no search by words can find, as scans")
+
+    def __str__(self) -> str:
+        lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
+        if self.unknown:
+            lines.append(f"on no page: {', '.join(self.unknown)}")
+        if self.without_text:
+            lines.append(
+                f"{show_pages(self.without_text)} of the library without text, which searches by words do not find: "
+                f"read_page shows their pictures; the owner of the library can run OCR ({show_advice()})"
+            )
+        return "\n".join(lines)
+
+
+class Document(BaseModel):
+    id: str
+    name: str
+    place: str = Field(description="the folder, of a document whose name others have too")
+    pages: int
+
+    def __str__(self) -> str:
+        return f"{_show(self.name, self.place)} ({show_pages(self.pages)}, document {self.id})"
+
+
+class DocumentsResult(BaseModel):
+    total: int
+    documents: list[Document]
+
+    def __str__(self) -> str:
+        return "\n".join(["1 document" if self.total == 1 else f"{self.total} documents", *map(str, self.documents)])
+
+
+def _show(name: str, place: str) -> str:
+    return f"{name} in {place}" if place else name
+
+
+class AgentTools:
+    """The tools on a library. A subclass says how to reach the library and how to draw and link its pages."""
+
+    def __init__(self, folders: Sequence[Path] = ()) -> None:
+        """folders: that agents may add documents from."""
+        self.folders = tuple(folders)
+        self.adding = ThreadPoolExecutor(1, "adding")
+        self.max_waiting = 10
+        self.room = BoundedSemaphore(self.max_waiting)
+
+    def use(self) -> AbstractContextManager[Library | LibraryClient]:
+        """Give the library for a few calls."""
+        raise NotImplementedError
+
+    def draw(self, source: str, number: int, pixels: int) -> Image.Image:
+        """Draw a page of a document, in a process with limits of time and memory."""
+        raise NotImplementedError
+
+    def link(self, file: File, page: int, base: str) -> str:
+        """Return an address where a person can look at a page; base: of the service, if there is one."""
+        raise NotImplementedError
+
+    def find(self, query: str, k: int, document: File | None) -> list[Hit]:
+        """Search in one document or in all; identical pages are one hit."""
+        with self.use() as library:
+            return library.search_all([query], k, filters=_only(document), collapse=True)[0]
+
+    def close(self) -> None:
+        """Finish the document that is being added, and drop the others."""
+        self.adding.shutdown(cancel_futures=True)
+
+    def search(self, query: str, k: int, document: str | None, base: str = "") -> SearchResult:
+        """Find the best pages for a query, at most k.
+
+        Errors: RandSlotError for an unknown document.
+        """
+        documents = _Documents(self._files())
+        only = None if document is None else documents.get(document)
+        hits = self.find(query, k, only)
+        pages = []
+        for hit in hits:
+            file = documents.files.get(hit.file)
+            if file is None or (only is not None and file.id != only.id):
+                continue
+            copies = []
+            for copy in hit.copies[:3]:
+                if copy.file in documents.files:
+                    copies.append(f"{_show(*documents.name(copy.file))}, page {copy.page}")
+            name, place = documents.name(file.id)
+            page = FoundPage(
+                document=file.id,
+                page=hit.page,
+                name=name,
+                place=place,
+                score=round(hit.score, 4),
+                snippet=clean_line(hit.snippet.text, 300) if hit.snippet else "",
+                copies=copies,
+                link=self.link(file, hit.page, base),
+            )
+            pages.append(page)
+        unknown, without_text = [], 0
+        if not (hits and hits[0].by == "vectors"):
+            with self.use() as library:
+                unknown = library.find_unknown(query, filters=_only(only))[:10]
+                without_text = 0 if hits else library.count_without_text()
+        words = [clean_line(word, 60) for word in unknown]
+        return SearchResult(pages=pages, unknown=words, without_text=without_text)
+
+    def list_documents(self, part: str, offset: int, limit: int) -> DocumentsResult:
+        """List documents by name; part: of the name, in any case."""
+        documents = _Documents(self._files())
+        found = []
+        for file in documents.files.values():
+            name, place = documents.name(file.id)
+            if part.casefold() in name.casefold():
+                found.append(Document(id=file.id, name=name, place=place, pages=file.num_pages))
+        found.sort(key=lambda one: (one.name.casefold(), one.place, one.id))
+        return DocumentsResult(total=len(found), documents=found[offset : offset + limit])
+
+    def read_page(
+        self, document: str, page: int, picture: Size, start: int, base: str = ""
+    ) -> tuple[str, str, bytes | None]:
+        """Return what the page is, a part of its text from `start` on, and its picture as a JPEG.
+
+        A page whose file is gone or broken still has its text, which the library keeps.
+
+        Errors: RandSlotError for an unknown document, a page that it does not have, or a start after the text.
+        """
+        documents = _Documents(self._files())
+        file = documents.get(document)
+        if not 1 <= page <= file.num_pages:
+            raise RandSlotError(f"the document has {show_pages(file.num_pages)}, so there is no page {page}")
+        with self.use() as library:
+            text = clean(library.read_text(page_id(file.id, page)).text)
+        if start and start >= len(text):
+            raise RandSlotError(f"the text of this page has {len(text)} characters, and start counts them from 0")
+        end = start + TEXT_CHARACTERS
+        about = [f"{_show(*documents.name(file.id))}, page {page} of {file.num_pages}", self.link(file, page, base)]
+        if end < len(text):
+            about.append(f"more text from start={end}, of {len(text)} characters")
+        if not text:
+            about.append("this page has no text: look at its picture")
+        image = None
+        if picture != "none":
+            try:
+                image = to_jpeg(self.draw(file.source, page, PICTURE_PIXELS[picture]), PICTURE_BYTES)
+            except (RandSlotError, OSError):  # its reason may name the path, which is not for every agent
+                about.append("the page cannot be drawn: its file is gone, or has changed or broken")
+        return "\n".join(about), text[start:end], image
+
+    def add(self, path: str, seconds: float = 20.0) -> str:
+        """Index one file below the allowed folders; return in one line what happened within some seconds.
+
+        Errors: RandSlotError if it may not be added, cannot be read, or too many are waiting.
+        """
+        file = find_allowed(path, self.folders)
+        source, name = str(file), clean_line(file.name)
+        if not self.room.acquire(blocking=False):
+            raise RandSlotError(f"{self.max_waiting} documents are waiting to be read: try again later")
+        future = self.adding.submit(self._add, source)
+        future.add_done_callback(lambda _: self.room.release())
+        try:
+            summary = future.result(seconds)
+        except NotYet:
+            return f"{name} is still being read: list_documents shows it when it is done"
+        if source in summary.failed:
+            raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], 300)}")
+        is_new = summary.added or summary.changed or summary.moved
+        told = f"{name} was added: {show_pages(summary.pages)}" if is_new else f"{name} is in the library already"
+        ids = [one.id for one in self._files() if one.source == source]
+        return f"{told}, document {ids[0]}" if ids else told
+
+    def _add(self, source: str) -> Summary:
+        with self.use() as library:
+            summary = library.add([source])
+            if summary.without_text and find_engine() is not None:
+                summary.by_ocr = library.read_words(ocr="missing")
+        return summary
+
+    def _files(self) -> list[File]:
+        with self.use() as library:
+            return [file for file in library.files() if file.state == "done"]
+
+
+class _Documents:
+    """The documents of a library by their ids, with names to show."""
+
+    def __init__(self, files: list[File]) -> None:
+        self.files = {file.id: file for file in files}
+        self.places = tell_apart(files)
+
+    def get(self, id: str) -> File:
+        if id not in self.files:
+            raise RandSlotError("no such document: take the id from search or list_documents")
+        return self.files[id]
+
+    def name(self, id: str) -> tuple[str, str]:
+        """Return the name of a document, and the folder if others have the name too."""
+        return clean_line(show_name(self.files[id])), clean_line(self.places.get(id, ""))
+
+
+def _only(document: File | None) -> dict[str, str]:
+    return {} if document is None else {"source": document.source}

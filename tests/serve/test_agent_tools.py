@@ -1,0 +1,199 @@
+"""What the tools of agents answer, and /mcp of a service; tests/contract/test_mcp.py talks to them by the protocol."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from randslot.errors import RandSlotError, UsageError
+from randslot.library.library import Library
+from randslot.serve import agent_tools
+from randslot.serve.access import Access
+from support.models import noise
+from support.pdf import write_drawings, write_pages
+from support.services import TOKEN, client_of, serving
+
+pytest.importorskip("mcp")
+from randslot.serve.mcp_server import LocalTools, make_server
+
+LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+HEADERS = {"Accept": "application/json, text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A library of words; other documents in a folder beside it."""
+    folder = tmp_path_factory.mktemp("agents")
+    (folder / "papers").mkdir()
+    plain = "BT /F1 12 Tf 14 TL 50 550 Td (Deferred tax of the year) Tj T* (is twelve million) Tj ET"
+    lines = [f"(line {number} of the small print {'word ' * 15}) Tj T*" for number in range(200)]
+    write_drawings(folder / "papers" / "report.pdf", [plain, f"BT /F1 1 Tf 2 TL 20 590 Td {' '.join(lines)} ET"])
+    noise(400, 300, 1).save(folder / "papers" / "photo.png")
+    for name in ("east", "west"):
+        (folder / "papers" / name).mkdir()
+        write_pages(folder / "papers" / name / "twin.pdf", [["The tides turn"]])
+    with Library(folder / "lib") as library:
+        library.add(folder / "papers", workers=1)
+    (folder / "more").mkdir()
+    write_pages(folder / "more" / "late.pdf", [["Zebras are striped"]])
+    (folder / "more" / "notes.txt").write_text("secret")
+    return folder
+
+
+@pytest.fixture
+def tools(place) -> Iterator[LocalTools]:
+    with LocalTools(str(place / "lib"), agent_tools.check_folders([place / "more"])) as made:
+        yield made
+
+
+def find_id(tools: LocalTools, name: str) -> str:
+    (document,) = tools.list_documents(name, 0, 50).documents
+    return document.id
+
+
+def test_a_search_says_what_it_did_not_find(tools):
+    found = tools.search("deferred zqx", 5, None)
+    assert ([page.name for page in found.pages], found.unknown, found.without_text) == (["report.pdf"], ["zqx"], 0)
+    assert str(found).startswith("1. report.pdf, page 1 (document ")
+    assert str(found).endswith("\non no page: zqx")
+    nothing = tools.search("zqx", 5, None)
+    assert nothing.without_text == 1
+    assert str(nothing).startswith("no page was found\non no page: zqx\n1 page of the library without text")
+
+
+def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(tools):
+    listed = tools.list_documents("TWIN", 0, 50)
+    assert [one.place for one in listed.documents] == ["east", "west"]
+    assert "twin.pdf in east (1 page, document " in str(listed)
+    (page,) = tools.search("tides", 5, None).pages
+    (other,) = {"east", "west"} - {page.place}
+    assert page.copies == [f"twin.pdf in {other}, page 1"]
+
+
+def test_pages_come_with_text_in_parts_and_pictures_in_sizes(tools):
+    report = find_id(tools, "report")
+    about, text, picture = tools.read_page(report, 1, "small", 0)
+    assert "report.pdf, page 1 of 2" in about
+    assert text == "Deferred tax of the year\nis twelve million"
+    with Image.open(BytesIO(picture)) as image:
+        assert image.width * image.height == pytest.approx(agent_tools.PICTURE_PIXELS["small"], rel=0.05)
+    about, text, picture = tools.read_page(report, 2, "none", 0)
+    assert (len(text), picture) == (agent_tools.TEXT_CHARACTERS, None)
+    assert f"more text from start={agent_tools.TEXT_CHARACTERS}" in about
+    assert "line 100 of" in tools.read_page(report, 2, "none", agent_tools.TEXT_CHARACTERS)[1]
+    about, text, picture = tools.read_page(find_id(tools, "photo"), 1, "large", 0)
+    assert "this page has no text" in about
+    assert (text, len(picture) <= agent_tools.PICTURE_BYTES) == ("", True)
+
+
+def test_a_page_whose_file_is_gone_keeps_its_text_and_shows_no_path(tools, place):
+    west = place / "papers" / "west"
+    os.rename(west, place / "gone")
+    try:
+        _, gone = tools.list_documents("twin", 0, 50).documents
+        about, text, picture = tools.read_page(gone.id, 1, "small", 0, "")
+    finally:
+        os.rename(place / "gone", west)
+    assert (text, picture) == ("The tides turn", None)
+    assert "cannot be drawn" in about
+
+
+@pytest.mark.parametrize(
+    ("document", "page", "start", "reason"),
+    [
+        ("../../etc/passwd", 1, 0, "no such document"),
+        ("report", 3, 0, "no page 3"),
+        ("report", 1, 10_000, "characters"),
+    ],
+)
+def test_what_is_not_there_is_refused(tools, document, page, start, reason):
+    id = find_id(tools, document) if document == "report" else document
+    with pytest.raises(RandSlotError, match=reason):
+        tools.read_page(id, page, "none", start)
+
+
+def test_a_document_is_added_within_limits(tools, monkeypatch):
+    started, ends = Event(), Event()
+    add = tools._add
+
+    def wait(source: str) -> Any:
+        started.set()
+        ends.wait(60)
+        return add(source)
+
+    monkeypatch.setattr(tools, "_add", wait)
+    for _ in range(tools.max_waiting):
+        assert "is still being read" in tools.add("late.pdf", seconds=0.01)
+    with pytest.raises(RandSlotError, match="10 documents are waiting"):
+        tools.add("late.pdf")
+    ends.set()
+    while not tools.search("zebras", 1, None).pages:
+        pass
+    tools.adding.submit(int).result()
+    assert tools.add("late.pdf").startswith("late.pdf is in the library already, document ")
+    for path in ("/etc/passwd", "../papers/report.pdf", "notes.txt", "missing.pdf", "a\0b.pdf"):
+        with pytest.raises(RandSlotError, match="only documents below"):
+            tools.add(path)
+
+
+@pytest.mark.parametrize("folder", ["", "nowhere", "/"])
+def test_wrong_folders_are_wrong_usage(folder):
+    with pytest.raises(UsageError, match="--add-from"):
+        agent_tools.check_folders([folder])
+
+
+def test_invisible_characters_do_not_reach_an_agent():
+    hidden = "visible\u202e\U000e0041\U000e0042\u200b text\u200c\x07"
+    assert agent_tools.clean(hidden) == "visible text\u200c"
+    assert agent_tools.clean_line("two\nlines " + "x" * 50, 12) == "two lines x…"
+
+
+def test_making_a_server_leaves_logging_alone(tools):
+    before = logging.root.handlers[:], logging.root.level
+    make_server(tools)
+    assert (logging.root.handlers, logging.root.level) == before
+
+
+def test_the_guard_stands_before_it(place):
+    with serving(place / "lib", None) as service, client_of(service, Access(TOKEN)) as client:
+        assert client.post("/mcp", json=LIST, headers=HEADERS).status_code == 401
+        known = HEADERS | {"Authorization": f"Bearer {TOKEN}"}
+        assert client.post("/mcp", json=LIST, headers=known).status_code == 200
+        assert client.post("/mcp", json=LIST, headers=known | {"Origin": "https://evil.example"}).status_code == 403
+    with serving(place / "lib", None) as service, client_of(service) as client:
+        assert client.post("/mcp", json=LIST, headers=HEADERS | {"Host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ModuleNotFoundError("No module named 'mcp'", name="mcp"), 'pip install "randslot[mcp]"'),
+        (ImportError("cannot import name 'x'"), "the package mcp does not work here: cannot import name 'x'"),
+    ],
+)
+def test_a_missing_or_broken_package_breaks_only_this_address(place, monkeypatch, error, reason):
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise error
+
+    monkeypatch.setitem(sys.modules, "randslot.serve.mcp_server", Broken())
+    with serving(place / "lib", None) as service, client_of(service) as client:
+        answer = client.post("/mcp", json={})
+        assert answer.status_code == 501
+        assert reason in answer.json()["error"]
+        assert client.post("/api/search", json={"query": "tax"}).status_code == 200
+
+
+def test_a_service_does_not_import_mcp_before_an_agent_comes():
+    code = "import sys, randslot.serve.app; print('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
