@@ -18,7 +18,7 @@ import griffe
 from typer.main import get_command
 
 from randslot.cli import app
-from randslot.commands import help as helps
+from randslot.commands.options import ADVANCED
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -159,26 +159,49 @@ def make_commands() -> str:
 
 
 def _describe_command(command: Any, path: str, level: int = 2) -> Iterator[str]:
-    context = command.context_class(command)
-    prose, examples = helps.split_examples(command.help or "")
     yield f"{'#' * level} {path}\n"
-    yield from (f"{_escape(paragraph)}\n" for paragraph in prose)
-    if examples:
-        yield "\n".join(["```", *examples, "```", ""])
+    for paragraph in filter(None, (command.help or "").split("\n\n")):
+        is_example = paragraph.startswith(("randslot ", "RANDSLOT_"))
+        yield f"```\n{paragraph}\n```\n" if is_example else f"{_escape(_join(paragraph))}\n"
     panels: dict[str, list[str]] = {}
+    context = command.context_class(command)
     for param in command.get_params(context):
         if getattr(param, "hidden", False) or "--help" in param.opts:
             continue
         is_argument = param.param_type_name == "argument"
         panel = getattr(param, "rich_help_panel", None)
-        panel = panel if isinstance(panel, str) else helps.ARGUMENTS if is_argument else helps.OPTIONS
-        name = helps.name_argument(param) if is_argument else helps.name_option(param).plain.strip()
-        panels.setdefault(panel, []).append(f"| `{_cell(name)}` | {_escape(helps.describe(param))} |")
-    for panel in sorted(panels, key=lambda one: (one == helps.ADVANCED, one != helps.ARGUMENTS)):
+        panel = panel if isinstance(panel, str) else "Arguments" if is_argument else "Options"
+        name = _name_argument(param) if is_argument else _name_option(param)
+        panels.setdefault(panel, []).append(f"| `{_cell(name)}` | {_escape(_describe_param(param))} |")
+    for panel in sorted(panels, key=lambda one: (one == ADVANCED, one != "Arguments")):
         yield "\n".join([f"| {panel.lower()} | |", "|---|---|", *panels[panel], ""])
     for name, part in getattr(command, "commands", {}).items():
         if not part.hidden:
             yield from _describe_command(part, f"{path} {name}", level + 1)
+
+
+def _name_argument(param: Any) -> str:
+    more = "..." if param.nargs != 1 else ""
+    return f"{param.name.upper()}{more}" if param.required else f"[{param.name.upper()}]{more}"
+
+
+def _name_option(param: Any) -> str:
+    """Return the short and long form of an option, and its value."""
+    names = ", ".join(sorted(param.opts, key=len))
+    return names if param.is_flag else f"{names} {param.metavar or param.name.upper()}"
+
+
+def _describe_param(param: Any) -> str:
+    """Return the help of a parameter, with its default and environment variable."""
+    notes = []
+    default = param.default
+    if isinstance(param.show_default, str):
+        notes.append(f"default: {param.show_default}")
+    elif not (callable(default) or param.required or default in (None, False, "", [], ())):
+        notes.append(f"default: {getattr(default, 'value', default)}")
+    if param.envvar:
+        notes.append(f"or by {param.envvar}")
+    return " ".join([param.help or "", f"[{'; '.join(notes)}]" if notes else ""]).strip()
 
 
 def _escape(text: str) -> str:

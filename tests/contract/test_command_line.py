@@ -35,7 +35,7 @@ def test_version(run):
 def test_help_names_the_commands(run):
     answer = run("--help")
     assert answer.code == 0
-    named = {line.split()[0] for line in answer.out.splitlines() if line.strip()}
+    named = {line.strip("│ ").split()[0] for line in answer.out.splitlines() if line.strip("│ ")}
     search = {"index", "search", "serve", "mcp", "doctor", "demo", "library"}
     models = {"train", "distill", "pairs", "export", "evaluate", "report", "analyse", "compare", "profile"}
     assert search | models <= named

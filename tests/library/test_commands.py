@@ -58,7 +58,7 @@ def test_index_tells_what_it_did(run, papers, saved):
     write_tiff(papers / "a.tif", [1, 2, 30])
     os.remove(papers / "b.tif")
     code, out, _ = run("index", "papers", "-l", "lib", "--prune", "--yes")
-    assert "  papers/b.tif\n1 file gone, and forgotten" in out
+    assert "  papers/b.tif\n1 file removed" in out
     assert (code, "files: 1 changed, 1 removed, 1 unchanged\n3 pages, 1 of them encoded" in out) == (0, True)
     code, out, _ = run("index", "papers", "-l", "lib")
     assert (code, out.startswith("files: 2 unchanged\n4 pages without text")) == (0, True)
@@ -237,9 +237,9 @@ def test_library_commands(run, indexed, papers):
     assert [file["num_pages"] for file in json.loads(run("library", "list", "-l", "lib", "--json")[1])] == [3, 3, 1]
     assert run("library", "verify", "-l", "lib")[:2] == (0, "7 pages, all as they should be\n")
     code, out, err = run("library", "remove", "*.tif", "-l", "lib")
-    assert (code, err) == (1, "nothing was forgotten: --yes does it without asking\n")
-    assert out.splitlines() == ["  papers/a.tif", "  papers/b.tif", "2 files would be forgotten"]
-    assert "2 files would be forgotten" in run("library", "remove", "*.tif", "-l", "lib", "--dry-run")[1]
+    assert (code, err) == (1, "nothing was removed: --yes does it without asking\n")
+    assert out.splitlines() == ["  papers/a.tif", "  papers/b.tif", "2 files would be removed"]
+    assert "2 files would be removed" in run("library", "remove", "*.tif", "-l", "lib", "--dry-run")[1]
     assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 7
     assert "2 files forgotten" in run("library", "remove", "*.tif", "-l", "lib", "--yes")[1]
     assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 1
@@ -251,7 +251,7 @@ def test_verify_fails_and_repairs(run, indexed, papers, model):
     code, _, err = run("library", "verify", "-l", "lib")
     assert (code, "a.tif: 0 of 3 pages are stored" in err) == (1, True)
     code, out, _ = run("library", "verify", "-l", "lib", "--repair")
-    assert (code, out.splitlines()[-1]) == (0, "1 file not complete yet: index again to go on")
+    assert (code, out.splitlines()[-1]) == (0, "1 file not complete yet: index again to resume")
     assert run("library", "verify", "-l", "lib")[1].splitlines() == [
         "4 pages, all as they should be",
         out.splitlines()[-1],
@@ -274,7 +274,7 @@ def test_verify_fails_and_repairs(run, indexed, papers, model):
         (
             ["index", "papers", "-l", "lib", "--page-vectors", "6"],
             2,
-            "--page-vectors sets a model up: name it by --model",
+            "--page-vectors needs --model",
         ),
         (["index", "", "-l", "lib"], 2, "an empty path: name a file or a folder"),
         (["library", "remove", "", "-l", "lib", "--yes"], 2, "an empty name of a file"),
@@ -374,7 +374,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, saved, model):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "the same command goes on from here" in err
+    assert "run the command again to resume" in err
     assert "Traceback" not in out + err
     with Library(tmp_path / "lib", model) as library:
         assert library.verify() == []

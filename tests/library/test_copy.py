@@ -131,7 +131,7 @@ def test_a_command_that_is_stopped_says_how_far_it_got(url, model, papers, tmp_p
     monkeypatch.setattr(copy._Copy, "_copy_pages", stop)
     answer = CliRunner().invoke(app, ["library", "copy", f"{tmp_path}/lib", url])
     assert answer.exit_code == 130
-    assert "stopped: 4 pages stored, 0 files complete; the same command goes on from here" in answer.stderr
+    assert "stopped: 4 pages stored, 0 files complete; run the command again to resume" in answer.stderr
 
 
 def test_the_command_copies_and_refuses_another_model(url, saved, other, papers, tmp_path):

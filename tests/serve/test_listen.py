@@ -14,9 +14,9 @@ import urllib.request
 import pytest
 
 from randslot.cli import main
-from randslot.errors import RandSlotError
+from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.serve.run import Visitors, is_local, listen, show_address
+from randslot.serve.run import Settings, is_local, listen, serve, show_address
 from support.pdf import write_pages
 from support.services import TOKEN, pdf
 
@@ -24,40 +24,24 @@ pytestmark = [pytest.mark.xdist_group("listen"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("settings", "offending"),
     [
-        (["--host", "0.0.0.0"], "to listen on 0.0.0.0 name a --token"),
-        (["--host", "::"], "to listen on :: name a --token"),
-        (["--host", "192.168.1.2"], "name a --token"),
-        (["--host", "library.example"], "name a --token"),
-        (["--token", "short"], "--token takes at least 16 ASCII characters"),
-        (["--token", "ä" * 20], "--token takes at least 16 ASCII characters"),
-        (["--origin", "example.org"], "--origin takes an address without a path"),
-        (["--origin", "https://example.org/page"], "--origin takes an address without a path"),
-        (["--host", "no such host", "--token", TOKEN], "cannot listen on no such host"),
-        (["--port", "99999"], "--port 99999: ports are 0 to 65535"),
+        (Settings("0.0.0.0"), "0.0.0.0"),
+        (Settings("::"), "::"),
+        (Settings("library.example"), "library.example"),
+        (Settings(token="short"), "--token"),
+        (Settings(token="ä" * 20), "--token"),
+        (Settings(origins=("example.org",)), "example.org"),
+        (Settings(origins=("https://example.org/page",)), "https://example.org/page"),
+        (Settings("no such host", token=TOKEN), "no such host"),
+        (Settings(port=99999), "99999"),
+        (Settings(read_only=True, add_from=("/tmp",)), "--add-from"),
     ],
 )
-def test_wrong_usage_is_one_line(monkeypatch, capsys, tmp_path, arguments, error):
-    monkeypatch.setattr(sys, "argv", ["randslot", "serve", "-l", str(tmp_path / "lib"), *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2
-    assert said.startswith(f"randslot: {error}" if error[0] != "n" else "randslot: to listen on")
-    assert error in said
-    assert said.count("\n") == 1
+def test_wrong_usage_is_refused_and_makes_no_library(tmp_path, settings, offending):
+    with pytest.raises(UsageError, match=re.escape(offending)):
+        serve(str(tmp_path / "lib"), settings)
     assert not (tmp_path / "lib").exists()
-
-
-def test_a_port_in_use_is_one_line(monkeypatch, capsys, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        monkeypatch.setattr(sys, "argv", ["randslot", "serve", "-l", str(tmp_path / "lib"), "--port", port])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-    assert stopped.value.code == 2
-    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
 
 
 def test_a_library_is_made_only_if_that_is_asked_for(monkeypatch, capsys, tmp_path):
@@ -97,11 +81,11 @@ def test_answers_are_sent_at_once():
 
 
 def test_this_machine_is_the_default_and_needs_no_token():
-    assert is_local(Visitors().host)
+    assert is_local(Settings().host)
     assert all(map(is_local, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_local, ("0.0.0.0", "::", "10.0.0.1", "example.org", "")))
-    Visitors().check()
-    Visitors("0.0.0.0", token=TOKEN).check()
+    Settings().check()
+    Settings("0.0.0.0", token=TOKEN).check()
 
 
 def test_the_owner_may_change_what_is_served_read_only(tmp_path):

@@ -1,4 +1,4 @@
-"""The commands `library ...`: look into a library, remove files from it, copy it."""
+"""The commands `library ...`: inspect a library, remove files from it, copy it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from .help import PlainCommand, PlainGroup
 from .index import read_scans
-from .options import AsJson, DryRun, Language, NoOcr, Ocr, OcrChoice, Place, Workers, Yes, agree, say_stopped
+from .options import AsJson, Language, NoOcr, Ocr, OcrChoice, Place, Workers, Yes, confirm, flag, say_stopped
 
-FEW_PAGES = 20_000  # for which sketches save little
-
-library_app = typer.Typer(
-    cls=PlainGroup, help="Look into a library, remove files from it, copy it.", no_args_is_help=True
-)
+library_app = typer.Typer(help="Inspect, prune, copy or check a library.", no_args_is_help=True)
 
 
-@library_app.command(cls=PlainCommand)
+@library_app.command()
 def status(library: Place, as_json: AsJson = False) -> None:
-    """Show what a library holds and which model it belongs to.
+    """Show what a library holds.
 
     randslot library status -l mylib
     """
@@ -41,7 +36,7 @@ def status(library: Place, as_json: AsJson = False) -> None:
         print_status(found)
 
 
-@library_app.command(cls=PlainCommand)
+@library_app.command()
 def words(
     library: Place,
     language: Language = None,
@@ -49,12 +44,9 @@ def words(
     no_ocr: NoOcr = False,
     workers: Workers = 0,
 ) -> None:
-    """Read the words of pages that have none yet; nothing is encoded.
-
-    For scans, and another language.
+    """Read missing text, run OCR, or change the language.
 
     randslot library words -l mylib
-
     randslot library words -l mylib --language german --no-ocr
     """
     from ..library.results import Summary
@@ -74,22 +66,20 @@ def words(
     print_end(summary, found, False)
 
 
-@library_app.command(cls=PlainCommand)
+@library_app.command()
 def sketch(
     library: Place,
     queries: Annotated[
-        Path | None, typer.Option("--queries", help="Queries as people ask them, one on each line.", dir_okay=False)
+        Path | None, typer.Option("--queries", metavar="FILE", help="Sample queries, one per line.", dir_okay=False)
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Forget them: searches look at all pages again.")] = False,
+    remove: Annotated[bool, flag("--remove", help="Remove the sketches.")] = False,
 ) -> None:
-    """Give pages sketches, so that searches by vectors do not score all of them: for 100,000 pages and more.
+    """Speed up vector search of 100,000 pages and more.
 
-    Used only if they find what an exact search finds, which is measured. Later pages get theirs when they are added.
+    Searches use sketches only if they find what an exact search finds.
 
     randslot library sketch -l mylib
-
     randslot library sketch -l mylib --queries questions.txt
-
     randslot library sketch -l mylib --remove
     """
     from ..files import read_lines
@@ -100,19 +90,19 @@ def sketch(
     with Library(library, create=False) as opened:
         if remove:
             opened.remove_sketches()
-            print("the library has no sketches: searches by vectors look at all pages")
+            print("sketches removed: vector searches score all pages")
             return
         with show_progress(False) as progress:
             made = opened.make_sketches(texts, progress=progress)
     print(f"{plural(made.pages, 'page')} with sketches; a search by vectors scores {made.candidates:,} of them in full")
     print(f"of the best pages for {made.queries} queries, {100 * made.recall:.1f} % are found so")
-    if made.pages < FEW_PAGES:
-        print(f"with fewer than {FEW_PAGES:,} pages a search was fast before: --remove forgets the sketches")
+    if made.pages < 20_000:
+        print("searches of fewer than 20,000 pages gain little: --remove deletes the sketches")
 
 
-@library_app.command("list", cls=PlainCommand)
+@library_app.command("list")
 def list_files(library: Place, as_json: AsJson = False) -> None:
-    """List the files of a library with their numbers of pages.
+    """List the files of a library.
 
     randslot library list -l mylib
     """
@@ -130,21 +120,21 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
         notes = [plural(file.num_pages, "page")]
         if file.state != "done":
             notes.append("not complete yet")
-        notes += [f"{key}={value}" for key, value in file.metadata.items()]
+        for key, value in file.metadata.items():
+            notes.append(f"{key}={value}")
         print(f"{shorten(file.source)}  ({', '.join(notes)})")
 
 
-@library_app.command(cls=PlainCommand)
+@library_app.command()
 def remove(
-    patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or wildcards in quotes.")],
+    patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or quoted wildcards.")],
     library: Place,
     yes: Yes = False,
-    dry_run: DryRun = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="Only list the files.")] = False,
 ) -> None:
-    """Forget files; the files themselves stay where they are. Shows them and asks first.
+    """Remove files from a library; they stay on disk.
 
     randslot library remove report.pdf "2019/*.pdf" -l mylib
-
     randslot library remove report.pdf --yes
     """
     from ..library.sharing import open_library
@@ -154,29 +144,26 @@ def remove(
         files = opened.find_files(*patterns)
         sources = [file.source for file in files]
         if dry_run:
-            print_files("would be forgotten", sources)
+            print_files("would be removed", sources)
             return
-        if not (yes or agree("would be forgotten", sources)):
+        if not (yes or confirm("would be removed", sources)):
             raise typer.Exit(1)
         opened.forget(sources)
-        print_files("forgotten", sources)
+        print_files("removed", sources)
         size = opened.status().bytes
     pages = sum(file.num_pages for file in files)
-    print(
-        f"{plural(pages, 'page')} less; the library takes {show_bytes(size)}, and less once a fifth of it is forgotten"
-    )
+    print(f"{plural(pages, 'page')} removed; the library takes {show_bytes(size)} until it is compacted")
 
 
-@library_app.command(cls=PlainCommand)
+@library_app.command()
 def copy(
-    source: Annotated[str, typer.Argument(help="A library: a folder or an address.")],
-    target: Annotated[str, typer.Argument(help="Another place, with a library of the same model or none.")],
+    source: Annotated[str, typer.Argument(help="Library folder or address.")],
+    target: Annotated[str, typer.Argument(help="New library, or one of the same model.")],
     as_json: AsJson = False,
 ) -> None:
-    """Copy a library between folders and servers, and compare the two; run again after a stop, it goes on.
+    """Copy a library between folders and servers, and compare them.
 
     randslot library copy mylib qdrant://host:6334/papers
-
     randslot library copy qdrant://host:6334/papers mylib
     """
     from dataclasses import asdict
@@ -204,12 +191,16 @@ def copy(
         raise typer.Exit(1)
 
 
-@library_app.command(cls=PlainCommand)
+def _real(folder: str) -> str:
+    return os.path.realpath(os.path.expanduser(folder))
+
+
+@library_app.command()
 def verify(
     library: Place,
-    repair: Annotated[bool, typer.Option("--repair", help="Hide damaged files until they are indexed again.")] = False,
+    repair: Annotated[bool, flag("--repair", help="Hide damaged files until they are reindexed.")] = False,
 ) -> None:
-    """Check that every page of every file is stored, and that its vectors can be read.
+    """Check that every page is stored and readable.
 
     randslot library verify -l mylib
     """
@@ -225,12 +216,8 @@ def verify(
     if not problems:
         print(f"{plural(total, 'page')}, all as they should be")
     elif repair:
-        print("repaired: index the files again to have them back")
+        print("repaired: index the files again to restore them")
     if pending:
-        print(f"{plural(pending, 'file')} not complete yet: index again to go on")
+        print(f"{plural(pending, 'file')} not complete yet: index again to resume")
     if problems and not repair:
         raise typer.Exit(1)
-
-
-def _real(folder: str) -> str:
-    return os.path.realpath(os.path.expanduser(folder))

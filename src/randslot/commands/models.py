@@ -10,33 +10,27 @@ import typer
 
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
-from .help import ADVANCED
-from .options import TrustRemoteCode
+from .options import ADVANCED, TrustRemoteCode, flag
 
 
 @needs_extra("train")
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with randslot.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the model and its run.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in the output folder.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what it would take: steps, memory, disk, time.")
-    ] = False,
-    devices: Annotated[
-        int | None, typer.Option(min=1, help="For --dry-run: how many, if not those of this machine.")
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or name of a shipped recipe.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")
     ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the model and its run.")
+    ] = None,
+    resume: Annotated[bool, flag("--resume", help="Resume from the last checkpoint.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="Estimate steps, memory, disk and time.")] = False,
+    devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --dry-run: number of devices.")] = None,
 ) -> None:
     """Train a model on pairs of query and page.
 
     randslot train qwen2.5-vl-3b --dry-run --devices 8
-
     randslot train qwen2.5-vl-3b --set slots=zero
-
     randslot train tiny --set data=pairs.jsonl -o runs/first
-
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
     from ..training.recipe import read_recipe
@@ -56,66 +50,47 @@ def train(
 
 @needs_extra("train")
 def distill(
-    model: Annotated[str, typer.Argument(help="The teacher: a folder, a hub id, embedded, or the URL of a server.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder for the student and its run.")],
-    student: Annotated[
-        str,
-        typer.Option(
-            help="A text model to begin with, by folder or hub id, or a shape to build: tiny, or a JSON file."
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help="Teacher: folder, hub id, embedded, or server URL.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the student.")],
+    student: Annotated[str, typer.Option(metavar="MODEL", help="Text model (folder, hub id), tiny, or shape.json.")],
     queries: Annotated[
-        list[str],
-        typer.Option(metavar="FILE", help="A query on each line, or training pairs as in pairs.jsonl; may repeat."),
+        list[str], typer.Option(metavar="FILE", help="Queries, one per line, or pairs.jsonl; repeatable.")
     ],
-    epochs: Annotated[int, typer.Option(metavar="N", help="How often each query is learned.")] = 10,
-    batch: Annotated[int, typer.Option(metavar="N", help="Queries that are learned at once.")] = 32,
-    rate: Annotated[float, typer.Option(metavar="X", help="The learning rate.")] = 3e-4,
-    layers: Annotated[int, typer.Option(metavar="N", help="Only the first ones of the student; 0: all.")] = 0,
-    still_embeddings: Annotated[
-        bool,
-        typer.Option("--still-embeddings", help="Do not train those of tokens: for a student of its teacher's layers."),
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in the output folder was stopped.")] = (
-        False
-    ),
+    epochs: Annotated[int, typer.Option(metavar="N", help="Number of epochs.")] = 10,
+    batch: Annotated[int, typer.Option(metavar="N", help="Queries per batch.")] = 32,
+    rate: Annotated[float, typer.Option(metavar="X", help="Learning rate.")] = 3e-4,
+    layers: Annotated[int, typer.Option(metavar="N", help="Keep the student's first N layers; 0: all.")] = 0,
+    still_embeddings: Annotated[bool, flag("--still-embeddings", help="Freeze token embeddings.")] = False,
+    resume: Annotated[bool, flag("--resume", help="Resume a stopped run.")] = False,
     validation: Annotated[
-        float, typer.Option(metavar="X", rich_help_panel=ADVANCED, help="The share of queries that is held out.")
+        float, typer.Option(metavar="X", rich_help_panel=ADVANCED, help="Share of held-out queries.")
     ] = 0.05,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps in which the rate rises.")
-    ] = 50,
+    warmup: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Warmup steps.")] = 50,
     seed: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="For the order of queries, and new weights.")
+        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Seed for query order and new weights.")
     ] = 42,
     save_every: Annotated[
         int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
     ] = 500,
     precision: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (on a GPU), fp32 or bf16-anywhere.")
+        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (GPU only), fp32, or bf16-anywhere.")
     ] = "bf16",
     column: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Where rows have their query.")
+        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Column that holds the query.")
     ] = "query",
     cache: Annotated[
         str,
         typer.Option(
-            metavar="FOLDER",
-            rich_help_panel=ADVANCED,
-            show_default=False,
-            help="For the teacher's vectors, which several students may share; else in the output.",
+            metavar="FOLDER", rich_help_panel=ADVANCED, show_default="in the output", help="Folder for teacher vectors."
         ),
     ] = "",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Make a small model that reads queries in place of a large one; pages keep the vectors of the large one.
+    """Train a small model that encodes queries for a large one.
 
     randslot distill runs/my-model -o light --student HuggingFaceTB/SmolLM2-135M --queries pairs.jsonl
-
     randslot distill runs/my-model -o light --student tiny --queries questions.txt --epochs 20 --rate 1e-3
-
     randslot distill runs/my-text-model -o light --student runs/my-text-model --layers 2 --queries pairs.jsonl
-
     randslot search "deferred tax" -l mylib --query-model light
     """
     from ..training.distill import Distillation, distill
@@ -143,16 +118,13 @@ def distill(
 
 
 def pairs(
-    folder: Annotated[Path, typer.Argument(help="A folder of PDFs; folders below it count too.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, JSON lines.")],
-    spans: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Also so many times a few words in a row of every page's text.")
-    ] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder of PDFs, searched recursively.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
+    spans: Annotated[int, typer.Option(metavar="N", min=0, help="Also add N text spans per page.")] = 0,
 ) -> None:
-    """Make training pairs (section title -> page) from the outlines of PDFs.
+    """Make training pairs (title -> page) from PDF outlines.
 
     randslot pairs ~/manuals -o pairs.jsonl
-
     randslot pairs ~/manuals -o queries.jsonl --spans 20
     """
     from ..training.data import add_spans, find_pairs, write_pairs
@@ -179,14 +151,15 @@ def pairs(
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
-    output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    model: Annotated[str, typer.Argument(help="Folder, hub id, or embedded.")],
+    output: Annotated[Path, typer.Argument(help="New or empty folder.")],
     slots: Annotated[
-        str | None, typer.Option(help="zero, fixed or learned; by default what the model appends when encoding.")
+        str | None,
+        typer.Option(metavar="SLOTS", show_default="those of the model", help="zero, fixed or learned."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "float32",
 ) -> None:
-    """Write a model for serving in vLLM or plain transformers: slots become tokens, no custom code.
+    """Export a model for vLLM or plain transformers.
 
     randslot export runs/my-model exported --slots zero --dtype bfloat16
     """

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how values of the form key=value are read."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,99 +12,22 @@ import typer
 
 from ..errors import UsageError
 from ..library.address import default_library
-from .help import ADVANCED
 
 if TYPE_CHECKING:
     from ..library.terminal import Progressing
 
-
-def agree(what: str, sources: list[str]) -> bool:
-    """Show files and ask whether to go on; without a terminal nobody can be asked, and the answer is no."""
-    from ..library.terminal import print_files
-
-    print_files(what, sources)
-    if not sys.stdin.isatty():
-        print("nothing was forgotten: --yes does it without asking", file=sys.stderr)
-        return False
-    return typer.confirm("Forget them? The files themselves stay.")
+ADVANCED = "Advanced"  # the help panel of options that few people need
 
 
-@contextmanager
-def say_stopped(progress: Progressing) -> Iterator[None]:
-    """When it is stopped, say how far it got."""
-    from ..library.terminal import plural
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        progress.bar.stop()
-        done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} complete"
-        if progress.stage == "scans":
-            done = f"all files are stored, and {plural(progress.pages, 'page')} read by OCR"
-        print(f"randslot: stopped: {done}; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def tell(line: str) -> None:
-    """Say what is being done, beside what the command prints."""
-    print(line, file=sys.stderr)
-
-
-Inference = Annotated[
-    str | None, typer.Option(rich_help_panel=ADVANCED, help="What is appended when encoding: random, zero, ...")
-]
-QueryVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors of a query.")]
-PageVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors of a page.")]
-Reduction = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=ADVANCED,
-        help="Of pages with a vector for every token, to --page-vectors: kmeans, semcluster, pool1d, random.",
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        rich_help_panel=ADVANCED,
-        help="Let the model run Python files of its own, which you have read.",
-    ),
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="For random slots.")]
-Place = Annotated[
-    str,
-    typer.Option(
-        "--library",
-        "-l",
-        envvar="RANDSLOT_LIBRARY",
-        default_factory=lambda: str(default_library()),
-        show_default="one of your own",
-        metavar="PLACE",
-        help="The library: a folder, or an address such as qdrant://host:6334/papers.",
-    ),
-]
-ModelPlace = Annotated[
-    str | None, typer.Option(rich_help_panel=ADVANCED, help="Where the library's model is, if it has moved.")
-]
-QueryModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL", rich_help_panel=ADVANCED, help="A student of the library's model, which reads queries for it."
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Language = Annotated[str | None, typer.Option(help="Of all words, as in german or de; auto: of each page.")]
-Workers = Annotated[
-    int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that open files; 0: by the cores.")
-]
+def flag(*names: str, help: str, panel: str | None = None) -> Any:
+    """Return an on/off option; an empty metavar keeps `<bool>` out of the help."""
+    return typer.Option(*names, metavar="", rich_help_panel=panel, help=help)
 
 
 class OcrChoice(StrEnum):
-    """Which pages OCR reads: those without text if there is an engine, those in any case, or all."""
+    """Which pages OCR reads."""
 
-    auto = "auto"
+    auto = "auto"  # pages without text, if an engine is installed
     missing = "missing"
     all = "all"
 
@@ -117,22 +40,53 @@ class SearchBy(StrEnum):
     both = "both"
 
 
-Ocr = Annotated[
-    OcrChoice,
+Place = Annotated[
+    str,
     typer.Option(
-        "--ocr",
-        metavar="auto|missing|all",
-        help="Pages to read by OCR: those without text, or all; auto: those without, if there is an engine.",
+        "--library",
+        "-l",
+        envvar="RANDSLOT_LIBRARY",
+        default_factory=lambda: str(default_library()),
+        show_default="your default library",
+        metavar="PLACE",
+        help="Library folder, or qdrant://host:6334/name.",
     ),
 ]
-NoOcr = Annotated[bool, typer.Option("--no-ocr", help="Leave pages without a text layer unread.")]
+ModelPlace = Annotated[
+    str | None, typer.Option(metavar="MODEL", rich_help_panel=ADVANCED, help="The library's model, if it has moved.")
+]
+QueryModel = Annotated[
+    str | None, typer.Option(metavar="MODEL", rich_help_panel=ADVANCED, help="Distilled model that encodes queries.")
+]
+Inference = Annotated[
+    str | None, typer.Option(metavar="SLOTS", rich_help_panel=ADVANCED, help="Slots when encoding: random, zero, ...")
+]
+QueryVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors per query.")]
+PageVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors per page.")]
+Reduction = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=ADVANCED, help="Pool token vectors: kmeans, semcluster, pool1d, random."
+    ),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Seed of random slots.")]
+TrustRemoteCode = Annotated[
+    bool, flag("--trust-remote-code", panel=ADVANCED, help="Run the model's own Python code (review it first).")
+]
+Workers = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
+]
+Language = Annotated[str | None, typer.Option(metavar="NAME", help="Text language (german, de); auto: per page.")]
+Ocr = Annotated[
+    OcrChoice, typer.Option("--ocr", metavar="auto|missing|all", help="Pages to OCR; auto: missing, if installed.")
+]
+NoOcr = Annotated[bool, flag("--no-ocr", help="Skip OCR.")]
+Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
 
 
 def read_pairs(given: list[str], option: str) -> dict[str, Any]:
-    """Return what was given as key=value.
-
-    Errors: UsageError for anything else, and for a key that is named twice.
-    """
+    """Read key=value pairs."""
     pairs = {}
     for one in given:
         key, sign, value = one.partition("=")
@@ -142,3 +96,35 @@ def read_pairs(given: list[str], option: str) -> dict[str, Any]:
             raise UsageError(f"{option} names {key!r} twice")
         pairs[key] = value
     return pairs
+
+
+def confirm(what: str, sources: list[str]) -> bool:
+    """Show files and ask whether to remove them; the answer is no without a terminal."""
+    from ..library.terminal import print_files
+
+    print_files(what, sources)
+    if not sys.stdin.isatty():
+        print("nothing was removed: --yes does it without asking", file=sys.stderr)
+        return False
+    return typer.confirm("Remove them from the library? The files themselves stay.")
+
+
+@contextmanager
+def say_stopped(progress: Progressing) -> Iterator[None]:
+    """On Ctrl-C, say how far the run got."""
+    from ..library.terminal import plural
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress.bar.stop()
+        done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} complete"
+        if progress.stage == "scans":
+            done = f"all files are stored, and {plural(progress.pages, 'page')} read by OCR"
+        print(f"randslot: stopped: {done}; run the command again to resume", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def tell(line: str) -> None:
+    """Print a line about progress on stderr."""
+    print(line, file=sys.stderr)

@@ -9,82 +9,81 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import UsageError
-from .help import ADVANCED, PlainCommand
-from .options import AsJson, ModelPlace, Place, QueryModel, QueryVectors, SearchBy, TrustRemoteCode, read_pairs
+from .options import (
+    ADVANCED,
+    AsJson,
+    ModelPlace,
+    Place,
+    QueryModel,
+    QueryVectors,
+    SearchBy,
+    TrustRemoteCode,
+    flag,
+    read_pairs,
+)
 
 if TYPE_CHECKING:
     from ..library.manifest import File
 
-EXCLUDED = re.compile(r"-[^\W\d_]{3}")  # how a word that pages must not have begins; -l and -k10 are options
 
-
-class SearchCommand(PlainCommand):
-    """Words after a minus belong to the query, also where the shell has taken the quotes around it: `tax -income`."""
+class SearchCommand(TyperCommand):
+    """Reads `tax -income` as a query: an unknown option of three letters or more is an excluded word."""
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        excluded = [arg for arg in args[:end] if self._is_excluded(arg)]
+        options, excluded = [], []
+        for arg in args[:end]:
+            if not self._is_excluded(arg):
+                options.append(arg)
+            elif " " in arg:  # a phrase, whose quotes the shell has taken: -"income tax"
+                excluded.append(f'-"{arg[1:]}"')
+            else:
+                excluded.append(arg)
         if excluded:
-            options = [arg for arg in args[:end] if arg not in excluded]
-            args = [*options, "--", *args[end + 1 :], *map(_quote_phrase, excluded)]
+            args = [*options, "--", *args[end + 1 :], *excluded]
         rest: list[str] = super().parse_args(context, args)
         return rest
 
     def _is_excluded(self, arg: str) -> bool:
-        if not EXCLUDED.match(arg):
+        if not re.match(r"-[^\W\d_]{3}", arg):  # -l and -k10 are options
             return False
         if any(f"-{arg}" in param.opts for param in self.params) or arg == "-help":
-            raise UsageError(f"-{arg} is the option; to leave out pages with the word, put the query into quotes")
-        return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib: an option and its value in one
-
-
-def _quote_phrase(excluded: str) -> str:
-    """Return an excluded phrase with the quotes that the shell has taken: -"income tax"."""
-    return f'-"{excluded[1:]}"' if " " in excluded else excluded
+            raise UsageError(f"-{arg} is the option; to exclude the word, put the query into quotes")
+        return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib: an option with its value
 
 
 def search(
-    query: Annotated[list[str], typer.Argument(help="What to look for; - reads queries from stdin, one a line.")],
+    query: Annotated[list[str], typer.Argument(help="Query; - reads one per line (stdin).")],
     library: Place,
-    k: Annotated[int, typer.Option("-k", metavar="N", help="How many pages.")] = 5,
+    k: Annotated[int, typer.Option("-k", metavar="N", help="Number of pages.")] = 5,
     filters: Annotated[
         list[str] | None,
-        typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; may repeat."),
+        typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; repeatable."),
     ] = None,
     by: Annotated[
         SearchBy | None,
-        typer.Option(metavar="words|vectors|both", help="Else what the library has and its model can read."),
+        typer.Option(metavar="words|vectors|both", help="Default: both if available, else words."),
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the first page that is found.")] = False,
+    show: Annotated[bool, flag("--open", help="Open the first result.")] = False,
     as_json: AsJson = False,
-    copies: Annotated[
-        bool, typer.Option("--copies", rich_help_panel=ADVANCED, help="List identical pages one by one.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", rich_help_panel=ADVANCED, help="Show scores, and which readouts matched.")
-    ] = False,
-    exact: Annotated[
-        bool, typer.Option("--exact", rich_help_panel=ADVANCED, help="By vectors: score every page in full.")
-    ] = False,
+    copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
+    explain: Annotated[bool, flag("--explain", panel=ADVANCED, help="Show scores and matching vectors.")] = False,
+    exact: Annotated[bool, flag("--exact", panel=ADVANCED, help="Score every page (vectors).")] = False,
     query_vectors: QueryVectors = None,
     model: ModelPlace = None,
     query_model: QueryModel = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Find pages in a library, by words, by vectors, or by both.
+    """Find pages by words, vectors, or both.
 
     randslot search battery life
-
     randslot search "deferred tax 2023" -l mylib -k 5 --open
-
     randslot search '"deferred tax" INV-20931 -draft' -l mylib --by words
-
-    randslot search "deferred tax" -l mylib --filter source=report.pdf --filter page=10-20 --explain
-
+    randslot search "deferred tax" --filter source=report.pdf --filter page=10-20 --explain
     randslot search - -l mylib --json < questions.txt
-
     randslot search "deferred tax" -l mylib --query-model light
     """
     from ..library.sharing import open_library

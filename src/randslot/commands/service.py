@@ -1,4 +1,4 @@
-"""The commands that let others search a library, and show what is here: `serve`, `mcp`, `doctor`, `demo`."""
+"""The commands `serve`, `mcp`, `doctor` and `demo`."""
 
 from __future__ import annotations
 
@@ -7,78 +7,70 @@ from typing import Annotated
 
 import typer
 
-from .help import ADVANCED
-from .options import ModelPlace, Place, QueryModel, TrustRemoteCode
+from .options import ADVANCED, AsJson, ModelPlace, Place, QueryModel, TrustRemoteCode, flag
 
 AddFrom = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FOLDER", rich_help_panel=ADVANCED, help="Agents may add documents below this folder; may repeat."
-    ),
+    typer.Option(metavar="FOLDER", rich_help_panel=ADVANCED, help="Agents may add files from here; repeatable."),
 ]
 
 
 def serve(
     library: Place,
-    port: Annotated[int, typer.Option(metavar="N", help="0 takes any free one.")] = 8000,
-    new: Annotated[bool, typer.Option("--new", help="Make the library if there is none; add documents there.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Visitors cannot add or remove documents.")] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any free one.")] = 8000,
+    new: Annotated[bool, flag("--new", help="Create the library if it does not exist.")] = False,
+    read_only: Annotated[bool, flag("--read-only", help="Refuse to add or remove documents.")] = False,
     host: Annotated[
-        str,
-        typer.Option(rich_help_panel=ADVANCED, help="The address to listen on; others than this machine need --token."),
+        str, typer.Option(metavar="HOST", rich_help_panel=ADVANCED, help="Address to listen on; others need --token.")
     ] = "127.0.0.1",
     token: Annotated[
         str | None,
         typer.Option(
+            metavar="TOKEN",
             rich_help_panel=ADVANCED,
             envvar="RANDSLOT_TOKEN",
-            help="What visitors must know; better in the environment.",
+            help="Access token (prefer RANDSLOT_TOKEN).",
         ),
     ] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(rich_help_panel=ADVANCED, help="Let pages of https://example.org use the API; may repeat."),
+        typer.Option(
+            metavar="URL", rich_help_panel=ADVANCED, help="Allow cross-origin requests from here; repeatable."
+        ),
     ] = None,
     model: ModelPlace = None,
     query_model: QueryModel = None,
     trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
-    """Search a library in a browser: a page, an API with its description at /docs, and /mcp for agents.
+    """Serve a library: web page, HTTP API (/docs), and MCP (/mcp).
 
     randslot serve -l mylib
-
     randslot serve -l newlib --new
-
     randslot serve -l mylib --query-model light
-
     RANDSLOT_TOKEN=of-16-characters-or-more randslot serve -l mylib --host 0.0.0.0 --read-only
     """
-    from ..serve.run import Visitors, serve
+    from ..serve.run import Settings, serve
 
-    visitors = Visitors(host, port, token, tuple(origin or ()))
-    serve(
-        library,
-        visitors,
+    settings = Settings(
+        host,
+        port,
+        token,
+        tuple(origin or ()),
         new=new,
         read_only=read_only,
         model=model,
         query_model=query_model,
-        add_from=add_from or (),
+        add_from=tuple(add_from or ()),
         trust_remote_code=trust_remote_code,
     )
+    serve(library, settings)
 
 
-def mcp(
-    library: Place,
-    add_from: AddFrom = None,
-    model: Annotated[str | None, typer.Option(help="Where the library's model is, if it has moved.")] = None,
-    query_model: QueryModel = None,
-) -> None:
-    """Let an agent search and read a library, by the Model Context Protocol on standard input and output.
+def mcp(library: Place, add_from: AddFrom = None, model: ModelPlace = None, query_model: QueryModel = None) -> None:
+    """Let an agent use a library (MCP on stdin/stdout).
 
     randslot mcp -l mylib
-
     randslot mcp -l mylib --add-from ~/papers
     """
     from ..serve.mcp_server import serve_stdio
@@ -87,13 +79,12 @@ def mcp(
 
 
 def doctor(
-    with_torch: Annotated[bool, typer.Option("--torch", help="Import torch, and ask what it computes on.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    with_torch: Annotated[bool, flag("--torch", help="Also import torch and show its device.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Look at what is installed here, and say what to do about what is missing.
+    """Check the installation.
 
     randslot doctor
-
     randslot doctor --torch --json
     """
     import json
@@ -108,16 +99,15 @@ def doctor(
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the PDFs and demo.html.")] = Path(
-        "randslot-demo"
-    ),
-    query: Annotated[list[str] | None, typer.Option("--query", "-q", help="Ask this; may repeat.")] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the result in a browser.")] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the PDFs and demo.html.")
+    ] = Path("randslot-demo"),
+    query: Annotated[list[str] | None, typer.Option("--query", "-q", metavar="TEXT", help="Query; repeatable.")] = None,
+    show: Annotated[bool, flag("--open", help="Open the result in a browser.")] = False,
 ) -> None:
-    """Search a real document by words, and sample reports by four vectors a page: nothing to download.
+    """Search sample documents; downloads nothing.
 
     randslot demo
-
     randslot demo --open -q "sales of wool"
     """
     import webbrowser

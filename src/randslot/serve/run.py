@@ -1,4 +1,4 @@
-"""Serve a library until the process is asked to stop; then finish what was acknowledged. Knows uvicorn."""
+"""Serve a library until the process is stopped, then finish accepted uploads. Knows uvicorn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import uvicorn
@@ -17,96 +17,90 @@ from ..library.library import Library
 from ..library.location import InUseError
 from ..library.sharing import LibraryClient, LibraryServer
 from ..library.terminal import plural
-from .access import LOCAL, TOKEN_CHARACTERS, Access
+from .access import LOCAL, Access
 from .agent_tools import check_folders
 from .app import make_app
 from .service import Service
 
-EVERYWHERE = ("0.0.0.0", "::", "")
-TRIES = 3  # to take a library over: who let go of it may need it again at once
-GRACE = 10  # seconds that requests on their way have when the service stops
-
 
 @dataclass(frozen=True)
-class Visitors:
-    """Where to listen, and who may come in."""
+class Settings:
+    """Where to listen, who may connect, and how to open the library.
+
+    new: create the library if there is none. query_model: a distilled model for searches. add_from: folders from which
+    agents may add documents.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
     origins: tuple[str, ...] = ()
+    new: bool = False
+    read_only: bool = False
+    model: str | None = None
+    query_model: str | None = None
+    add_from: tuple[str, ...] = ()
+    trust_remote_code: bool = False
 
     def check(self) -> None:
-        """Refuse to be open to all.
-
-        Errors: UsageError in one line.
-        """
+        """Refuse wrong values, and a service that is open to all."""
         if self.token is None and not is_local(self.host):
-            raise UsageError(f"to listen on {self.host} name a --token, which visitors must know")
-        if self.token is not None and (len(self.token) < TOKEN_CHARACTERS or not self.token.isascii()):
-            raise UsageError(
-                f"--token takes at least {TOKEN_CHARACTERS} ASCII characters: openssl rand -hex 16 makes one"
-            )
+            raise UsageError(f"--host {self.host} needs a --token")
+        if self.token is not None and (len(self.token) < 16 or not self.token.isascii()):
+            raise UsageError("--token takes at least 16 ASCII characters: openssl rand -hex 16 makes one")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
+        if self.read_only and self.add_from:
+            raise UsageError("--add-from and --read-only exclude each other")
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"--port {self.port}: ports are 0 to 65535")
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Return whether only this machine can reach a host."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def serve(
-    folder: str,
-    visitors: Visitors,
-    *,
-    new: bool = False,
-    read_only: bool = False,
-    model: str | None = None,
-    query_model: str | None = None,
-    add_from: Sequence[str] = (),
-    trust_remote_code: bool = False,
-) -> None:
-    """Serve a library until SIGTERM or Ctrl-C. new: make it if there is none, for uploads to come.
-
-    query_model: a student of the library's model, for searches. add_from: folders below which agents may add documents.
-    """
-    visitors.check()
-    allowed = check_folders(add_from)
-    if read_only and allowed:
-        raise UsageError("--add-from lets agents add documents, and --read-only nobody: name one")
+def serve(folder: str, settings: Settings) -> None:
+    """Serve a library until SIGTERM or Ctrl-C."""
+    settings.check()
+    allowed = check_folders(settings.add_from)
 
     def open_library() -> Library:
-        return Library(folder, model, query_model=query_model, create=new, trust_remote_code=trust_remote_code)
+        return Library(
+            folder,
+            settings.model,
+            query_model=settings.query_model,
+            create=settings.new,
+            trust_remote_code=settings.trust_remote_code,
+        )
 
     with (
-        listen(visitors.host, visitors.port) as listener,
+        listen(settings.host, settings.port) as listener,
         take_over(folder, open_library) as library,
         LibraryServer(library),
     ):
-        service = Service(library, read_only=read_only, add_from=allowed)
-        access = Access(visitors.token, visitors.origins, LOCAL | {visitors.host})
-        where = show_address(visitors.host, listener.getsockname()[1])
+        service = Service(library, read_only=settings.read_only, add_from=allowed)
+        app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}))
+        where = show_address(settings.host, listener.getsockname()[1])
         print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
-        _run(uvicorn.Config(make_app(service, access), log_level="warning", timeout_graceful_shutdown=GRACE), listener)
-        waiting = service.uploads.num_waiting() if service.uploads else 0
-        if waiting:
-            left = plural(waiting, "upload")
-            print(f"stopping: {left} still to be read (again: leave that for next time)", flush=True)
+        _run(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10), listener)
+        if waiting := service.uploads.num_waiting() if service.uploads else 0:
+            print(f"stopping: {plural(waiting, 'upload')} still to be read (Ctrl-C: on the next start)", flush=True)
         try:
             service.close()
         except KeyboardInterrupt:
-            os._exit(130)  # as if killed: the library survives that, and its threads need not end in order
+            os._exit(130)  # the library survives a kill, and threads need not end in order
     print("stopped", file=sys.stderr)
 
 
 def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
-    """Open a library; an agent or an application that has it open lets go of it, and asks us from then on."""
-    for _ in range(TRIES):
+    """Open a library; ask an agent or application that has it open to release it."""
+    for _ in range(3):  # the other process may need it again at once
         try:
             return open_library()
         except InUseError as error:
@@ -120,32 +114,27 @@ def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
 
 
 def show_address(host: str, port: int) -> str:
-    """Return the address to open; a service on all addresses is reached as localhost, and by the machine's names."""
-    if host in EVERYWHERE:
+    """Return the address to open."""
+    if host in ("0.0.0.0", "::", ""):
         return f"http://localhost:{port}, and from elsewhere by this machine's name or address"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on an address, so that visitors may come from now on.
-
-    Errors: UsageError if that is not possible.
-    """
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}: ports are 0 to 65535")
+    """Listen on an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         reason = error.strerror
         raise UsageError(f"cannot listen on {host}, port {port}: {reason}: name another --port or --host") from error
-    # Otherwise an answer's body waits 40 ms for the visitor to have seen its headers.
+    # Otherwise the body of an answer waits 40 ms until the client has acknowledged its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def _run(config: uvicorn.Config, listener: socket.socket) -> None:
-    """Run until a signal; uvicorn raises it again when it is done, which here only ends the run."""
+    """Run until a signal; uvicorn raises it again at the end, which here only ends the run."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         uvicorn.Server(config).run(sockets=[listener])
