@@ -7,8 +7,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
-from support.models import FAMILIES, QWEN_FAMILIES, STRATEGIES, TEXT_FAMILIES, VISION_FAMILIES, noise
+from support.models import (
+    FAMILIES,
+    PAPER_FAMILIES,
+    QWEN_FAMILIES,
+    STRATEGIES,
+    TEXT_FAMILIES,
+    VISION_FAMILIES,
+    noise,
+)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RANDSLOT_OCR"] = "none"  # few tests are about OCR, and it takes seconds: they switch it on
@@ -46,17 +55,22 @@ def ocr_engine(monkeypatch: pytest.MonkeyPatch) -> str:
     return found
 
 
-@pytest.fixture(params=FAMILIES)
+def by_default_two(families: tuple[str, ...]) -> list[Any]:
+    """The two families of the paper by default, and the others at night: each has tests of its own by default."""
+    return [name if name in PAPER_FAMILIES else pytest.param(name, marks=pytest.mark.nightly) for name in families]
+
+
+@pytest.fixture(params=by_default_two(FAMILIES))
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=VISION_FAMILIES)
+@pytest.fixture(params=by_default_two(VISION_FAMILIES))
 def vision_family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=QWEN_FAMILIES)
+@pytest.fixture(params=by_default_two(QWEN_FAMILIES))
 def qwen_family(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import families
-from randslot.model.families.base import Family, Features, Processors
+from randslot.model.families.base import Family
+from randslot.model.preprocessing import Features, Processors, Template
 from randslot.model.slots import STRATEGIES
-from randslot.model.template import Template
 from randslot.training.loss import Loss
 from support.models import lively
 
@@ -61,7 +61,7 @@ class Toy(Family):
 
 @pytest.fixture
 def shape(tmp_path, monkeypatch) -> str:
-    monkeypatch.setattr(families, "_ADDED", {})
+    monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
     families.add_family(Toy())
     file = tmp_path / "toy.json"
     file.write_text(json.dumps(SHAPE))
@@ -77,8 +77,8 @@ def states(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 def test_it_is_found_by_its_name_and_by_its_type(shape):
     assert families.find_family("toy").reads == "text"
-    assert {"qwen2_5_vl", "qwen3_vl", "idefics3", "llama"} <= set(families.list_families())
-    assert families.list_families()["mistral"].name == "toy"
+    assert {"qwen2_5_vl", "qwen3_vl", "idefics3", "llama"} <= set(families.FAMILIES)
+    assert families.FAMILIES["mistral"].name == "toy"
     with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: .*qwen2\.5-vl, .*qwen3-vl, .*toy"):
         randslot.tiny("tyo")
 

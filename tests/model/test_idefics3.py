@@ -9,14 +9,14 @@ from transformers import Idefics3Processor
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
-from randslot.model.families.idefics3 import FAMILY, longest_edge
+from randslot.model.families.idefics3 import SmolVLM, longest_edge
 from support.models import count_visual, make, noise
 
 SIZES = [(100, 140), (260, 90), (64, 64), (1, 5000), (5000, 3), (31, 32), (700, 500), (33, 128), (1654, 2339)]
 
 
 def test_the_prompt_is_the_papers_in_the_words_of_the_family():
-    assert FAMILY.page_prompt == "<|im_start|>User:<image>Describe the image.<end_of_utterance><|endoftext|>"
+    assert SmolVLM.page_prompt == "<|im_start|>User:<image>Describe the image.<end_of_utterance><|endoftext|>"
 
 
 @pytest.mark.parametrize("visual_tokens", [4, 20, 64, 1536])
@@ -29,7 +29,7 @@ def test_pages_are_laid_out_as_by_the_processor_of_transformers(visual_tokens):
         page = noise(width, height)
         ours = encoder.family.preprocess_pages(encoder.processors, [page], visual_tokens)
         theirs = processor(
-            text=[FAMILY.page_prompt], images=[[page]], images_kwargs={"size": size}, return_tensors="pt"
+            text=[SmolVLM.page_prompt], images=[[page]], images_kwargs={"size": size}, return_tensors="pt"
         )
         assert torch.equal(ours["input_ids"], theirs["input_ids"]), (width, height)
         assert torch.equal(ours["pixel_values"], theirs["pixel_values"])

@@ -7,7 +7,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
-from randslot.model.content import Content
+from randslot.model.readout import Content
 from support.models import make
 
 QUERIES = ["x", "ab", "0123456789" * 30]  # tokens: 1, 2 and 300, which is more than four chunks of 64

@@ -23,15 +23,15 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.export import export_model
-from randslot.model.families.base import Processors
-from randslot.model.families.qwen3_vl import EMBEDDING
+from randslot.model.families import find_family
+from randslot.model.preprocessing import PAPER, Processors, Template
 from randslot.model.remote_model import open_model
-from randslot.model.template import PAPER, Template
 from support.exports import far, follow, save
 from support.models import make, noise
 from support.pooling_server import TokenStates, serve
 from support.retrieval import embed_as_published, write_checkpoint
 
+EMBEDDING = find_family("qwen3-vl").templates["embedding"]
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 QUERIES = ["tax", "revenue by region in 2023", "Größe der Flotte?", "\n\n a line break\n", "{query} {instruction}"]
 

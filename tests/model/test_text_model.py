@@ -12,7 +12,7 @@ import randslot
 from randslot.errors import RandSlotError
 from randslot.model.backbone import make_tokenizer
 from randslot.model.families import find_family
-from randslot.model.families.text_model import TextModel, cut_text
+from randslot.model.families.text import TextFamily, cut_text
 from randslot.pages import NoTextError, Page
 from support.models import TEXT_FAMILIES, make, noise
 from support.pdf import write_pdf
@@ -127,5 +127,5 @@ def test_qwen3_has_the_template_of_its_embedding_models():
 
 
 def test_all_are_one_class():
-    assert all(isinstance(find_family(name), TextModel) for name in TEXT_FAMILIES)
+    assert all(isinstance(find_family(name), TextFamily) for name in TEXT_FAMILIES)
     assert {find_family(name).reads for name in TEXT_FAMILIES} == {"text"}

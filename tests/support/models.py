@@ -13,7 +13,8 @@ from sentence_transformers import MultiVectorEncoder
 
 import randslot
 
-QWEN_FAMILIES = ("qwen2.5-vl", "qwen3-vl", "qwen3.5")
+PAPER_FAMILIES = ("qwen2.5-vl", "qwen3-vl")
+QWEN_FAMILIES = (*PAPER_FAMILIES, "qwen3.5")
 VISION_FAMILIES = (*QWEN_FAMILIES, "smolvlm")
 TEXT_FAMILIES = ("llama", "qwen2", "qwen3")
 FAMILIES = (*VISION_FAMILIES, *TEXT_FAMILIES)

@@ -71,7 +71,7 @@ def test_a_page_on_its_own_needs_no_packing(paper_family, exact_flash):
     model = make(paper_family, lora=LORA, slots="zero", visual_tokens=16).train()
     use_flash(model.backbone.model)
     layers = model.backbone.model.config.get_text_config().num_hidden_layers
-    seen = model.backbone.see(model.preprocess(pages()[:1], task="document"))
+    seen = model.backbone.run_vision(model.preprocess(pages()[:1], task="document"))
     assert seen is not None
     exact_flash.calls.clear()
     features = model.preprocess(pages()[:1], task="document")

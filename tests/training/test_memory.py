@@ -48,7 +48,7 @@ def test_multiply_adds_are_those_of_a_real_step(paper_family):
     counts = []
     # torch knows the products of plain attention, and not those of its fused kernel for CPUs.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        seen = real.backbone.see(features)
+        seen = real.backbone.run_vision(features)
         counts.append(counter.get_total_flops())
         content = real.backbone.read_content(features, seen)
         vectors = real.encoder.read(content, features)["token_embeddings"]

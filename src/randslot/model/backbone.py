@@ -20,9 +20,10 @@ from transformers.utils import logging as transformers_log
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
-from .families import list_families
-from .families.base import Backbone, Family, Processors
+from .families import FAMILIES
+from .families.base import Backbone, Family
 from .hub import SERVING, Source
+from .preprocessing import Processors
 from .slots import seeded
 
 
@@ -85,11 +86,10 @@ def _find_family(source: Source) -> Family:
         raise RandSlotError(f"no model in {name}: it has no {file.name}")
     config = read_json(file)
     model_type = config.get("model_type")
-    families = list_families()
-    if model_type not in families:
-        raise RandSlotError(f"{name} is a {model_type!r} model; RandSlot runs on {' and '.join(families)}")
+    if model_type not in FAMILIES:
+        raise RandSlotError(f"{name} is a {model_type!r} model; RandSlot runs on {' and '.join(FAMILIES)}")
     # Whoever saves a model writes its sizes, if only those of a text_config that are not the default ones.
-    family = families[model_type]
+    family = FAMILIES[model_type]
     if not config.get("text_config") and not config.keys() >= set(family.sizes):
         raise RandSlotError(
             f"the {file.name} of {name} lacks the sizes of its model ({', '.join(family.sizes)}): transformers would "
@@ -158,11 +158,10 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone with random weights, from the name of a shape in `shapes/` or the path of such a JSON."""
     blueprint = _read_shape(shape)
-    families = list_families()
     model_type = blueprint["config"].get("model_type")
-    if model_type not in families:
-        raise UsageError(f"shape {shape} is of type {model_type!r}; RandSlot runs on {' and '.join(families)}")
-    family = families[model_type]
+    if model_type not in FAMILIES:
+        raise UsageError(f"shape {shape} is of type {model_type!r}; RandSlot runs on {' and '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
     tokenizer = make_tokenizer(family.special_tokens, family.end_token, blueprint.get("words", "").split())
     config = family.make_config(blueprint, tokenizer)
     with seeded(seed), torch.device("meta" if device == "meta" else "cpu"):

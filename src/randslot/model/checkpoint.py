@@ -281,7 +281,7 @@ def read_files(
         found = parts.family.name
         raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {place.name} is {found}")
     if config["adapter"]:
-        parts = parts.with_processors(load_processors(parts.family, source))
+        parts = replace(parts, processors=load_processors(parts.family, source))
         _load_adapter(parts, source)
     settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", TEACHER}}
     tables = _read_tensors(source, SLOTS) if _file(source, SLOTS).is_file() else {}

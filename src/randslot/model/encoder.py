@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from ..errors import RandSlotError, UsageError
 from .checkpoint import HEAD, SLOTS, TEACHER, RandSlotCard, check_fit, read_files, save_files
-from .content import Content
-from .families.base import Backbone, Family, Processors, Seen
+from .families.base import Backbone, Family, VisionOutput
 from .hub import Source, find
-from .preprocessing import Preprocessor, sort_inputs
+from .preprocessing import Preprocessor, Processors, sort_inputs
 from .reader import Identity, Side
-from .readout import read_once, read_stepwise, read_tokens
+from .readout import Content, read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
 from .settings import Settings, read_settings
 from .slots import STRATEGIES, Sequential, Strategy, seeded
@@ -44,7 +43,7 @@ class SlotEncoder(InputModule):
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
         self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
-        self.parts = backbone.with_processors(replace(backbone.processors, template=self.template))
+        self.parts = replace(backbone, processors=replace(backbone.processors, template=self.template))
         self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
         self.backbone = backbone.model
         self.tokenizer = backbone.processors.tokenizer
@@ -56,7 +55,7 @@ class SlotEncoder(InputModule):
         self.slots = self._make_strategy(settings.slots)
         self.plain_queries = False  # special tokens in queries are plain text
         self.loops = False  # in training run every prefix anew, as the paper does, each with dropout of its own
-        self.recall: Callable[[Tensor], Seen] | None = None  # what was seen of known pages, by their numbers
+        self.recall_vision: Callable[[Tensor], VisionOutput] | None = None  # of `FrozenVision`, by page numbers
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
@@ -74,7 +73,7 @@ class SlotEncoder(InputModule):
                 f"this model is trained with template={self.settings.template!r}; another one starts from the backbone"
             )
         settings = self.settings.change(**changes)
-        least = self.family.least_tokens(self.processors)
+        least = self.family.min_tokens(self.processors)
         if settings.visual_tokens < least:
             raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
         self._check_learned(settings)
@@ -226,14 +225,17 @@ class SlotEncoder(InputModule):
         return {"token_embeddings": vectors, "attention_mask": mask}
 
     def read_content(self, features: dict[str, Any]) -> Content:
-        """Embed left-padded features and place them; pages that were seen before are named by their numbers."""
-        seen = None
+        """Embed left-padded features; a frozen tower does not run again for known pages or in a second pass."""
+        vision = None
         if "page_numbers" in features:
-            assert self.recall is not None
-            seen = self.recall(features["page_numbers"])
-        elif "look" in features and self.parts.vision_is_frozen:
-            seen = features["look"].at(self.parts, features)
-        return self.parts.read_content(features, seen)
+            assert self.recall_vision is not None
+            vision = self.recall_vision(features["page_numbers"])
+        elif "vision_cache" in features and self.parts.vision_is_frozen:
+            cache: dict[str, Any] = features["vision_cache"]  # a gradient cache encodes each page twice
+            if "output" not in cache:
+                cache["output"] = self.parts.run_vision(features)
+            vision = cache["output"]
+        return self.parts.read_content(features, vision)
 
     def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
         vectors, mask, settings = read_tokens(self.parts, content), content.mask_BL, self.settings
@@ -252,7 +254,7 @@ class SlotEncoder(InputModule):
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the module into a folder; see `checkpoint.py`."""
-        parts = self.parts.with_processors(self.processors)
+        parts = replace(self.parts, processors=self.processors)
         values = self.get_config_dict() | ({TEACHER: self.teacher.as_dict()} if self.teacher else {})
         head = self.head.state_dict() if self.head is not None else {}
         save_files(Path(output_path), parts, values, self.rows, {SLOTS: self.slots.state_dict(), HEAD: head})

@@ -29,9 +29,9 @@ from .encoder import SlotEncoder
 from .families.base import Family
 from .hub import SERVING
 from .loading import load
+from .preprocessing import QUERY
 from .reader import SIDES, Side
 from .slots import STRATEGIES, Strategy, Zero
-from .template import QUERY
 
 FORMAT = 1
 GUIDE = "SERVING.md"

@@ -1,6 +1,6 @@
-"""A vision tower that keeps still: each page is opened and looked at once, and what the tower gives is kept in memory.
+"""A frozen vision tower: open each page once, run the tower once and keep its output in memory.
 
-For small sets of pages that are seen many times: then a step costs little more than the language model's part.
+For small sets of pages that are seen many times: a training step then costs little more than the language model.
 """
 
 from __future__ import annotations
@@ -11,57 +11,53 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from .families.base import Seen, join_seen
+from .families.base import VisionOutput
 from .model import RandSlotModel
 
 
 class KnownPage(NamedTuple):
-    """A page that was looked at: its number, and its features without pixels."""
+    """A page that the tower has seen: its number, and its features without pixels."""
 
     number: int
     features: dict[str, Any]
 
 
-class StillVision:
-    """Freezes the vision tower of a model, and knows the pages that it has looked at."""
+class FrozenVision:
+    """Freezes the vision tower of a model and caches its output for each page."""
 
     def __init__(self, model: RandSlotModel) -> None:
-        self.encoder = model.encoder
-        self.family, self.backbone = model.family, model.backbone
-        self.numbers: dict[str | bytes, int] = {}
-        self.pages: list[KnownPage] = []
-        self.seen: list[Seen] = []
-        self.family.freeze_vision(self.backbone.model)
-        self.encoder.recall = self.recall
+        self.encoder, self.backbone = model.encoder, model.backbone
+        self.pages: dict[str | bytes, KnownPage] = {}
+        self.outputs: list[VisionOutput] = []
+        self.backbone.freeze_vision()
+        self.encoder.recall_vision = self.recall
 
     def close(self) -> None:
-        """Let the model forget the pages; its tower stays frozen."""
-        self.encoder.recall = None
+        """Drop the cached pages; the tower stays frozen."""
+        self.encoder.recall_vision = None
 
     def read(self, page: str | bytes) -> KnownPage:
-        """Return a page by its path, or by the bytes of an image; it is opened at the first time only."""
-        place = xxh3_128_digest(page) if isinstance(page, bytes) else page
-        if place not in self.numbers:
-            self._look_at(page)
-            self.numbers[place] = len(self.pages) - 1
-        return self.pages[self.numbers[place]]
+        """Return a page by its path or the bytes of an image; open it and run the tower the first time."""
+        key = xxh3_128_digest(page) if isinstance(page, bytes) else page
+        if key not in self.pages:
+            features = self.encoder.preprocess([page], task="document")
+            device = self.backbone.model.device
+            tensors = {name: value.to(device) for name, value in features.items() if isinstance(value, Tensor)}
+            with torch.no_grad():
+                output = self.backbone.run_vision(tensors)
+            assert output is not None
+            del features["pixel_values"]
+            self.pages[key] = KnownPage(len(self.outputs), features)
+            self.outputs.append(output)
+        return self.pages[key]
 
-    def _look_at(self, page: str | bytes) -> None:
-        features = self.encoder.preprocess([page], task="document")
-        model = self.backbone.model
-        tensors = {name: value.to(model.device) for name, value in features.items() if isinstance(value, Tensor)}
-        with torch.no_grad():
-            seen = self.family.see(model, tensors)
-        assert seen is not None
-        self.pages.append(KnownPage(len(self.pages), self.family.without_pixels(features)))
-        self.seen.append(seen)
-
-    def recall(self, page_numbers: Tensor) -> Seen:
-        """Return what was seen of some pages, by their numbers."""
-        return join_seen([self.seen[number] for number in page_numbers.tolist()])
+    def recall(self, page_numbers: Tensor) -> VisionOutput:
+        """Return the output of the tower for some pages, by their numbers."""
+        outputs = [self.outputs[number] for number in page_numbers.tolist()]
+        return tuple(torch.cat(layer) for layer in zip(*outputs, strict=True))
 
     def preprocess(self, pages: list[KnownPage]) -> dict[str, Any]:
-        """Return the features of known pages, as the model's own `preprocess` does of others."""
+        """Return the features of known pages, like the model's own `preprocess`, with their numbers for pixels."""
         ids = [page.features["input_ids"][0].tolist() for page in pages]
         features: dict[str, Any] = dict(pages[0].features)
         for name, value in features.items():

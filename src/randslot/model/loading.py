@@ -18,7 +18,7 @@ from .checkpoint import add_adapter, is_saved_model, merge_adapter, read_files
 from .encoder import SlotEncoder, load_encoder
 from .families import find_family
 from .families.base import Backbone
-from .families.text_model import TextModel
+from .families.text import TextFamily
 from .hub import Source, find
 from .model import RandSlotModel
 from .reader import Identity
@@ -178,7 +178,7 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
     if num is None:
         raise UsageError(f"{teacher} has a vector for every token of a query: a student learns a fixed number of them")
     parts, makes_vectors, head = _find_parts(name, teacher, seed)
-    if not isinstance(parts.family, TextModel):
+    if not isinstance(parts.family, TextFamily):
         raise UsageError(f"student {name} is a {parts.family} model: queries are text, so name a text model")
     if layers:
         # The last layer of a model that was trained to make vectors makes them; one that predicts words does not.

@@ -39,16 +39,14 @@ from ..pages.images import shrink
 from .backbone import load_processors
 from .export import FORMAT
 from .families import find_family
-from .families.base import Processors
 from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
 from .loading import choose_dtype, load_source
 from .model import RandSlotModel
-from .preprocessing import refuse_prompt, sort_inputs
+from .preprocessing import PAGE, QUERY, Processors, refuse_prompt, sort_inputs
 from .reader import SIDES, Reads, Side, check_query, is_url
 from .sentence_loading import find_kind, load_embedding_model
 from .sentence_model import EmbeddingModel
 from .settings import Settings
-from .template import PAGE, QUERY
 from .text_reader import NAME as SMALL_READER
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered

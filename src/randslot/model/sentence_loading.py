@@ -26,7 +26,7 @@ from ..errors import RandSlotError, UsageError, first_line
 from ..files import data_folder, read_json, write_json
 from .backbone import bars_in_terminals
 from .checkpoint import ADAPTER_CONFIG, CONFIG
-from .families import list_families
+from .families import FAMILIES
 from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
 from .reader import Reads
 from .sentence_model import EmbeddingModel, EmbeddingSettings
@@ -63,11 +63,11 @@ def find_kind(source: Source) -> Kind:
     config = read_json(folder / "config.json")
     if is_retriever(config):
         return "multi-vector"
-    if config.get("model_type") in list_families():
+    if config.get("model_type") in FAMILIES:
         return "backbone"
     raise RandSlotError(
         f"{source.name} is a {config.get('model_type')!r} model without vectors for search: RandSlot runs models of "
-        f"sentence-transformers, which have a {MODULES}, and is trained on {', '.join(list_families())}"
+        f"sentence-transformers, which have a {MODULES}, and is trained on {', '.join(FAMILIES)}"
     )
 
 

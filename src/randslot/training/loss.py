@@ -22,7 +22,6 @@ from sentence_transformers.util import cat_padded_token_embeddings, maxsim
 from sentence_transformers.util.distributed import all_gather, all_gather_padded, get_rank
 from torch import Tensor
 
-from ..model.families.base import Look
 from ..model.model import RandSlotModel
 
 Side = tuple[Tensor, Tensor]  # vectors (N, T, D), and a mask (N, T) of those that are none
@@ -89,7 +88,7 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         self.mask_repeats = mask_repeats
         self.prefixes = prefixes
         self.keys_P: Tensor | None = None  # of the pages of the batch, if repeats are masked
-        self.looks: dict[int, Look] = {}  # what a frozen tower saw of a micro-batch, by its first page
+        self.vision_caches: dict[int, dict[str, Any]] = {}  # of a frozen tower, by the first page of a micro-batch
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         queries, pages = (dict(side) for side in sentence_features)
@@ -139,8 +138,9 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         """Encode some queries or pages; in the second pass of a gradient cache with the random numbers of the first."""
         part = trim_left(_create_minibatch(sentence_feature, begin, end))
         if self.cached and part["side"] == "page":
-            # The second pass needs what the tower saw for the last time.
-            part["look"] = self.looks.pop(begin, Look()) if with_grad else self.looks.setdefault(begin, Look())
+            # The second pass is the last one that needs the output of the tower.
+            caches = self.vision_caches
+            part["vision_cache"] = caches.pop(begin, {}) if with_grad else caches.setdefault(begin, {})
         with random_state or nullcontext(), torch.set_grad_enabled(with_grad and torch.is_grad_enabled()):
             tensors = [value for value in part.values() if isinstance(value, Tensor)]
             state = RandContext(*tensors) if copy_random_state else None

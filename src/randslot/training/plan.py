@@ -222,7 +222,7 @@ def make_model_without_memory(recipe: Recipe, dtype: torch.dtype) -> RandSlotMod
     settings = asdict(recipe.settings())
     model = untrained(shape, device="meta", dtype=dtype, lora=adapter if recipe.lora else False, **settings)
     if recipe.still_vision:
-        model.family.freeze_vision(model.backbone.model)
+        model.backbone.freeze_vision()
     return model
 
 
@@ -243,9 +243,9 @@ def measure_page(model: RandSlotModel) -> PageCost:
     features: dict[str, Any] = model.preprocess([largest_page(model)], task="document")
     config = model.backbone.model.config.get_text_config()
     with rehearsing(model) as counted:
-        seen = model.backbone.see(features)
+        output = model.backbone.run_vision(features)
         vision, tower, kept = counted.multiply_adds, counted.bytes_most, counted.bytes_now
-        content = model.backbone.read_content(features, seen)
+        content = model.backbone.read_content(features, output)
         vectors = model.encoder.read(content, features)["token_embeddings"]
         forward, held = counted.multiply_adds - vision, counted.bytes_now - kept
         vectors.sum().backward()

@@ -42,7 +42,7 @@ from transformers.utils.logging import (
 from ..errors import RandSlotError, UsageError
 from ..files import write_json
 from ..machine import find_commit, list_versions
-from ..model.frozen_vision import KnownPage, StillVision
+from ..model.frozen_vision import FrozenVision, KnownPage
 from ..model.loading import load, untrained
 from ..model.model import RandSlotModel
 from ..model.preprocessing import Preprocessor
@@ -226,11 +226,11 @@ class Columns:
     """Preprocesses the columns of a batch in a worker: pages, or queries, of which a row may have several."""
 
     preprocessor: Preprocessor
-    still: StillVision | None = None
+    frozen: FrozenVision | None = None
 
     def __call__(self, inputs: list[Any], **options: Any) -> dict[str, Any]:
-        if self.still is not None and isinstance(inputs[0], KnownPage):
-            return self.still.preprocess(inputs)
+        if self.frozen is not None and isinstance(inputs[0], KnownPage):
+            return self.frozen.preprocess(inputs)
         flat = [item for row in inputs for item in list_queries(row)]
         return self.preprocessor(flat, **options)
 
@@ -247,7 +247,7 @@ class Run:
         self.bar = Bar(self.console)
         self.batch = share(recipe.batch, self.world)
         self.hardware = choose_hardware(recipe)
-        self.still: StillVision | None = None
+        self.frozen: FrozenVision | None = None
         refuse_sharding()
         self.checkpoint = _last_checkpoint(self.folder, self.world)
         if self.rank == 0:  # the others may look when the first one has begun to write
@@ -291,8 +291,8 @@ class Run:
         if self.checkpoint:
             self.console.print(f"going on from {self.checkpoint}")
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
-        if self.still:
-            self.still.close()
+        if self.frozen:
+            self.frozen.close()
         if trainer.is_world_process_zero():
             self.finish(model, trainer, pairs, time.perf_counter() - started)
         trainer.accelerator.wait_for_everyone()  # no process leaves while the first one is still writing
@@ -352,8 +352,8 @@ class Run:
         whole = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or whole, whole)
         losses = Losses(self.folder / LOSSES, recipe.batch)
-        self.still = StillVision(model) if recipe.still_vision else None
-        read = self.still.read if self.still else model.page_opener
+        self.frozen = FrozenVision(model) if recipe.still_vision else None
+        read = self.frozen.read if self.frozen else model.page_opener
         opener = Opener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
         trainer = UndisturbedTrainer(
             model=model,
@@ -361,7 +361,7 @@ class Run:
             train_dataset=pairs.dataset.with_transform(opener),
             loss=self.make_loss(model),
             evaluator=evaluator,
-            data_collator=MultiVectorEncoderDataCollator(Columns(self.make_preprocessor(model), self.still)),
+            data_collator=MultiVectorEncoderDataCollator(Columns(self.make_preprocessor(model), self.frozen)),
             callbacks=[OwnSlots(recipe.seed), NoLastCheckpoint(), losses],
         )
         if self.rank == 0:

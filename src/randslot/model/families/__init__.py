@@ -1,40 +1,29 @@
-"""The families of backbones, a file each, named as transformers names their type: qwen3_vl.py for "qwen3_vl".
-
-A file defines FAMILY. Adding one adds a family: nothing else names them.
-"""
+"""The families of backbones, by the model type of transformers. To add one, write its class and name it here."""
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from ...errors import UsageError
 from .base import Family
+from .idefics3 import SmolVLM
+from .qwen3_5 import Qwen35
+from .qwen_vl import Qwen3VL, Qwen25VL
+from .text import Llama, Qwen2, Qwen3
 
-_ADDED: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {}
 
 
 def add_family(family: Family) -> None:
-    """Add a family that is defined outside of this package."""
-    _ADDED[family.model_type] = family
+    """Add a family, also one that is defined outside of this package."""
+    FAMILIES[family.model_type] = family
 
 
-def list_families() -> dict[str, Family]:
-    """Return all families by the type of their models."""
-    found: dict[str, Family] = {}
-    for module in pkgutil.iter_modules(__path__):
-        family = getattr(import_module(f"{__name__}.{module.name}"), "FAMILY", None)
-        if family is not None:
-            found[family.model_type] = family
-    return found | _ADDED
+for _family in (Qwen25VL(), Qwen3VL(), Qwen35(), SmolVLM(), Llama(), Qwen2(), Qwen3()):
+    add_family(_family)
 
 
 def find_family(name: str) -> Family:
-    """Return a family by its name, as in "qwen3-vl".
-
-    Errors: UsageError that names the known ones.
-    """
-    known = {family.name: family for family in list_families().values()}
+    """Return a family by its name, such as "qwen3-vl"."""
+    known = {family.name: family for family in FAMILIES.values()}
     if name not in known:
         raise UsageError(f"unknown family {name!r}; known ones: {', '.join(known)}")
     return known[name]

@@ -1,4 +1,4 @@
-"""SmolVLM (256M, 500M), which transformers calls idefics3: a page is cut into tiles, and each tile is an image.
+"""SmolVLM (256M, 500M), which transformers calls idefics3: a page is cut into tiles, each an image.
 
 Shapes: B batch, T tiles, L positions, D hidden dimension.
 """
@@ -21,25 +21,22 @@ from transformers.image_utils import SizeDict
 from ...errors import RandSlotError
 from ...files import write_json
 from ...pages import open_page
-from ..content import Content
 from ..hub import Source
-from .base import Features, Processors, Seen, need_file
-from .vision_model import VisionModel
+from ..preprocessing import Features, Processors
+from ..readout import Content
+from .base import VisionFamily, VisionOutput, need_file
 
-IMAGE_TOKEN = "<image>"
 AROUND_TILES = "<fake_token_around_image>"
-WHOLE_PAGE = "<global-img>"
-MOST_SIDE = 6  # the tokenizer has names for tiles up to <row_6_col_6>
+MAX_SIDE = 6  # the tokenizer has names for tiles up to <row_6_col_6>
 
 
-class SmolVLM(VisionModel):
-    """SmolVLM: tiles of a page stand in the text by rows, each behind its name, and a small whole page comes last."""
+class SmolVLM(VisionFamily):
+    """SmolVLM: the tiles of a page by rows, each after its name, and then the whole page in small."""
 
     name = "smolvlm"
     model_type = "idefics3"
-    # The paper's prompt in the words of this family. Its user turn opens with "User:" and ends with <end_of_utterance>,
-    # where Qwen has "user\n" and <|im_end|>; what stands around an image comes with the tiles. <|endoftext|> is a token
-    # of both. Queries have no template, as everywhere.
+    # The paper's prompt in the format of this family: a user turn opens with "User:" and ends with <end_of_utterance>,
+    # where Qwen has "user\n" and <|im_end|>. <|endoftext|> is a token of both.
     page_prompt = "<|im_start|>User:<image>Describe the image.<end_of_utterance><|endoftext|>"
     lora_targets = r".*text_model.*\.(q_proj|k_proj|v_proj|o_proj)"
     special_tokens = (
@@ -48,19 +45,19 @@ class SmolVLM(VisionModel):
         "<|im_start|>",
         "<end_of_utterance>",
         AROUND_TILES,
-        WHOLE_PAGE,
-        IMAGE_TOKEN,
-        *(f"<row_{row}_col_{column}>" for row in range(1, MOST_SIDE + 1) for column in range(1, MOST_SIDE + 1)),
+        "<global-img>",
+        "<image>",
+        *(f"<row_{row}_col_{column}>" for row in range(1, MAX_SIDE + 1) for column in range(1, MAX_SIDE + 1)),
     )
     end_token = "<end_of_utterance>"
-    image_token = IMAGE_TOKEN
+    image_token = "<image>"
 
     # -- making a backbone
 
     def load_image_processor(self, source: Source) -> Any:
         need_file(source, "preprocessor_config.json", "processor_config.json")
         processor = Idefics3ImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
-        if Path(str(source.folder), "config.json").is_file():  # beside a saved adapter there is none: then it was saved
+        if Path(str(source.folder), "config.json").is_file():  # a saved adapter has none, but saved this number
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             processor.tokens_per_tile = count_tokens(processor, config.vision_config.patch_size, config.scale_factor)
         if not hasattr(processor, "tokens_per_tile"):
@@ -70,14 +67,13 @@ class SmolVLM(VisionModel):
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
         config = shape["config"]
         processor = Idefics3ImageProcessorPil(**shape["image_processor"])
-        processor.tokens_per_tile = count_tokens(
-            processor, config["vision_config"]["patch_size"], config["scale_factor"]
-        )
+        patch, scale = config["vision_config"]["patch_size"], config["scale_factor"]
+        processor.tokens_per_tile = count_tokens(processor, patch, scale)
         return processor
 
     # -- from pages to features
 
-    def least_tokens(self, processors: Processors) -> int:
+    def min_tokens(self, processors: Processors) -> int:
         tokens: int = processors.image.tokens_per_tile
         return tokens
 
@@ -88,23 +84,20 @@ class SmolVLM(VisionModel):
         return open_page(page, self.page_pixels(processors, num_tokens))
 
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
-        size = {"longest_edge": longest_edge(processors.image, num_tokens)}
-        seen = processors.image(
+        images = processors.image(
             [[page] for page in pages],
-            size=size,
+            size={"longest_edge": longest_edge(processors.image, num_tokens)},
             return_row_col_info=True,
             do_image_splitting=True,
             return_tensors="pt",
         )
         texts, counts = [], []
-        for (rows,), (columns,) in zip(seen["rows"], seen["cols"], strict=True):
+        for (rows,), (columns,) in zip(images["rows"], images["cols"], strict=True):
             tiles = lay_out_tiles(rows, columns, processors.image.tokens_per_tile)
-            texts.append(processors.template.page_prompt.replace(IMAGE_TOKEN, tiles))
+            texts.append(processors.template.page_prompt.replace(self.image_token, tiles))
             counts.append(rows * columns + 1)
         features = processors.pad(processors.tokenize(texts))
-        return features | {"pixel_values": seen["pixel_values"], "num_tiles": torch.tensor(counts)}
-
-    # -- from features to states
+        return features | {"pixel_values": images["pixel_values"], "num_tiles": torch.tensor(counts)}
 
     def join_pages(self, processors: Processors, parts: Sequence[Features]) -> Features:
         most = max(part["pixel_values"].shape[1] for part in parts)
@@ -115,28 +108,27 @@ class SmolVLM(VisionModel):
             padded.append({**part, "pixel_values": F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, missing))})
         return super().join_pages(processors, padded)
 
-    def see(self, model: PreTrainedModel, features: Features) -> Seen | None:
-        """Run the vision tower over the real tiles.
-
-        They are counted, where transformers takes every tile of zeros for padding: a blank tile may be all zeros too.
-        """
-        if "pixel_values" not in features:
-            return None
-        pixels = features["pixel_values"]  # (B, T, 3, height, width)
-        numbers = torch.arange(pixels.shape[1], device=pixels.device)
-        tiles: Tensor = pixels[numbers < features["num_tiles"][:, None]]
-        hidden = model.vision_model(pixel_values=tiles.to(model.dtype)).last_hidden_state
-        return Seen((model.connector(hidden).flatten(0, 1),))
+    # -- from features to the input of the language model
 
     def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
         return [model.vision_model, model.connector]
 
-    def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
-        content = super().read_content(model, features)
-        if seen is None:
+    def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
+        if "pixel_values" not in features:
+            return None
+        # Tiles are counted: transformers takes every tile of zeros for padding, but a blank tile may be all zeros too.
+        pixels = features["pixel_values"]  # (B, T, 3, height, width)
+        numbers = torch.arange(pixels.shape[1], device=pixels.device)
+        tiles: Tensor = pixels[numbers < features["num_tiles"][:, None]]
+        hidden = model.vision_model(pixel_values=tiles.to(model.dtype)).last_hidden_state
+        return (model.connector(hidden).flatten(0, 1),)
+
+    def read_content(self, model: PreTrainedModel, features: Features, vision: VisionOutput | None) -> Content:
+        content = super().read_content(model, features, vision)
+        if vision is None:
             return content
         is_visual = features["input_ids"] == model.config.image_token_id
-        merged = seen.layers[0].to(content.embeds_BLD.dtype)
+        merged = vision[0].to(content.embeds_BLD.dtype)
         return replace(content, embeds_BLD=content.embeds_BLD.masked_scatter(is_visual[..., None], merged))
 
     def language_model(self, model: PreTrainedModel) -> Any:
@@ -147,11 +139,9 @@ class SmolVLM(VisionModel):
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
         processors.image.size = {"longest_edge": longest_edge(processors.image, visual_tokens)}
         processors.save(folder)
-        # Without this number a server would put 169 tokens for each tile.
-        write_json(
-            folder / "processor_config.json",
-            {"processor_class": "Idefics3Processor", "image_seq_len": processors.image.tokens_per_tile},
-        )
+        # Without this number a server would expect 169 tokens per tile.
+        config = {"processor_class": "Idefics3Processor", "image_seq_len": processors.image.tokens_per_tile}
+        write_json(folder / "processor_config.json", config)
 
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         (blank_line,) = processors.tokenize(["\n\n"])
@@ -166,10 +156,7 @@ class SmolVLM(VisionModel):
         return limits["longest_edge"] ** 2
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
-        """Resize a page as the image processor would before it cuts tiles; count its tokens, names of tiles among them.
-
-        limits: as `image_limits` gave them.
-        """
+        """Resize a page as the image processor would before it cuts tiles; count its tokens with names of tiles."""
         tile, tokens = limits["tile"], limits["tokens_per_tile"]
         processor = Idefics3ImageProcessorPil()
         pixels = processor.resize(np.asarray(image).transpose(2, 0, 1), SizeDict(longest_edge=limits["longest_edge"]))
@@ -194,26 +181,26 @@ class SmolVLM(VisionModel):
 
 
 def count_tokens(image_processor: Any, patch: int, scale: int) -> int:
-    """Return how many visual tokens a tile takes: `scale` x `scale` patches are merged into one."""
+    """Return the visual tokens of a tile, each merged from `scale` x `scale` patches."""
     tile: int = image_processor.max_image_size["longest_edge"]
     return (tile // patch // scale) ** 2
 
 
 def longest_edge(image_processor: Any, visual_tokens: int) -> int:
-    """Return the pixels of a page's longer side: a whole number of tiles, so that a square page stays within its limit.
+    """Return the longer side of a page in pixels: as many tiles as a square page may have within its limit.
 
     The processor scales every page to this side, small ones too, and widens the other side to whole tiles.
     """
     tile: int = image_processor.max_image_size["longest_edge"]
-    side: int = min(image_processor.size["longest_edge"] // tile, MOST_SIDE)
+    side: int = min(image_processor.size["longest_edge"] // tile, MAX_SIDE)
     while side > 1 and (side * side + 1) * image_processor.tokens_per_tile > visual_tokens:
         side -= 1
     return side * tile
 
 
 def lay_out_tiles(rows: int, columns: int, tokens_per_tile: int) -> str:
-    """Return the text that stands for a page: its tiles by rows, then the whole page; 0 x 0 is the whole page only."""
-    image = IMAGE_TOKEN * tokens_per_tile
+    """Return the text that replaces an image: its tiles by rows, then the whole page (only that if 0 x 0)."""
+    image = "<image>" * tokens_per_tile
     text = ""
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
@@ -221,7 +208,4 @@ def lay_out_tiles(rows: int, columns: int, tokens_per_tile: int) -> str:
         text += "\n"
     if rows:
         text += "\n"
-    return f"{text}{AROUND_TILES}{WHOLE_PAGE}{image}{AROUND_TILES}"
-
-
-FAMILY = SmolVLM()
+    return f"{text}{AROUND_TILES}<global-img>{image}{AROUND_TILES}"

@@ -1,4 +1,4 @@
-"""What Qwen2.5-VL and Qwen3-VL have in common: prompt, image size, positions in three dimensions, the way to a server.
+"""Qwen2.5-VL and Qwen3-VL, the backbones of the paper: visual tokens among the text, positions in three dimensions.
 
 Shapes: B batch, L positions, D hidden dimension.
 """
@@ -19,19 +19,18 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from ...errors import RandSlotError
 from ...pages import limit_aspect, open_page
-from ..content import Content
 from ..hub import Source
-from .base import Features, Processors, Seen, need_file
-from .vision_model import VisionModel
+from ..preprocessing import Features, Processors, Template
+from ..readout import Content
+from .base import VisionFamily, VisionOutput, need_file
 
-IMAGE_TOKEN = "<|image_pad|>"
-ASPECT = 200  # above 200:1 the image processor refuses a page
+MAX_ASPECT = 200  # the image processor refuses longer pages
 
 
-class QwenVL(VisionModel):
-    """A vision-language model of Qwen: visual tokens stand among those of the text, placed in three dimensions."""
+class QwenVL(VisionFamily):
+    """The common base of Qwen's vision-language models."""
 
-    # Appendix A of the paper, character for character. Its queries have no prompt at all.
+    # Appendix A of the paper, character for character. Its queries have no prompt.
     page_prompt = (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
     )
@@ -42,22 +41,21 @@ class QwenVL(VisionModel):
         "<|im_end|>",
         "<|vision_start|>",
         "<|vision_end|>",
-        IMAGE_TOKEN,
+        "<|image_pad|>",
         "<|video_pad|>",
     )
     end_token = "<|im_end|>"
-    image_token = IMAGE_TOKEN
+    image_token = "<|image_pad|>"
     export_example = """\
     image = image_processor(images, return_tensors="pt")
     counts = image["image_grid_thw"].prod(-1) // image_processor.merge_size**2
     prompts = [serving["page_prompt"].replace("<|image_pad|>", "<|image_pad|>" * num) for num in counts.tolist()]"""
-    # Servers load it along with the image processor; without its name one family would get that of the other.
-    video_processor: ClassVar[str]
+    video_processor: ClassVar[str]  # servers load it too, and would guess the wrong one
 
     # -- making a backbone
 
     def load_image_processor(self, source: Source) -> Any:
-        # A processor that was saved as a whole keeps its image settings in processor_config.json.
+        # A processor saved as a whole keeps its image settings in processor_config.json.
         need_file(source, "preprocessor_config.json", "processor_config.json")
         return Qwen2VLImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
 
@@ -65,12 +63,10 @@ class QwenVL(VisionModel):
         return Qwen2VLImageProcessorPil(**shape["image_processor"])
 
     def token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        return {
-            **super().token_ids(tokenizer),
-            "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-            "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-            "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        }
+        ids = super().token_ids(tokenizer)
+        for name, token in (("video", "video_pad"), ("vision_start", "vision_start"), ("vision_end", "vision_end")):
+            ids[f"{name}_token_id"] = tokenizer.convert_tokens_to_ids(f"<|{token}|>")
+        return ids
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         proj = model.visual.patch_embed.proj
@@ -86,39 +82,37 @@ class QwenVL(VisionModel):
 
     def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image:
         image = open_page(page, self.page_pixels(processors, num_tokens))
-        return limit_aspect(image, longest_aspect(num_tokens))
+        return limit_aspect(image, min(MAX_ASPECT, num_tokens))  # a longer page would take more tokens
 
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
         size = image_size(processors.image, num_tokens)
-        seen = processors.image(list(pages), size=size, return_tensors="pt")
-        before, after = processors.tokenize(processors.template.page_prompt.split(IMAGE_TOKEN))
-        image_token = processors.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
-        counts = (seen["image_grid_thw"].prod(-1) // processors.image.merge_size**2).tolist()
+        images = processors.image(list(pages), size=size, return_tensors="pt")
+        pixels, grids = images["pixel_values"], images["image_grid_thw"]
+        before, after = processors.tokenize(processors.template.page_prompt.split(self.image_token))
+        image_token = processors.tokenizer.convert_tokens_to_ids(self.image_token)
+        counts = (grids.prod(-1) // processors.image.merge_size**2).tolist()
         first, last = processors.closing_tokens()
         ids = [first + before + [image_token] * count + after + last for count in counts]
-        return processors.pad(ids) | {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
+        return processors.pad(ids) | {"pixel_values": pixels, "image_grid_thw": grids}
 
     def page_grid(self, processors: Processors, features: Features) -> tuple[int, int] | None:
         _, rows, columns = features["image_grid_thw"][0].tolist()
         return rows // processors.image.merge_size, columns // processors.image.merge_size
 
-    # -- from features to states
-
-    def see(self, model: PreTrainedModel, features: Features) -> Seen | None:
-        if "pixel_values" not in features:
-            return None
-        seen = model.get_image_features(features["pixel_values"], features["image_grid_thw"], return_dict=True)
-        deeper = getattr(seen, "deepstack_features", None) or []
-        return Seen(tuple(torch.cat(list(layer)) for layer in (seen.pooler_output, *deeper)))
+    # -- from features to the input of the language model
 
     def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
         return [model.visual]
 
-    def read_content(self, model: PreTrainedModel, features: Features, seen: Seen | None = None) -> Content:
-        """Embed tokens and page images, and place them.
+    def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
+        if "pixel_values" not in features:
+            return None
+        output = model.get_image_features(features["pixel_values"], features["image_grid_thw"], return_dict=True)
+        deeper = getattr(output, "deepstack_features", None) or []
+        return tuple(torch.cat(list(layer)) for layer in (output.pooler_output, *deeper))
 
-        Positions are computed here for every batch: given only embeddings, a Qwen model reuses those of its last image.
-        """
+    def read_content(self, model: PreTrainedModel, features: Features, vision: VisionOutput | None) -> Content:
+        # Positions are computed for every batch: given only embeddings, a Qwen model reuses those of its last image.
         ids, mask_BL = features["input_ids"], features["attention_mask"]
         embeds_BLD = model.get_input_embeddings()(ids)
         if "image_grid_thw" not in features:
@@ -128,8 +122,8 @@ class QwenVL(VisionModel):
         positions, _ = model.get_rope_index(
             ids, mm_token_type_ids=is_visual.int(), image_grid_thw=features["image_grid_thw"], attention_mask=mask_BL
         )
-        assert seen is not None, "pages are looked at before they are placed"
-        merged, *deeper = seen.layers
+        assert vision is not None
+        merged, *deeper = vision
         embeds_BLD = embeds_BLD.masked_scatter(is_visual[..., None], merged.to(embeds_BLD.dtype))
         flags = {"visual_pos_masks": is_visual} if deeper else {}
         more = {"deepstack_visual_embeds": deeper} if deeper else {}
@@ -157,28 +151,50 @@ class QwenVL(VisionModel):
         return limits["longest_edge"]
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
-        """Resize a page as the image processor would, so that it has nothing left to resize; count its visual tokens.
+        """Resize a page as the image processor would, which then does not resize it again; count its visual tokens.
 
-        limits: as `image_limits` gave them. The edges are numbers of pixels, as the image processor calls them, and
-        `factor` is the side of a visual token.
+        limits: those of `image_limits`: the least and most pixels, and the side of a visual token as `factor`.
         """
         factor, most = limits["factor"], limits["longest_edge"]
-        image = limit_aspect(image, longest_aspect(most // factor**2))
+        image = limit_aspect(image, min(MAX_ASPECT, most // factor**2))
         height, width = smart_resize(image.height, image.width, factor, limits["shortest_edge"], most)
-        if max(height, width) <= ASPECT * min(height, width):  # else rounding led beyond what the processor takes
+        if max(height, width) <= MAX_ASPECT * min(height, width):  # rounding may exceed what the processor takes
             image = image.resize((width, height), Image.Resampling.BICUBIC)
         return image, height * width // factor**2
 
 
-def longest_aspect(visual_tokens: int) -> int:
-    """Return how much longer than wide a page may be: beyond 1:visual_tokens it would take more tokens than that."""
-    return min(ASPECT, visual_tokens)
+class Qwen25VL(QwenVL):
+    """Qwen2.5-VL, the paper's 3B backbone: the image enters at the first layer only."""
+
+    name = "qwen2.5-vl"
+    model_type = "qwen2_5_vl"
+    video_processor = "Qwen2VLVideoProcessor"
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL, the paper's 4B backbone: the vision tower also feeds the first layers of the language model."""
+
+    name = "qwen3-vl"
+    model_type = "qwen3_vl"
+    video_processor = "Qwen3VLVideoProcessor"
+    # As Qwen3-VL-Embedding was trained: a chat up to the start of the answer, the instruction as system message. Its
+    # vector is the state of the last token.
+    templates: ClassVar = {
+        "embedding": Template(
+            page="<|im_start|>system\n{instruction}<|im_end|>\n"
+            "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|im_end|>\n<|im_start|>assistant\n",
+            query="<|im_start|>system\n{instruction}<|im_end|>\n"
+            "<|im_start|>user\n{query}<|im_end|>\n<|im_start|>assistant\n",
+            instruction="Represent the user's input.",
+            closed=True,
+        )
+    }
 
 
 def image_size(image_processor: Any, visual_tokens: int) -> dict[str, int]:
-    """Return the least and most pixels of a page, as the image processor calls them."""
+    """Return the least and most pixels of a page, under the image processor's names."""
     most = visual_tokens * (image_processor.patch_size * image_processor.merge_size) ** 2
-    # A quarter at the most: the processor rounds small images up, and must stay within the limit all the same.
+    # At most a quarter: the processor rounds small images up, and must stay within the limit.
     least = min(image_processor.size["shortest_edge"], most // 4)
     return {"shortest_edge": least, "longest_edge": most}
 
@@ -187,7 +203,7 @@ class LinearPatches(nn.Module):
     """The patch embedding of a backbone as a matrix product.
 
     Its Conv3d has a stride equal to its kernel and gets patches already cut out, so it is a Linear. The convolution
-    stays below under its own name: weights are stored, loaded and saved as before.
+    keeps its name, so that the names of weights do not change.
     """
 
     def __init__(self, proj: nn.Conv3d) -> None:
@@ -199,5 +215,5 @@ class LinearPatches(nn.Module):
         patches = patches.to(weight.dtype)
         if type(self.proj) is nn.Conv3d:
             return F.linear(patches, weight.flatten(1), self.proj.bias)
-        adapted: Tensor = self.proj(patches.view(-1, *weight.shape[1:]))  # an adapter sits on it
+        adapted: Tensor = self.proj(patches.view(-1, *weight.shape[1:]))  # it has an adapter
         return adapted.flatten(1)

@@ -1,4 +1,4 @@
-"""A still vision tower: the same vectors and gradients as a frozen one, each page seen once, unchanged by training."""
+"""A frozen vision tower: the same vectors and gradients as a frozen one, each page seen once, unchanged by training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import randslot
 from randslot.errors import UsageError
-from randslot.model.frozen_vision import StillVision
+from randslot.model.frozen_vision import FrozenVision
 from randslot.training.recipe import make_recipe
 from support.models import make
 from support.pairs import small
@@ -19,15 +19,15 @@ TOWERS = ("visual.", "vision_model.", "connector.")
 
 def test_vectors_and_gradients_are_those_of_a_frozen_tower(vision_family, pages, tmp_path):
     plain, model = make(vision_family, slots="zero"), make(vision_family, slots="zero")
-    plain.family.freeze_vision(plain.encoder.backbone)
-    still = StillVision(model)
+    plain.backbone.freeze_vision()
+    frozen = FrozenVision(model)
     places: list[str | bytes] = []
     for number, page in enumerate(pages):
         page.save(tmp_path / f"{number}.png")
         places.append(str(tmp_path / f"{number}.png"))
     places[2] = Path(places[2]).read_bytes()
     for batch in [[0, 1], [1, 2, 1], [2, 0]]:
-        known = still.preprocess([still.read(places[number]) for number in batch])
+        known = frozen.preprocess([frozen.read(places[number]) for number in batch])
         others = plain.encoder.preprocess([places[number] for number in batch], task="document")
         assert known.keys() - others.keys() == {"page_numbers"}
         assert others.keys() - known.keys() == {"pixel_values"}
@@ -38,7 +38,7 @@ def test_vectors_and_gradients_are_those_of_a_frozen_tower(vision_family, pages,
         torch.testing.assert_close(vectors[1], vectors[0], atol=1e-6, rtol=1e-5)
         for found in vectors:
             found.sum().backward()
-    assert len(still.pages) == 3
+    assert len(frozen.pages) == len(frozen.outputs) == 3
     by_itself = [one.encoder(one.encoder.preprocess(pages[:1]))["token_embeddings"] for one in (plain, model)]
     assert torch.equal(*by_itself)
     for (name, a), b in zip(
@@ -58,11 +58,11 @@ def test_a_run_leaves_the_tower_as_it_was(data, tmp_path, micro_batch):
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert not any(name.startswith("visual.") for name in changed)
-    assert model.encoder.recall is None  # the pages are forgotten when the run is over
+    assert model.encoder.recall_vision is None  # the pages are forgotten when the run is over
 
 
 def test_it_goes_with_plain_retrieval_only(tmp_path):
-    with pytest.raises(UsageError, match="still_vision goes with retrieval and lora = false"):
+    with pytest.raises(UsageError, match="still_vision goes with lora = false"):
         make_recipe(small(tmp_path / "x.jsonl", tmp_path / "run", still_vision=True, lora=True))
     with pytest.raises(UsageError, match="set workers = 0"):
         make_recipe(small(tmp_path / "x.jsonl", tmp_path / "run", still_vision=True, workers=2))
