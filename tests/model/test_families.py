@@ -61,7 +61,7 @@ class Toy(Family):
 
 @pytest.fixture
 def shape(tmp_path, monkeypatch) -> str:
-    monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
+    monkeypatch.setitem(families.FAMILIES, "mistral", Toy())  # taken away after the test
     families.add_family(Toy())
     file = tmp_path / "toy.json"
     file.write_text(json.dumps(SHAPE))
