@@ -42,6 +42,7 @@ def encoders() -> list[psutil.Process]:
     return [one for one in psutil.Process().children(recursive=True) if "Encode" in "".join(one.cmdline())]
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_is_replaced_and_its_pages_are_read_again(two_cpus, saved, model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(ray_reader, "PAGES_A_ROW", 2)
@@ -84,7 +85,7 @@ def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
         library.add(papers, ray="")
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"):
         with pytest.raises(RandSlotError, match=f"no Ray cluster at {address}"):
-            ray_reader._reach(address)
+            ray_reader._connect(address)
 
 
 def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):
@@ -132,9 +133,9 @@ def test_an_actor_encodes_by_the_length_of_pages_not_by_their_number(tmp_path, m
 
 
 def test_actors_take_gpus_where_there_are():
-    places = ray_reader._places({"CPU": 64.0, "GPU": 8.0})
+    places = ray_reader._plan_actors({"CPU": 64.0, "GPU": 8.0})
     assert (places["num_gpus"], places["compute"].max_size) == (1, 8)
-    places = ray_reader._places({"CPU": 2.0})
+    places = ray_reader._plan_actors({"CPU": 2.0})
     assert (places["num_cpus"], places["compute"].max_size) == (1, 1)
 
 

@@ -90,7 +90,7 @@ class Ingest:
         chosen = pages[:: max(len(pages) // SAMPLE, 1)]
 
         def read(page: tuple[str, int]) -> str:
-            return self.pool.read_text(*page).text
+            return self.pool.read_text(*page, keep=True).text
 
         texts = []
         for _, future in self.pool.ahead(read, chosen, 2 * len(self.pool.workers)):

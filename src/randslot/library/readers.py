@@ -1,4 +1,4 @@
-"""What a page of a model takes, told as soon as its first pages are encoded: before an hour has gone into it."""
+"""From pages of files to texts and vectors: workers open pages ahead of the model, which encodes them in batches."""
 
 from __future__ import annotations
 
@@ -14,44 +14,41 @@ from ..model.batching import page_share, return_freed_memory
 from ..model.reader import PageReader, Reads
 from ..pages.text import NO_TEXT, PageText
 from .stores.base import BYTES_PER_NUMBER, Vectors
-from .workers import WorkerPool, hash_image
+from .workers import WorkerPool
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a model takes of a page (None if there is no model, or nothing for it), the text of the page, and a hash.
+class OpenedPage:
+    """A page of a file: what a model takes of it, its text, and a hash.
 
+    page: an image or a text, or what a model has made of it; None if there is no model, or nothing for it.
     hash: of what the model takes; a page with the same hash has the same vectors. Without a model, of the text.
     cut: whether the page has more text than the model reads, where that is known already.
     """
 
-    page: Any  # an image or a text, or what a model has made of it
+    page: Any
     text: PageText
     hash: str
     cut: bool = False
 
 
-def read_content(pool: WorkerPool, reads: Reads | None, pixels: int, file: str, number: int) -> Content:
+def open_page(pool: WorkerPool, reads: Reads | None, pixels: int, file: str, number: int) -> OpenedPage:
     """Open a page of a file: its text, and an image of about `pixels` pixels if that is what a model reads.
 
     A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
 
     Errors: RandSlotError with the reason why it cannot be opened.
     """
-    if reads == "image":
-        image = pool.render(file, number, pixels)
-        return Content(image, _read_text_if_any(pool, file, number), hash_image(image))
-    text = pool.read_text(file, number)
-    wanted = reads == "text" and text.text.strip()
-    return Content(text.text if wanted else None, text, hash_text(text.text))
-
-
-def _read_text_if_any(pool: WorkerPool, file: str, number: int) -> PageText:
-    """Read the text of a page that can be seen; one whose text cannot be read counts as having none."""
+    if reads != "image":
+        text = pool.read_text(file, number)
+        return OpenedPage(text.text if reads == "text" and text.text.strip() else None, text, hash_text(text.text))
+    image = pool.render(file, number, pixels)
     try:
-        return pool.read_text(file, number)
-    except RandSlotError:
-        return NO_TEXT
+        text = pool.read_text(file, number)
+    except RandSlotError:  # a page that can be seen is fine without text
+        text = NO_TEXT
+    hash = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
+    return OpenedPage(image, text, hash)
 
 
 def hash_text(text: str) -> str:
@@ -61,7 +58,7 @@ def hash_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class WantedPages:
-    """Pages of a file that are to be read.
+    """Pages of a file to read.
 
     file: its id. known: hashes of pages whose vectors are stored already; they are not encoded again.
     """
@@ -113,87 +110,66 @@ class LocalReader:
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model = self.load_model()
         failed: set[str] = set()  # files with a page that cannot be opened
-        waiting: list[tuple[Place, Content]] = []
-        size = 0.0
+        waiting: list[tuple[Place, OpenedPage]] = []
         for (pages, number), future in self._open_ahead(wanted, model, failed):
             if pages.file in failed:
                 continue
-            error = _error(future)
-            if error:
+            error = future.exception()
+            if error is None:
+                waiting.append(((pages, number), future.result()))
+            elif isinstance(error, RandSlotError):
                 failed.add(pages.file)
                 waiting = [item for item in waiting if item[0][0].file not in failed]
-                size = sum(page_share(content.page) for _, content in waiting)
-                yield [ReadPage(pages.file, number, error=error)]
-                continue
-            waiting.append(((pages, number), future.result()))
-            size += page_share(waiting[-1][1].page)
-            if size >= self.batch:
+                yield [ReadPage(pages.file, number, error=str(error))]
+            else:  # not the fault of the page
+                raise error
+            if sum(page_share(opened.page) for _, opened in waiting) >= self.batch:
                 yield _encode(model, waiting)
-                waiting, size = [], 0.0
+                waiting = []
                 return_freed_memory()
         if waiting:
             yield _encode(model, waiting)
 
     def _open_ahead(
         self, wanted: Sequence[WantedPages], model: PageReader | None, failed: set[str]
-    ) -> Iterator[tuple[Place, Future[Content]]]:
-        """Open pages in order, some ahead of the one that is used; those of failed files are passed over."""
+    ) -> Iterator[tuple[Place, Future[OpenedPage]]]:
+        """Open pages in order, some ahead of the one that is used; skip those of failed files."""
         reads, pixels = (model.reads, model.page_pixels) if model else (None, 0)
         prepare = getattr(model, "prepare_page", None)  # what needs no model is done here, while it encodes other pages
 
-        def open_page(place: Place) -> Content:
+        def open_one(place: Place) -> OpenedPage:
             pages, number = place
             if pages.file in failed:
                 raise RandSlotError("another page of the file cannot be opened")
-            content = read_content(self.pool, reads, pixels, pages.source, number)
-            if model is None or prepare is None or content.page is None or content.hash in pages.known:
-                return content
-            return replace(content, page=prepare(content.page), cut=_is_cut(model, content))
+            opened = open_page(self.pool, reads, pixels, pages.source, number)
+            if model is None or prepare is None or opened.page is None or opened.hash in pages.known:
+                return opened
+            return replace(opened, page=prepare(opened.page), cut=_is_cut(model, opened))
 
-        def places() -> Iterator[Place]:
-            for pages in wanted:
-                for number in pages.numbers:
-                    if pages.file not in failed:
-                        yield pages, number
-
-        depth = 2 * self.batch + len(self.pool.workers)
-        return self.pool.ahead(open_page, places(), depth)
+        places = ((pages, number) for pages in wanted for number in pages.numbers if pages.file not in failed)
+        return self.pool.ahead(open_one, places, depth=2 * self.batch + len(self.pool.workers))
 
 
-def _is_cut(model: PageReader, content: Content) -> bool:
-    return content.cut or (isinstance(content.page, str) and model.is_cut(content.page))
+def _is_cut(model: PageReader, opened: OpenedPage) -> bool:
+    return opened.cut or (isinstance(opened.page, str) and model.is_cut(opened.page))
 
 
-def _error(future: Future[Content]) -> str:
-    """Return why a page could not be opened; an error that is not the page's fault is raised."""
-    error = future.exception()
-    if error is not None and not isinstance(error, RandSlotError):
-        raise error
-    return str(error) if error else ""
-
-
-def _encode(model: PageReader | None, opened: list[tuple[Place, Content]]) -> list[ReadPage]:
+def _encode(model: PageReader | None, opened: list[tuple[Place, OpenedPage]]) -> list[ReadPage]:
     """Encode the pages whose hash is not known, all together."""
-    new = []
-    for (pages, _), content in opened:
-        if content.page is not None and content.hash not in pages.known:
-            new.append(content.page)
-    vectors = iter(model.embed_pages(new) if model and new else [])
+    new = {}
+    for i, ((pages, _), one) in enumerate(opened):
+        if one.page is not None and one.hash not in pages.known:
+            new[i] = one.page
+    vectors = dict(zip(new, model.embed_pages(list(new.values())), strict=True)) if model and new else {}
     read = []
-    for (pages, number), content in opened:
-        is_new = content.page is not None and content.hash not in pages.known
-        own = next(vectors) if is_new else None
-        cut = model is not None and _is_cut(model, content)
-        read.append(ReadPage(pages.file, number, content.hash, own, content.text, cut=cut))
+    for i, ((pages, number), one) in enumerate(opened):
+        cut = model is not None and _is_cut(model, one)
+        read.append(ReadPage(pages.file, number, one.hash, vectors.get(i), one.text, cut=cut))
     return read
 
 
-NOTES = logging.getLogger("randslot")
-RANDSLOT_BYTES = BYTES_PER_NUMBER * 4 * 2048  # four vectors a page, as the paper's models make them
-
-
 class TellingReader:
-    """Reads as another reader does, and tells what the first pages take."""
+    """Reads as another reader does, and logs what the first pages take: before an hour has gone into it."""
 
     def __init__(self, reader: FileReader) -> None:
         self.reader, self.told = reader, False
@@ -202,7 +178,7 @@ class TellingReader:
         for pages in self.reader.read(wanted):
             vectors = [page.vectors for page in pages if page.vectors is not None]
             if vectors and not self.told:
-                NOTES.warning("%s", describe_size(vectors))
+                logging.getLogger("randslot").warning("%s", describe_size(vectors))
                 self.told = True
             yield pages
 
@@ -215,9 +191,9 @@ def describe_size(pages: Sequence[Vectors]) -> str:
     about = "" if len(set(counts)) == 1 else "about "
     what = "1 vector" if num == 1 else f"{num:,} vectors"
     shown = f"{size / 1000:.0f} KB" if size >= 10_000 else f"{size / 1000:.1f} KB"
-    ratio = size / RANDSLOT_BYTES
+    ratio = size / (BYTES_PER_NUMBER * 4 * 2048)  # four vectors a page, as the paper's models make them
     if ratio >= 1.5:
-        beside = f", {ratio:.0f} times RandSlot" if ratio >= 9.5 else f", {ratio:.1f} times RandSlot"
+        beside = f"{ratio:.0f} times RandSlot" if ratio >= 9.5 else f"{ratio:.1f} times RandSlot"
     else:
-        beside = ", as RandSlot" if ratio > 0.67 else f", {ratio:.2g} of RandSlot"
-    return f"{about}{what} of {dim:,}: {shown} a page{beside}"
+        beside = "as RandSlot" if ratio > 0.67 else f"{ratio:.2g} of RandSlot"
+    return f"{about}{what} of {dim:,}: {shown} a page, {beside}"

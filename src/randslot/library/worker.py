@@ -1,11 +1,9 @@
-"""A process that opens files for another: what pdfium or Pillow does with a bad file stays in here.
+"""A worker process of a `WorkerPool`: what pdfium or Pillow does with a bad file stays in here.
 
 It reads requests as lines of JSON and answers each with a line of JSON, which the bytes of an image may follow. A
 request has a "file" and, for a page, its "number" with "pixels" (for its image), "text" (for what the file says) or
-"ocr" (for what can be read in its image). It loads no model but those of OCR, when they are first needed. It ends when
+"ocr" (for what can be read in its image). It loads no model but those of OCR, at the first such request. It ends when
 its parent does, and its memory is limited.
-
-Between requests for text, it keeps the last PDF open: opening one takes longer than reading a page of it.
 """
 
 from __future__ import annotations
@@ -33,6 +31,32 @@ MEMORY = 4 * 2**30  # bytes that one file may take
 IDLE = 2.0  # seconds without a request, after which no file is kept open
 
 
+def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[str, Any], bytes]:
+    """Return the answer to a request: its line, and the bytes that follow it.
+
+    kept: the last PDF that text was read of; opening one takes longer than reading a page of it.
+    """
+    file = Path(request["file"])
+    try:
+        if "text" in request:
+            return pack_text(read_file_text(file, request["number"], kept)), b""
+        if "ocr" in request:
+            return pack_text(read_image_text(render_file_page(file, request["number"], OCR_PIXELS))), b""
+        if "pixels" in request:
+            image = render_file_page(file, request["number"], request["pixels"])
+            return {"size": image.size}, image.tobytes()
+        return inspect(file), b""
+    except RandSlotError as error:  # the parent process adds the name of the file
+        reason = re.sub(rf"(:| of|) {re.escape(str(file))}", "", str(error)).replace(str(file), "it")
+    except MemoryError:
+        reason = f"needs more than {MEMORY >> 30} GB of memory"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except Exception as error:  # a broken file can make a library fail in any way
+        reason = f"cannot be read: {type(error).__name__}: {error}"
+    return {"error": short(reason)}, b""
+
+
 def inspect(file: Path) -> dict[str, Any]:
     """Return the hash of a file's content and how many pages it has.
 
@@ -51,18 +75,8 @@ def inspect(file: Path) -> dict[str, Any]:
     return {"hash": digest, "num_pages": num}
 
 
-def read_text(file: Path, number: int, kept: OpenPdf | None = None) -> dict[str, Any]:
-    """Read the text that a file has for one page."""
-    return _describe(read_file_text(file, number, kept))
-
-
-def read_by_ocr(file: Path, number: int) -> dict[str, Any]:
-    """Read the text of one page of a file in its image."""
-    return _describe(read_image_text(render_file_page(file, number, OCR_PIXELS)))
-
-
-def _describe(text: PageText) -> dict[str, Any]:
-    """Return a text as JSON has it.
+def pack_text(text: PageText) -> dict[str, Any]:
+    """Return a text for JSON.
 
     The words are those of the text between its spaces; "boxes" has left, top, right, bottom of one after the other, in
     whole numbers of 1 / `PARTS`.
@@ -74,68 +88,31 @@ def _describe(text: PageText) -> dict[str, Any]:
     return {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
 
 
-def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[str, Any], bytes]:
-    """Return the answer to a request: its line, and the bytes that follow it."""
-    file = Path(request["file"])
-    try:
-        if "text" in request:
-            return read_text(file, request["number"], kept), b""
-        if "ocr" in request:
-            return read_by_ocr(file, request["number"]), b""
-        if "pixels" in request:
-            image = render_file_page(file, request["number"], request["pixels"])
-            return {"size": image.size}, image.tobytes()
-        return inspect(file), b""
-    except Exception as error:  # a broken file can make a library fail in any way
-        return {"error": _say_why(file, error)}, b""
-
-
-def _say_why(file: Path, error: Exception) -> str:
-    """Return the reason of an error in one line."""
-    if isinstance(error, RandSlotError):
-        return short(_leave_out(str(file), str(error)))
-    if isinstance(error, MemoryError):
-        return f"needs more than {MEMORY >> 30} GB of memory"
-    if isinstance(error, OSError):
-        return short(error.strerror or str(error))
-    return short(f"cannot be read: {type(error).__name__}: {error}")
-
-
-def _leave_out(name: str, reason: str) -> str:
-    """Leave a file's name out of a reason: the parent process adds it."""
-    return re.sub(rf"(:| of|) {re.escape(name)}", "", reason).replace(name, "it")
-
-
 def main() -> None:
     """Answer requests until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     warnings.simplefilter("ignore")
-    try:
+    with suppress(ImportError, ValueError, OSError):  # not on this system
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    except (ImportError, ValueError, OSError):  # not on this system
-        pass
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
     kept = OpenPdf()
     try:
-        while line := _next_request(kept):
+        while True:
+            # A file that nobody asks for is closed soon, so that it can be moved and deleted.
+            if kept.pdf is not None and os.name == "posix" and not select.select([sys.stdin], [], [], IDLE)[0]:
+                kept.close()
+            line = sys.stdin.buffer.readline()
+            if not line:
+                return
             reply, content = answer(json.loads(line), kept)
             out.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n" + content)
             out.flush()
-    except BrokenPipeError:  # the parent has ended, and nobody reads the answer
+    except BrokenPipeError:  # the parent has ended
         with suppress(BrokenPipeError):
-            out.close()  # here, as Python would print a traceback when it closes the pipe at exit
-
-
-def _next_request(kept: OpenPdf) -> bytes:
-    """Wait for a request; a file that nobody asks for is closed soon, so that it can be moved and deleted."""
-    if kept.pdf is not None and os.name == "posix":  # elsewhere a pipe cannot be waited for
-        ready, _, _ = select.select([sys.stdin], [], [], IDLE)
-        if not ready:
-            kept.close()
-    return sys.stdin.buffer.readline()
+            out.close()  # Python would print a traceback when it closes the pipe at exit
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Worker processes that open files ahead of the model, a bounded number of pages ahead.
-
-A worker that hangs or dies on a file is replaced, and only that file fails.
-"""
+"""A pool of worker processes that open files: if one hangs or dies on a file, only that file fails."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from queue import SimpleQueue
 from threading import Event, Lock, Timer
 from types import TracebackType
@@ -28,9 +24,6 @@ from ..pages import PARTS, PageText, Word
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-SECONDS = 60.0  # that one page may take
-OCR_SECONDS = 120.0  # that OCR of one page may take, and loading its models before the first
 
 
 class WorkerEnded(RandSlotError):
@@ -48,14 +41,15 @@ class Inspected:
 class WorkerPool:
     """Some worker processes; close them, or use them in a `with` block."""
 
-    def __init__(self, num: int, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
-        self.ocr_seconds = OCR_SECONDS
+    def __init__(self, num: int, seconds: float = 60.0, ocr_seconds: float = 120.0) -> None:
+        """seconds: that one page may take. ocr_seconds: that OCR of one may take, and loading its models before."""
+        self.seconds, self.ocr_seconds = seconds, ocr_seconds
         self.workers = [Worker() for _ in range(num)]
         self.idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
             self.idle.put(worker)
         self.threads = ThreadPoolExecutor(num)
+        self.kept: dict[tuple[str, int], PageText] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -64,14 +58,14 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers, whatever they are doing."""
+        """End the workers at once."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()
         self.threads.shutdown()
 
     def inspect(self, file: str) -> Inspected:
-        """Look at a file.
+        """Hash a file and count its pages.
 
         Errors: RandSlotError with the reason why it cannot be indexed.
         """
@@ -86,39 +80,45 @@ class WorkerPool:
         reply, content = self._ask({"file": file, "number": number, "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
-    def read_text(self, file: str, number: int) -> PageText:
-        """Read the text of one page of a file, without rendering it.
+    def read_text(self, file: str, number: int, *, keep: bool = False) -> PageText:
+        """Read the text of one page of a file, without rendering it. keep: for the next call, which forgets it.
 
-        A page that takes too much time or memory has no text, and says so as its `problem`: the file may still be fine.
+        A page that takes too much time or memory has no text but a `problem`: the file may still be fine.
 
         Errors: RandSlotError with the reason why it cannot be read.
         """
-        try:
-            reply, _ = self._ask({"file": file, "number": number, "text": True}, self.seconds)
-        except WorkerEnded as error:
-            return PageText(has_layer=False, problem=f"its text cannot be read: {error}")
-        return _make_text(reply)
+        text = self.kept.pop((file, number), None)
+        if text is None:
+            try:
+                text = unpack_text(self._ask({"file": file, "number": number, "text": True}, self.seconds)[0])
+            except WorkerEnded as error:
+                text = PageText(has_layer=False, problem=f"its text cannot be read: {error}")
+        if keep:
+            self.kept[file, number] = text
+        return text
 
     def read_by_ocr(self, file: str, number: int) -> PageText:
-        """Read the text of one page of a file in its image, whether or not the file has text for it.
+        """Read the text of one page in its image, even if the file has text for it.
 
         Errors: RandSlotError with the reason why it cannot be read, or what to install if there is no OCR engine.
         """
-        reply, _ = self._ask({"file": file, "number": number, "ocr": True}, self.ocr_seconds)
-        return _make_text(reply)
+        return unpack_text(self._ask({"file": file, "number": number, "ocr": True}, self.ocr_seconds)[0])
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
-        """Do pieces of work in order, at most `depth` ahead of the one that is used; yield each when it is done.
-
-        The future holds the result or the error.
-        """
+        """Do pieces of work in threads, at most `depth` ahead; yield each in order, with a future that is done."""
         waiting: deque[tuple[T, Future[R]]] = deque()
+
+        def take() -> tuple[T, Future[R]]:
+            piece, future = waiting.popleft()
+            future.exception()  # waits
+            return piece, future
+
         for piece in work:
             waiting.append((piece, self.threads.submit(do, piece)))
             if len(waiting) > depth:
-                yield _done(waiting)
+                yield take()
         while waiting:
-            yield _done(waiting)
+            yield take()
 
     def _ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         worker = self.idle.get()
@@ -128,57 +128,49 @@ class WorkerPool:
             self.idle.put(worker)
 
 
-def _done(waiting: deque[tuple[T, Future[R]]]) -> tuple[T, Future[R]]:
-    piece, future = waiting.popleft()
-    future.exception()  # waits
-    return piece, future
-
-
-def _make_text(reply: dict[str, Any]) -> PageText:
+def unpack_text(reply: dict[str, Any]) -> PageText:
     """Make the text of a page from the answer of a worker."""
     boxes = (np.array(reply["boxes"]) / PARTS).reshape(-1, 4).tolist()
     words = [Word(text, *box) for text, box in zip(reply["text"].split(), boxes, strict=True)]
     return PageText(reply["text"], tuple(words), reply["has_layer"], reply["truncated"])
 
 
-def hash_image(image: Image.Image) -> str:
-    """Return a hash of an image's pixels."""
-    return blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
-
-
 class Worker:
-    """One worker process, started when it is first asked."""
+    """One worker process, started at the first request."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
-        self.lock = Lock()  # no process may be started while, or after, another thread closes the worker
+        self.lock = Lock()  # no process may start while, or after, another thread closes the worker
 
     def ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         """Send a request and wait for its answer.
 
-        Errors: RandSlotError if the worker says so, dies, or takes longer than `seconds`.
+        Errors: RandSlotError if the worker says so; WorkerEnded if it dies, or takes longer than `seconds`.
         """
         process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         late = Event()
-        timer = Timer(seconds, _kill, [process, late])
+
+        def kill() -> None:
+            late.set()
+            process.kill()
+
+        timer = Timer(seconds, kill)
         timer.start()
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            line = process.stdout.readline()
-            reply: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(process.stdout.readline())
             width, height = reply.get("size", (0, 0))
             content = process.stdout.read(3 * width * height)
             if len(content) < 3 * width * height:
                 raise EOFError
         except (OSError, ValueError, EOFError) as error:
             self._end()
-            raise WorkerEnded(
-                f"took more than {seconds:g} s" if late.is_set() else "opening it ended the renderer"
-            ) from error
+            reason = f"took more than {seconds:g} s" if late.is_set() else "opening it ended the worker process"
+            raise WorkerEnded(reason) from error
         finally:
             timer.cancel()
         if "error" in reply:
@@ -197,7 +189,13 @@ class Worker:
                 raise RandSlotError("stopped")
             if self.process is None or self.process.poll() is not None:
                 self._end()
-                self.process = _start_process()
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "randslot.library.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                )
             return self.process
 
     def _end(self) -> None:
@@ -208,18 +206,3 @@ class Worker:
                 assert pipe is not None
                 with suppress(OSError):  # a request that the process did not read
                     pipe.close()
-
-
-def _start_process() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "randslot.library.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-
-
-def _kill(process: subprocess.Popen[bytes], late: Event) -> None:
-    late.set()
-    process.kill()
