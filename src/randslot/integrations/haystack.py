@@ -7,9 +7,9 @@ from typing import Any
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, needs, read_picture
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, importing, read_picture
 
-with needs("haystack-ai", "haystack"):
+with importing("haystack-ai", "haystack"):
     from haystack import component, default_from_dict, default_to_dict
     from haystack.dataclasses import ByteStream, Document
 
@@ -28,8 +28,8 @@ class RandSlotRetriever:
     ) -> None:
         """library: an open one, its folder or its address. top_k: how many pages. by, filters: as in `Library.search`.
 
-        pictures: put the picture of each page into `blob`, as a JPEG; without it, `read_picture` of
-        `randslot.integrations.pages` gives it when it is needed.
+        pictures: put the picture of each page into `blob`, as a JPEG; `randslot.integrations.pages.read_picture` gives
+        it later, too.
         """
         self.library, self.top_k, self.by, self.filters, self.pictures = library, top_k, by, filters, pictures
         self.finder = Finder(library, top_k, by, filters)
@@ -38,24 +38,23 @@ class RandSlotRetriever:
     def run(
         self, query: str, top_k: int | None = None, filters: dict[str, Any] | None = None
     ) -> dict[str, list[Document]]:
-        """Return the best pages; top_k and filters: others than its own."""
+        """Return the best pages; top_k and filters: in place of its own."""
         return {"documents": [self._make(page) for page in self.finder.find(query, top_k, filters)]}
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     async def run_async(
         self, query: str, top_k: int | None = None, filters: dict[str, Any] | None = None
     ) -> dict[str, list[Document]]:
-        """Return the best pages, while others go on."""
+        """Return the best pages, without blocking."""
         found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, top_k, filters)
         return found
 
     def _make(self, page: RetrievedPage) -> Document:
-        metadata = page.metadata()
-        blob = ByteStream(read_picture(metadata), mime_type=PICTURE_TYPE) if self.pictures else None
-        return Document(id=page.id, content=page.text, blob=blob, meta=metadata, score=page.score)
+        blob = ByteStream(read_picture(page.metadata), mime_type=PICTURE_TYPE) if self.pictures else None
+        return Document(id=page.id, content=page.text, blob=blob, meta=page.metadata, score=page.score)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return how to make it again, for the file of a pipeline.
+        """Return the settings, for the file of a pipeline.
 
         Errors: UsageError if it was given an open library.
         """
@@ -70,10 +69,10 @@ class RandSlotRetriever:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "RandSlotRetriever":
-        """Make one as `to_dict` described it."""
+        """Make a retriever from what `to_dict` returned."""
         made: RandSlotRetriever = default_from_dict(cls, data)
         return made
 
     def close(self) -> None:
-        """Let go of the library, if it was opened here."""
+        """Close the library, if it was opened here."""
         self.finder.close()

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, needs
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, importing
 
-with needs("langchain-core", "langchain"):
+with importing("langchain-core", "langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
@@ -42,15 +42,14 @@ class RandSlotRetriever(BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
     ) -> list[Document]:
-        pages = await asyncio.to_thread(self._finder.find, query)
-        return await asyncio.to_thread(lambda: [self._make(page) for page in pages])
+        return await asyncio.to_thread(lambda: [self._make(page) for page in self._finder.find(query)])
 
     def _make(self, page: RetrievedPage) -> Document:
-        metadata = page.metadata()
+        metadata = page.metadata
         if self.pictures:
-            metadata |= {"picture": encode_picture(metadata), "picture_type": PICTURE_TYPE}
+            metadata = {**metadata, "picture": encode_picture(metadata), "picture_type": PICTURE_TYPE}
         return Document(id=page.id, page_content=page.text, metadata=metadata)
 
     def close(self) -> None:
-        """Let go of the library, if it was opened here."""
+        """Close the library, if it was opened here."""
         self._finder.close()

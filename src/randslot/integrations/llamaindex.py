@@ -9,14 +9,12 @@ from typing import Any
 
 from ..library.library import Library
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, needs
+from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, importing
 
-with needs("llama-index-core", "llamaindex"):
+with importing("llama-index-core", "llamaindex"):
     from llama_index.core.base.base_retriever import BaseRetriever
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle, TextNode
-
-HIDDEN = ["document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
 
 
 class RandSlotRetriever(BaseRetriever):
@@ -47,14 +45,14 @@ class RandSlotRetriever(BaseRetriever):
         return await asyncio.to_thread(self._retrieve, query_bundle)
 
     def _make(self, page: RetrievedPage) -> NodeWithScore:
-        metadata = page.metadata()
-        about = {"id_": page.id, "text": page.text, "metadata": metadata, "excluded_llm_metadata_keys": HIDDEN}
+        hidden = ["document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
+        about = {"id_": page.id, "text": page.text, "metadata": page.metadata, "excluded_llm_metadata_keys": hidden}
         if self.pictures:
-            node = ImageNode(**about, image=encode_picture(metadata), image_mimetype=PICTURE_TYPE)
+            node = ImageNode(**about, image=encode_picture(page.metadata), image_mimetype=PICTURE_TYPE)
         else:
             node = TextNode(**about)
         return NodeWithScore(node=node, score=page.score)
 
     def close(self) -> None:
-        """Let go of the library, if it was opened here."""
+        """Close the library, if it was opened here."""
         self.finder.close()
