@@ -14,8 +14,8 @@ from typing import Any
 
 from record import keep, print_table
 
-from randslot.evaluation.contest import Standing, compare_models, find_frontier
-from randslot.evaluation.search import WORDS
+from randslot.evaluation.compare import ComparedSearch, compare_models, find_frontier
+from randslot.evaluation.evaluate_search import WORDS
 from randslot.evaluation.tasks import own_task
 from randslot.plots import draw_frontier
 
@@ -31,16 +31,16 @@ def main() -> None:
     parser.add_argument("--name", default="all-MiniLM-L6-v2")
     arguments = parser.parse_args()
     task = own_task(arguments.manuals / "test")
-    standings = compare_models([WORDS, arguments.model, "embedded"], task, arguments.output, both=True, tell=print)
-    rows = [make_row(one, Path(arguments.model).name, arguments.name) for one in standings]
+    compared = compare_models([WORDS, arguments.model, "embedded"], task, arguments.output, both=True, tell=print)
+    rows = [make_row(one, Path(arguments.model).name, arguments.name) for one in compared]
     print_table(rows)
     keep("compare", rows)
     points = {row["search"]: (float(row["bytes a page"]), row["nDCG@5"]) for row in rows}
-    best = [standings.index(one) for one in find_frontier(standings)]
+    best = [compared.index(one) for one in find_frontier(compared)]
     draw_frontier(points, [rows[i]["search"] for i in best], IMAGE)
 
 
-def make_row(one: Standing, folder: str, name: str) -> dict[str, Any]:
+def make_row(one: ComparedSearch, folder: str, name: str) -> dict[str, Any]:
     """Return a row as the docs show it; `name` stands for the folder that a model is in."""
     base = one.verdict == "base"
     return {

@@ -14,8 +14,8 @@ from typing import Any
 from record import keep, print_table
 
 from randslot.evaluation.evaluate import evaluate_model
-from randslot.evaluation.result import Result
-from randslot.evaluation.search import evaluate_search
+from randslot.evaluation.evaluate_search import evaluate_search
+from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import own_task
 
 MODEL = "embedded"

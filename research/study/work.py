@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from randslot.errors import RandSlotError, first_line
 from randslot.evaluation.analysis import count_winners, find_winners, intervene, positive_pairs, sweep_budgets
+from randslot.evaluation.cached_runs import CachedRun, CachedSubset, full_view, macro, read_runs, score_subset
 from randslot.evaluation.evaluate import Evaluation
-from randslot.evaluation.result import Result
-from randslot.evaluation.runs import Part, Run, full_view, macro, read_runs, score_part
+from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import Task
 from randslot.files import read_json
 from randslot.machine import describe_machine
@@ -98,11 +98,11 @@ def _keep_rows(study: Study, job: Job) -> None:
     )
     queries = {}
     for inference, run in runs.items():
-        queries[inference] = {task: list_queries(parts[0]) for task, parts in run.tasks.items()}
+        queries[inference] = {task: list_queries(subsets[0]) for task, subsets in run.tasks.items()}
     write_row(Path(study.results), Row(record, queries))
 
 
-def measure_inference(run: Run) -> Inference:
+def measure_inference(run: CachedRun) -> Inference:
     """Return what a run's lines of queries do not say: budgets of one side, interventions, who wins for whom."""
     swept = {str(side): scores for _, side, *scores in sweep_budgets([run], BUDGET).rows}
     readouts, winners = intervene(run, BUDGET), count_winners(run, BUDGET)
@@ -116,16 +116,16 @@ def measure_inference(run: Run) -> Inference:
     )
 
 
-def list_queries(part: Part) -> NDArray[np.float64]:
+def list_queries(subset: CachedSubset) -> NDArray[np.float64]:
     """Return the line of each query of a task (Q, C)."""
     full = full_view(BUDGET)
     views = [full_view(num) for num in range(1, MOST + 1)]
     views += [full.change("page", [place]) for place in range(BUDGET)]
-    scores = score_part(part, views)
-    num_queries = len(part.judged.query_ids)
+    scores = score_subset(subset, views)
+    num_queries = len(subset.judged.query_ids)
     wins = torch.zeros(num_queries, BUDGET, dtype=torch.int64)
     counts = torch.zeros(num_queries, 2, dtype=torch.int64)  # pairs, distinct winners
-    for numbers, queries, pages in positive_pairs(part, BUDGET):
+    for numbers, queries, pages in positive_pairs(subset, BUDGET):
         won = torch.nn.functional.one_hot(find_winners(queries, pages)[0], BUDGET)  # (N, K, K)
         wins.index_add_(0, numbers, won.sum(1))
         distinct = won.amax(1).sum(-1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import UsageError
 
 Cell = str | int | float | None
-STYLES = ("md", "csv", "latex")
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,11 @@ class Table:
             return f"{cell:.{self.digits}f}"
         return "-" if cell is None else str(cell)
 
-
-def write_table(table: Table, style: str) -> str:
-    """Return a table as text.
-
-    Errors: UsageError for a style that is not md, csv or latex.
-    """
-    check_style(style)
-    writers: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
-    return writers[style](table)
+    def drop_empty(self) -> Table:
+        """Return the table without columns in which no row has anything."""
+        used = [i for i in range(len(self.heads)) if any(row[i] not in (None, "-") for row in self.rows)]
+        rows = [[row[i] for i in used] for row in self.rows]
+        return Table(self.title, [self.heads[i] for i in used], rows, self.digits)
 
 
 def check_style(style: str) -> None:
@@ -44,41 +39,35 @@ def check_style(style: str) -> None:
 
     Errors: UsageError.
     """
-    if style not in STYLES:
-        raise UsageError(f"format {style!r} is not one of {', '.join(STYLES)}")
+    if style not in ("md", "csv", "latex"):
+        raise UsageError(f"format {style!r} is not one of md, csv, latex")
 
 
-def _markdown(table: Table) -> str:
-    lines = [table.heads, ["---"] * len(table.heads), *([table.show(cell) for cell in row] for row in table.rows)]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return f"## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
+def write_table(table: Table, style: str) -> str:
+    """Return a table as md, csv or latex.
+
+    Errors: UsageError for another style.
+    """
+    check_style(style)
+    if style == "csv":
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([table.heads, *table.rows])
+        return buffer.getvalue()
+    texts = [[table.show(cell) for cell in row] for row in table.rows]
+    if style == "latex":
+        return _latex(table, texts)
+    lines = ""
+    for row in (table.heads, ["---"] * len(table.heads), *texts):
+        lines += "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
+    return f"## {table.title}\n\n{lines}"
 
 
-def _csv(table: Table) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows([table.heads, *table.rows])
-    return buffer.getvalue()
-
-
-def _latex(table: Table) -> str:
-    def escape(text: str) -> str:
-        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-        return "".join(special.get(char, f"\\{char}" if char in "&%_#{}$" else char) for char in text)
-
-    texts = [table.heads, *([table.show(cell) for cell in row] for row in table.rows)]
-    lines = [" & ".join(escape(text) for text in row) + r" \\" for row in texts]
-    left = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.heads))]
-    return "\n".join(
-        [
-            f"% {table.title}",
-            rf"\begin{{tabular}}{{{''.join('l' if text else 'r' for text in left)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+def _latex(table: Table, texts: list[list[str]]) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    escapes = str.maketrans(special | {char: f"\\{char}" for char in "&%_#{}$"})
+    heads, *lines = (" & ".join(cell.translate(escapes) for cell in row) + r" \\" for row in (table.heads, *texts))
+    columns = ""
+    for column in range(len(table.heads)):
+        columns += "l" if all(isinstance(row[column], str) for row in table.rows) else "r"
+    start = [f"% {table.title}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heads, r"\midrule"]
+    return "\n".join([*start, *lines, r"\bottomrule", r"\end{tabular}", ""])

@@ -13,7 +13,7 @@ from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.evaluation.compare import compare_runs
 from randslot.evaluation.evaluate import Evaluation
-from randslot.evaluation.result import read_results
+from randslot.evaluation.result_files import read_results
 from randslot.evaluation.tasks import find_tasks
 from randslot.model import open_model
 from research.samples.sets import write_set
@@ -79,4 +79,4 @@ def test_runs_of_words_images_and_texts_are_compared_query_by_query(tmp_path: Pa
         (folder,) = [path for path in (tmp_path / "out").iterdir() if path.name.endswith(name)]
         answer = CliRunner().invoke(app, ["analyse", str(folder)])
         assert isinstance(answer.exception, UsageError)
-        assert "there are no slots to analyse" in str(answer.exception)
+        assert "no slots to analyse" in str(answer.exception)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.analysis import count_winners, intervene
-from randslot.evaluation.result import read_results
-from randslot.evaluation.runs import read_runs
+from randslot.evaluation.cached_runs import read_runs
+from randslot.evaluation.result_files import read_results
 from research.study.__main__ import study as study_command
 from research.study.measures import FULL, measure_rows
 from research.study.plan import Study, read_study

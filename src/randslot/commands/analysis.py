@@ -22,7 +22,7 @@ def analyse(
     benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help="To evaluate models on.")] = None,
     data: Annotated[Path | None, typer.Option(help="A set of your own to evaluate models on.")] = None,
     vectors: Annotated[int, typer.Option(min=1, help="Vectors a side, but for the budget sweep.")] = 4,
-    dim: Annotated[int | None, typer.Option(help="For cost: the dimension of vectors.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="For cost: the dimension of vectors.")] = None,
     style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for tables and figures.")] = None,
 ) -> None:
@@ -38,7 +38,7 @@ def analyse(
 
     randslot analyse cost --vectors 8 --dim 1024
     """
-    from ..evaluation.analysis import analyse, write_report
+    from ..evaluation.analysis_report import analyse, write_report
     from ..tables import check_style, write_table
 
     check_style(style)
@@ -83,25 +83,23 @@ def compare(
 
     randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
+    from ..evaluation.compare import compare_models, compare_runs, find_frontier, list_compared
     from ..tables import check_style, write_table
 
     check_style(style)
     if data is None:
-        from ..evaluation.compare import compare_runs
-
         print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
         return
-    from ..evaluation.contest import compare_models, find_frontier, make_table
     from ..evaluation.tasks import own_task
     from ..plots import draw_frontier
 
     if base is not None:
-        raise UsageError("--base is for folders of results: with --data others are compared with the first one named")
+        raise UsageError("--base is for folders of results. With --data, the first search is the base.")
     task = own_task(data)
-    standings = compare_models(searches, task, output, both=both, trust_remote_code=trust_remote_code, tell=tell)
-    print(write_table(make_table(standings), style))
-    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in standings}
-    draw_frontier(points, [one.search for one in find_frontier(standings)], output / "compare.svg")
+    compared = compare_models(searches, task, output, both=both, trust_remote_code=trust_remote_code, tell=tell)
+    print(write_table(list_compared(compared), style))
+    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in compared}
+    draw_frontier(points, [one.search for one in find_frontier(compared)], output / "compare.svg")
     print(f"see {output / 'compare.svg'}", file=sys.stderr)
 
 
@@ -126,17 +124,14 @@ def profile(
 
     try:
         rows, columns = map(int, page.lower().split("x"))
-    except ValueError as error:
-        raise UsageError(f"--page is like 48x32, not {page!r}") from error
-    try:
         budgets = tuple(map(int, vectors.split(",")))
     except ValueError as error:
-        raise UsageError(f"--vectors is like 1,4,6, not {vectors!r}") from error
+        raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
     protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
     loaded, console = load(model), Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         table = profile(loaded, protocol, progress)
     print(write_table(table, style))
-    if loaded.reads == "image":  # a text is made ready in no time
+    if loaded.reads == "image":  # preparing a text takes no time
         print(write_table(measure_waiting(loaded, protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)

@@ -68,14 +68,12 @@ def evaluate(
             model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
         )
     else:
-        from ..evaluation.search import evaluate_search
+        from ..evaluation.evaluate_search import evaluate_search
 
         if any(value is not None for value in settings.values()):
-            raise UsageError(f"--by {by.value} takes the model as it is saved: no settings of it")
+            raise UsageError(f"--by {by.value} takes the model as saved, without other settings")
         how: Any = by.value
-        results = []
-        for task in chosen:
-            results.append(evaluate_search(task, output, by=how, model=model, name=name, tell=tell))
+        results = [evaluate_search(task, output, by=how, model=model, name=name, tell=tell) for task in chosen]
     for line in list_means(results):
         print(line)
     print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)

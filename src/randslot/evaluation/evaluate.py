@@ -1,4 +1,4 @@
-"""An evaluation: encode each page once, score in blocks, keep nDCG of every task in a file of its own.
+"""Evaluate a model: encode each page once, score in blocks, keep nDCG of every task in a file.
 
 Shapes: Q queries, P pages.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
@@ -24,21 +24,20 @@ from ..model.reader import SIDES, Side, is_url
 from ..model.remote_model import open_model
 from ..model.sentence_model import EmbeddingModel
 from ..pages import NoTextError, open_page, read_page_text
-from .cache import JUDGED, Judged, VectorCache, batches, content_key, open_cache
+from .cache import JUDGED, Judged, VectorCache, content_key, open_cache
 from .metrics import ndcg_of_each
 from .published import TASKS
-from .result import CUTS, Result, SubsetResult, average_queries, name_file
+from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, name_file
 from .tasks import Pages, Subset, Task
 
 Caches = dict[Side, VectorCache]
-GROUP = 2  # batches that are gathered, so that pages of one length come together
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model, as it is set, on its way through tasks.
+    """One model, under its settings, that is evaluated on tasks.
 
-    name: what the model is called in tables. output: where results go, one file a task. cache: where vectors go.
+    name: the model in tables. output: the folder of results, one file per task. cache: the folder of vectors.
     """
 
     model: RandSlotModel | EmbeddingModel
@@ -49,9 +48,7 @@ class Evaluation:
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
 
     def run(self, tasks: Sequence[Task]) -> list[Result]:
-        """Evaluate on each task, keep its scores in a file, and return them."""
-        if not tasks:
-            raise UsageError("nothing to evaluate on: name a benchmark, or a folder by --data")
+        """Evaluate on each task, write its scores to a file, and return them."""
         settings = self.model.settings
         if settings.note:
             self.console.print(f"note: {self.name} {settings.note}")
@@ -64,81 +61,86 @@ class Evaluation:
         self.console.print(f"evaluating on {task.name}: {where}")
         subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
         settings = self.model.settings
-        file = self._name_file(task, weights)
-        return task.keep_result(
-            file,
-            subsets,
+        counts = {side: settings.num_vectors(side) for side in SIDES}
+        budget = "-".join(f"{side[0]}{num or 'all'}" for side, num in counts.items())
+        setting = f"{settings.label}-{budget}-seed{settings.seed}-{weights[:8]}"
+        file = name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
+        result = Result(
+            file=file,
             model=self.name,
             weights=weights,
             settings=asdict(settings),
             label=settings.label,
-            counts={side: settings.num_vectors(side) for side in SIDES},
+            counts=counts,
+            benchmark=task.benchmark,
+            task=task.name,
+            dataset=task.dataset,
+            revision=task.revision,
+            ndcg=average_subsets(subsets),
+            subsets=subsets,
             vectors={side: caches[side].folder.relative_to(self.cache).as_posix() for side in SIDES},
             cache=Path(os.path.relpath(self.cache, file.parent)).as_posix(),
         )
-
-    def _name_file(self, task: Task, weights: str) -> Path:
-        settings = self.model.settings
-        counts = [f"{side[0]}{settings.num_vectors(side) or 'all'}" for side in SIDES]
-        setting = f"{settings.label}-{'-'.join(counts)}-seed{settings.seed}-{weights[:8]}"
-        return name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
+        result.write()
+        return result
 
     def _run_subset(self, task: str, subset: Subset, caches: Caches) -> SubsetResult:
+        what, num_pages = f"{task} {subset.name}", len(subset.pages.ids)
         if subset.left_out:
-            self.console.print(f"{task} {subset.name}: {subset.left_out} queries without a relevant page are left out")
-        what = f"{task} {subset.name}"
+            self.console.print(f"{what}: skipping {subset.left_out} queries without a relevant page")
         ids, page_keys = self._encode_pages(what, subset.pages, caches["page"])
-        if len(ids) < len(subset.pages.ids):
-            self.console.print(f"{what}: {len(subset.pages.ids) - len(ids)} pages have no text, and cannot be found")
+        if len(ids) < num_pages:
+            self.console.print(f"{what}: {num_pages - len(ids)} pages have no text and cannot be found")
         query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
-        scores_QP = self._score(query_keys, page_keys, caches)
-        grades = [subset.grades[id] for id in subset.queries]
-        each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
-        judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return average_queries(each, len(subset.pages.ids), judged.write(self.cache / JUDGED), subset.key())
-
-    def _score(self, query_keys: list[str], page_keys: list[str], caches: Caches) -> Tensor:
         settings = self.model.settings
         queries = caches["query"].read(query_keys, settings.num_vectors("query"))
         scores_QP = torch.empty(len(query_keys), len(page_keys))
         for indexes, pages in caches["page"].blocks(page_keys, settings.num_vectors("page")):
             scores_QP[:, indexes] = self.model.similarity(queries, pages, device=self.model.device)
-        return scores_QP
+        grades = [subset.grades[id] for id in subset.queries]
+        each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
+        judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
+        return average_queries(each, num_pages, judged.write(self.cache / JUDGED), subset.key())
 
     def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:
+        """Encode the queries that are not cached, and return all keys."""
         keys = [content_key(text.encode()) for text in texts]
-        missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
-        for batch in batches(missing, 4 * self.batch):
-            vectors = self.model.encode_query([texts[i] for i in batch], batch_size=len(batch))
-            cache.add([keys[i] for i in batch], vectors)
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cache}
+        for batch in in_groups(missing.items(), 4 * self.batch):
+            vectors = self.model.encode_query([text for _, text in batch], batch_size=len(batch))
+            cache.add([key for key, _ in batch], vectors)
         cache.flush()
         return keys
 
     def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> tuple[list[str], list[str]]:
-        """Encode the pages that are not in the cache, opening the next ones meanwhile; return all ids and their keys.
+        """Encode the pages that are not cached, opening the next ones meanwhile; return all ids and their keys.
 
-        Pages without text are left out if the model reads text: they have no vectors, so no search finds them.
+        If the model reads text, pages without text are left out: they have no vectors, so no search finds them.
         """
         keys = [pages.key(i) for i in range(len(pages.ids))]
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
-        with self._progress() as progress:
+        size = 2 * self.batch  # two batches are gathered, so that pages of one length come together
+        speed = TextColumn("{task.fields[speed]}")
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             bar = progress.add_task(what, total=len(missing), speed="")
-            opened = Ahead(lambda i: self._open(pages, i), missing, depth=2 * GROUP * self.batch)
+            opened = Ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
             try:
-                for group in in_groups(opened, GROUP * self.batch):
+                for group in in_groups(opened, size):
                     found = {i: page for i, page in group if page is not None}
                     cache.add([keys[i] for i in found], self._encode(list(found.values())))
-                    self._advance(progress, bar, len(group))
+                    progress.update(bar, advance=len(group))
+                    progress.update(bar, speed=f"{progress.tasks[bar].speed or 0:.1f} pages/s")
                     return_freed_memory()
             finally:
-                cache.flush()  # also when it is stopped, or a page is broken
+                cache.flush()  # also when stopped, or a page is damaged
         readable = [i for i, key in enumerate(keys) if key in cache]
         if not readable:
             raise RandSlotError(f"{what}: no page has text, and {self.name} reads text")
         return [pages.ids[i] for i in readable], [keys[i] for i in readable]
 
     def _open(self, pages: Pages, i: int) -> Any:
-        """Open a page as the model reads it, with all done that needs no model; None if it lacks the text for it."""
+        """Open and preprocess a page as the model reads it; None if it lacks the text for it."""
         page = pages.open(i)
         try:
             if self.model.reads == "text":
@@ -158,17 +160,6 @@ class Evaluation:
             return self.model.encode_prepared(pages, self.batch)
         return list(self.model.encode_document(pages, batch_size=self.batch))
 
-    def _progress(self) -> Progress:
-        speed = TextColumn("{task.fields[speed]}")
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
-        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
-
-    @staticmethod
-    def _advance(progress: Progress, bar: TaskID, num: int) -> None:
-        progress.update(bar, advance=num)
-        speed = progress.tasks[bar].speed
-        progress.update(bar, speed=f"{speed:.1f} pages/s" if speed else "")
-
 
 def evaluate_model(
     model: str,
@@ -181,20 +172,22 @@ def evaluate_model(
     batch: int = 8,
     as_published: bool = False,
 ) -> list[Result]:
-    """Open a model by its folder, id or address, and evaluate it.
+    """Open a model by its folder, hub id or address, and evaluate it.
 
-    settings: other ones than the model's own, where they are not None. name: what it is called in tables. cache: where
-    vectors go; by default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that
-    was trained with random slots twice, as they have it: with zeros in their place (RS-Z), and with them (RS-R).
+    settings: changes to the model's own, where not None. name: the model in tables. cache: the folder of vectors, by
+    default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that was trained
+    with random slots twice, as the paper does: with zeros in their place (RS-Z), and with them (RS-R).
 
-    Errors: UsageError if nothing can be written into the folder for results.
+    Errors: UsageError if a folder cannot be written.
     """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
+    cache = cache or output / "vectors"
+    for folder in (output, cache):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
     opened = open_model(model, **settings)
-    evaluation = Evaluation(opened, name or model, output, cache or output / "vectors", batch)
+    evaluation = Evaluation(opened, name or model, output, cache, batch)
     results = evaluation.run(tasks)
     published = [task for task in tasks if task.benchmark in TASKS]
     if not as_published or not published or settings.get("inference") is not None:

@@ -21,17 +21,16 @@ def rank_pages(scores_QP: NDArray[np.float32], page_ids: Sequence[str], k: int) 
 def ndcg_of_each(
     scores_QP: NDArray[np.float32], page_ids: Sequence[str], grades: Sequence[Mapping[str, int]], k: int
 ) -> list[float]:
-    """Return nDCG@k of each query, from its scores and the grades of the pages that count for it."""
+    """Return nDCG@k of each query, from its scores and the grades of its relevant pages."""
     ranked = ([page_ids[i] for i in best] for best in rank_pages(scores_QP, page_ids, k))
     return [ndcg(pages, graded, k) for pages, graded in zip(ranked, grades, strict=True)]
 
 
 def ndcg(ranked: Sequence[str], grades: Mapping[str, int], k: int) -> float:
     """Return nDCG@k of one query's ranked pages; 0 for a query without a relevant page."""
-    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
-    best = _gain(ideal[:k])
-    return _gain([max(grades.get(page, 0), 0) for page in ranked[:k]]) / best if best else 0.0
 
+    def gain(values: Sequence[int]) -> float:
+        return float(sum(grade / np.log2(place + 2) for place, grade in enumerate(values)))
 
-def _gain(grades: Sequence[int]) -> float:
-    return float(sum(grade / np.log2(place + 2) for place, grade in enumerate(grades)))
+    best = gain(sorted((max(grade, 0) for grade in grades.values()), reverse=True)[:k])
+    return gain([max(grades.get(page, 0), 0) for page in ranked[:k]]) / best if best else 0.0

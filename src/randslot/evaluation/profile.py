@@ -1,17 +1,16 @@
-"""How fast a model encodes, by the paper's protocol: inputs of fixed size, one at a time, preprocessing left out.
+"""Time encoding by the paper's protocol: inputs of fixed size, one at a time, without preprocessing.
 
-Every strategy and budget is timed in our one pass and in the paper's way, position by position on a cache, in turns
-within one run, so that a busy moment of the machine hits all of them.
+Every strategy and budget is timed in one pass and as in the paper, position by position on a cache, in turns within one
+run, so that a busy moment of the machine hits all of them.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -29,15 +28,14 @@ from ..model.slots import STRATEGIES, Sequential, Strategy
 from ..pages import open_page
 from ..tables import Cell, Table
 
-WORDS = ("net sales by region", "deferred tax", "how did output change?", "staff costs in the third quarter")
 Features = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is timed: by default as in the paper.
+    """What is timed, by default as in the paper.
 
-    rows, columns: the merged visual tokens of a page; of a text as many tokens as that.
+    rows, columns: the merged visual tokens of a page; a text has as many tokens.
     """
 
     rows: int = 48
@@ -46,20 +44,12 @@ class Protocol:
     warmup: int = 3
     samples: int = 32
     budgets: tuple[int, ...] = (1, 4, 6)
-    strategies: tuple[str, ...] = ()  # () for all that append slots
+    strategies: tuple[str, ...] = tuple(name for name, one in STRATEGIES.items() if not one.every_token)
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns", "query_tokens", "samples", *(() if not self.warmup else ("warmup",))):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if not self.budgets or min(self.budgets) < 1:
-            raise UsageError("budgets must be whole numbers of 1 or more")
-        known = [name for name, strategy in STRATEGIES.items() if not strategy.every_token]
-        for name in self.strategies:
-            if name not in known:
-                raise UsageError(f"strategy {name!r} is not one of {', '.join(known)}")
-        if not self.strategies:
-            object.__setattr__(self, "strategies", tuple(known))
+        for number in (self.rows, self.columns, self.query_tokens, self.samples, *self.budgets):
+            if number < 1:
+                raise UsageError(f"sizes, samples and budgets must be 1 or more, not {number}")
 
 
 @dataclass(frozen=True)
@@ -70,47 +60,43 @@ class Way:
     vectors: int
     one_pass: bool
 
-    @property
-    def name(self) -> str:
-        return "one pass" if self.one_pass else "step by step"
-
 
 def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None = None) -> Table:
-    """Time a model's backbone and return the median query latency and the pages a second of every way."""
-    ways = _list_ways(protocol)
+    """Time a model's backbone; return the median query latency and the pages per second of every way."""
+    ways = []
+    for strategy in protocol.strategies:
+        for vectors in protocol.budgets:
+            if not issubclass(STRATEGIES[strategy], Sequential):
+                ways.append(Way(strategy, vectors, one_pass=True))
+            ways.append(Way(strategy, vectors, one_pass=False))
     seconds: dict[Side, dict[Way, list[float]]] = {}
-    with _encoding(model, protocol), torch.inference_mode():
-        inputs: dict[Side, list[Features]] = {
-            "query": _make_queries(model, protocol),
-            "page": _make_pages(model, protocol),
-        }
+    with _page_size(model, protocol), torch.inference_mode():
+        pages = _make_pages(model, protocol)
+        inputs: dict[Side, list[Features]] = {"query": _make_queries(model, protocol), "page": pages}
         for side, samples in inputs.items():
-            bar = progress.add_task(f"timing {side} encoding", total=len(samples)) if progress else None
             functions = {way: _make_function(model, way, side) for way in ways}
-            seconds[side] = _time(functions, samples, protocol.warmup, partial(_advance, progress, bar))
-    rows: list[list[Cell]] = [
-        [
-            way.strategy,
-            way.vectors,
-            way.name,
-            1000 * statistics.median(seconds["query"][way]),
-            protocol.samples / sum(seconds["page"][way]),
-        ]
-        for way in ways
-    ]
+            tracked = progress.track(samples, description=f"timing {side} encoding") if progress else samples
+            seconds[side] = _time(functions, tracked, protocol.warmup)
+    rows: list[list[Cell]] = []
+    for way in ways:
+        latency = 1000 * statistics.median(seconds["query"][way])
+        shown = "one pass" if way.one_pass else "step by step"
+        rows.append([way.strategy, way.vectors, shown, latency, protocol.samples / sum(seconds["page"][way])])
+    grid = model.page_grid(pages[0])
+    size = f"{grid[0]} x {grid[1]} merged visual tokens" if grid else f"{pages[0]['input_ids'].shape[1]} positions"
     title = (
-        f"Encoding: queries of {protocol.query_tokens} tokens, pages of {_describe_size(model, inputs['page'][0])}, "
-        f"one at a time, {protocol.samples} samples"
+        f"Encoding: queries of {protocol.query_tokens} tokens, pages of {size}, one at a time, "
+        f"{protocol.samples} samples"
     )
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
 
 
 def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) -> Table:
-    """Encode page images as `evaluate` and `index` do, others being made ready meanwhile; say how long the model waits.
+    """Encode page images as `evaluate` and `index` do, preprocessing ahead; return how long the model waits.
 
-    The first pages, for which everything waits, do not count. The time of making ready is that of one thread alone.
+    The first pages warm up and do not count. The time to preprocess is that of a single thread.
     """
-    with _encoding(model, protocol):
+    with _page_size(model, protocol):
         files = make_files(model, protocol.warmup * batch + protocol.samples)
 
         def prepare(file: bytes) -> Any:
@@ -123,20 +109,18 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) ->
         ahead = Ahead(prepare, files, depth=4 * batch)
         for number, group in enumerate(in_groups(ahead, batch), 1):
             model.embed_pages([page for _, page in group])
-            _wait()
+            _synchronize()
             if number == protocol.warmup:
                 started, ahead.waited = time.perf_counter(), 0.0
         seconds = time.perf_counter() - started
     row: list[Cell] = [protocol.samples / seconds, 1000 * alone, f"{ahead.waited / seconds:.1%}"]
-    size = f"up to {protocol.rows} x {protocol.columns}"
-    title = (
-        f"Page images of {size} merged visual tokens, made ready in {ahead.threads} thread{'s' * (ahead.threads > 1)}"
-    )
+    size, threads = f"{protocol.rows} x {protocol.columns}", f"{ahead.threads} thread{'s' * (ahead.threads > 1)}"
+    title = f"Page images of up to {size} merged visual tokens, made ready in {threads}"
     return Table(title, ["pages/s", "ms to make one ready", "the model waits"], [row], digits=2)
 
 
 def make_files(model: RandSlotModel, num: int) -> list[bytes]:
-    """Make page images as scanners do: larger than what the model looks at, and compressed."""
+    """Make page images like scans: larger than the model's input, and compressed."""
     width = round((2 * model.page_pixels * 2 / 3) ** 0.5)
     files = []
     for number in range(num):
@@ -147,24 +131,9 @@ def make_files(model: RandSlotModel, num: int) -> list[bytes]:
     return files
 
 
-def _advance(progress: Progress | None, bar: object) -> None:
-    if progress is not None:
-        progress.update(bar, advance=1)  # type: ignore[arg-type]
-
-
-def _list_ways(protocol: Protocol) -> list[Way]:
-    ways = []
-    for strategy in protocol.strategies:
-        for vectors in protocol.budgets:
-            if not issubclass(STRATEGIES[strategy], Sequential):
-                ways.append(Way(strategy, vectors, one_pass=True))
-            ways.append(Way(strategy, vectors, one_pass=False))
-    return ways
-
-
 @contextmanager
-def _encoding(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
-    """Set a model to encode pages of the protocol's size, and set it back."""
+def _page_size(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
+    """Set a model to encode pages of the protocol's size, and restore it."""
     limit = "text_tokens" if model.reads == "text" else "visual_tokens"
     before, training = getattr(model.settings, limit), model.training
     model.use(**{limit: protocol.rows * protocol.columns})
@@ -177,10 +146,11 @@ def _encoding(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
 
 
 def _make_queries(model: RandSlotModel, protocol: Protocol) -> list[Features]:
-    """Make queries of a fixed length: short ones repeated, of which the last tokens are kept."""
+    """Make queries of a fixed length: repeat short ones, and keep the last tokens."""
+    words = ("net sales by region", "deferred tax", "how did output change?", "staff costs in the third quarter")
     queries = []
     for number in range(protocol.warmup + protocol.samples):
-        features = model.preprocess([f"{WORDS[number % len(WORDS)]} {number}"], task="query")
+        features = model.preprocess([f"{words[number % len(words)]} {number}"], task="query")
         ids = features["input_ids"]
         times = -(-protocol.query_tokens // ids.shape[1])
         fixed = ids.repeat(1, times)[:, -protocol.query_tokens :]
@@ -189,44 +159,30 @@ def _make_queries(model: RandSlotModel, protocol: Protocol) -> list[Features]:
 
 
 def _make_pages(model: RandSlotModel, protocol: Protocol) -> list[Features]:
-    """Make pages of a fixed size, which a mark tells apart; what is on a page costs nothing.
+    """Make pages of a fixed size, each with a mark of its own.
 
-    A family whose pages have no grid, such as one that cuts them into tiles, gets as many tokens as it takes of those.
+    A family without a grid, such as one that cuts pages into tiles, takes as many tokens as it makes of them.
     """
-    numbers = range(protocol.warmup + protocol.samples)
-    make = _make_text if model.reads == "text" else _make_image
-    pages = [model.preprocess([make(model, protocol, number)], task="document") for number in numbers]
+    tokens = protocol.rows * protocol.columns
+    side = round((model.page_pixels / tokens) ** 0.5)  # of one visual token, in pixels
+    pages = []
+    for number in range(protocol.warmup + protocol.samples):
+        page: Any = f"{number:04} " + "tax " * tokens  # more than the model reads: a word has at least one token
+        if model.reads != "text":
+            page = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
+            page.paste((number, number, number), (0, 0, side // 2, side // 2))
+        pages.append(model.preprocess([page], task="document"))
     if model.page_grid(pages[0]) not in (None, (protocol.rows, protocol.columns)):
         raise UsageError(f"a page of {protocol.rows} x {protocol.columns} visual tokens is too long: at most 200 to 1")
     return pages
-
-
-def _make_image(model: RandSlotModel, protocol: Protocol, number: int) -> Image.Image:
-    side = round((model.page_pixels / (protocol.rows * protocol.columns)) ** 0.5)  # of one visual token, in pixels
-    image = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
-    image.paste((number, number, number), (0, 0, side // 2, side // 2))
-    return image
-
-
-def _make_text(model: RandSlotModel, protocol: Protocol, number: int) -> str:
-    """Return more text than the model reads of a page: a word is a token at the least."""
-    return f"{number:04} " + "tax " * protocol.rows * protocol.columns
-
-
-def _describe_size(model: RandSlotModel, page: Features) -> str:
-    grid, positions = model.page_grid(page), page["input_ids"].shape[1]
-    if grid is None:
-        return f"{positions} positions"
-    return f"{grid[0]} x {grid[1]} merged visual tokens"
 
 
 def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Features], Tensor]:
     """Return the function that takes features from the host to vectors."""
     backbone, num = model.backbone, way.vectors - 1
     device = next(backbone.model.parameters()).device
-    slots: Strategy = STRATEGIES[way.strategy](
-        model.dimension, {"query": max(num, 1), "page": max(num, 1)}, model.settings.seed
-    )
+    counts: dict[Side, int] = {"query": max(num, 1), "page": max(num, 1)}
+    slots: Strategy = STRATEGIES[way.strategy](model.dimension, counts, model.settings.seed)
     slots.to(device).eval()
 
     def encode(features: Features) -> Tensor:
@@ -243,25 +199,21 @@ def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Feat
 
 
 def _time(
-    functions: dict[Way, Callable[[Features], Tensor]],
-    samples: Sequence[Features],
-    warmup: int,
-    advance: Callable[[], None],
+    functions: dict[Way, Callable[[Features], Tensor]], samples: Iterable[Features], warmup: int
 ) -> dict[Way, list[float]]:
     """Time every function on every sample, in turns; the first samples warm up and do not count."""
     seconds: dict[Way, list[float]] = {way: [] for way in functions}
     for number, features in enumerate(samples):
         for way, function in functions.items():
-            _wait()
+            _synchronize()
             start = time.perf_counter()
             function(features)
-            _wait()
+            _synchronize()
             if number >= warmup:
                 seconds[way].append(time.perf_counter() - start)
-        advance()
     return seconds
 
 
-def _wait() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

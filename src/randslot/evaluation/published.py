@@ -1,6 +1,6 @@
-"""The paper's published numbers, to show beside ours: scores in percent, costs, readout diagnostics.
+"""The paper's published numbers: scores in percent, costs, readout diagnostics.
 
-They stand in published.json under the paper's own numbers ("table1", "figure4"). Methods are rows, also where the paper
+published.json has them under the paper's own numbers ("table1", "figure4"). Methods are rows, also where the paper
 prints them as columns.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
 
 # The tasks of each benchmark under the paper's short names.
 TASKS = {
@@ -55,7 +54,7 @@ class PublishedDifference:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table of the paper; its columns name the scores or values of its rows, averages left out."""
+    """One table of the paper; its columns name the scores or values of its rows, without averages."""
 
     key: str
     label: str
@@ -70,41 +69,29 @@ class PublishedTable:
 
 @cache
 def published_tables() -> dict[str, PublishedTable]:
-    """Return the paper's tables by key, in the paper's order; then what its figures and text add."""
+    """Return the paper's tables by key, in the paper's order; then those of its figures and text."""
     text = resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
-    return {key: _table(key, table) for key, table in json.loads(text)["tables"].items()}
+    tables = {}
+    for key, table in json.loads(text)["tables"].items():
+        rows = [PublishedRow(table=key, **(row | {"seeds": tuple(row.get("seeds", ()))})) for row in table["rows"]]
+        typed = {
+            "benchmarks": tuple(table["benchmarks"]),
+            "columns": tuple(table["columns"]),
+            "rows": tuple(rows),
+            "differences": tuple(PublishedDifference(**one) for one in table.get("differences", ())),
+        }
+        tables[key] = PublishedTable(key=key, **(table | typed))
+    return tables
 
 
 def rows_for(benchmark: str) -> list[PublishedRow]:
     """Return the rows with every task of a benchmark, cut to it; of a row printed in several tables, the first."""
-    tasks = TASKS[benchmark]
     found: dict[tuple[object, ...], PublishedRow] = {}
     for table in published_tables().values():
         for row in table.rows:
-            if row.scores.keys() >= set(tasks):
+            if row.scores.keys() >= set(TASKS[benchmark]):
+                scores = {task: row.scores[task] for task in TASKS[benchmark]}
+                averages = {name: value for name, value in row.averages.items() if name == benchmark}
                 same = (row.backbone, row.method, row.query_vectors, row.page_vectors, row.seeds)
-                found.setdefault(same, _cut(row, benchmark))
+                found.setdefault(same, replace(row, scores=scores, averages=averages))
     return list(found.values())
-
-
-def _cut(row: PublishedRow, benchmark: str) -> PublishedRow:
-    tasks = TASKS[benchmark]
-    return replace(
-        row,
-        scores={task: row.scores[task] for task in tasks},
-        averages={name: value for name, value in row.averages.items() if name == benchmark},
-    )
-
-
-def _table(key: str, table: dict[str, Any]) -> PublishedTable:
-    typed = {
-        "benchmarks": tuple(table["benchmarks"]),
-        "columns": tuple(table["columns"]),
-        "rows": tuple(_row(key, row) for row in table["rows"]),
-        "differences": tuple(PublishedDifference(**difference) for difference in table.get("differences", ())),
-    }
-    return PublishedTable(key=key, **(table | typed))
-
-
-def _row(key: str, row: dict[str, Any]) -> PublishedRow:
-    return PublishedRow(table=key, **(row | {"seeds": tuple(row.get("seeds", ()))}))

@@ -1,4 +1,4 @@
-"""The paper's tables with rows of one's own among the published ones, as Markdown, CSV or LaTeX."""
+"""The paper's tables with your rows among the published ones, as Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 
 from ..tables import Cell, Table, check_style, write_table
 from .published import TASKS, rows_for
-from .result import CUTS, Result, read_results
-
-PUBLISHED_CUT = 5  # the paper has nDCG@5 only
+from .result_files import CUTS, Result, read_results
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of a table: who, with how many vectors, and the scores in percent; several seeds give several of each."""
+class ReportRow:
+    """A method with its vectors and scores in percent; each score is a list over seeds."""
 
     method: str
     vectors: str
@@ -25,12 +23,22 @@ class Row:
     scores: dict[str, list[float]]  # by task
     average: list[float]
 
-    def mean(self) -> float:
-        return statistics.mean(self.average)
-
     def has(self, tasks: Iterable[str]) -> bool:
-        """Whether it has all these tasks: only then its average can stand beside those of others."""
+        """Whether it has all these tasks: only then its average compares with others."""
         return self.scores.keys() >= set(tasks)
+
+    def cells(self, tasks: Iterable[str]) -> list[str]:
+        """Return it as the cells of a table."""
+        return [self.method, self.vectors, self.source, *(_show(self.scores.get(task, [])) for task in tasks)]
+
+
+def _show(values: Sequence[float]) -> str:
+    """Show a score, or the mean and sample standard deviation of several."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 def make_report(folder: Path, style: str = "md") -> str:
@@ -47,92 +55,70 @@ def make_report(folder: Path, style: str = "md") -> str:
 
 def list_means(results: Sequence[Result]) -> list[str]:
     """Return lines with the scores of each task, and of its subsets, and the mean of each benchmark."""
-    labels = list(dict.fromkeys(result.label for result in results))
-    lines = []
-    for label in labels:
-        if len(labels) > 1:
-            lines.append(f"with {label} slots:")
-        lines += _list_means([result for result in results if result.label == label])
-    return lines
 
+    def show(ndcg: dict[int, float]) -> str:
+        return "  ".join(f"nDCG@{cut} {100 * value:.2f}" for cut, value in ndcg.items())
 
-def _list_means(results: Sequence[Result]) -> list[str]:
-    lines = []
+    by_label: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        if len(result.subsets) > 1:
-            lines += [f"  {name}: {_show_ndcg(subset.ndcg)}" for name, subset in result.subsets.items()]
-        lines.append(f"{result.task}: {_show_ndcg(result.ndcg)}")
-    for benchmark, same in _by_benchmark(results).items():
-        if len(same) > 1:
-            means = {cut: sum(result.ndcg[cut] for result in same) / len(same) for cut in CUTS}
-            lines.append(f"{benchmark}, mean of {len(same)} tasks: {_show_ndcg(means)}")
+        by_label[result.label].append(result)
+    lines = []
+    for label, same in by_label.items():
+        if len(by_label) > 1:
+            lines.append(f"with {label} slots:")
+        for result in same:
+            if len(result.subsets) > 1:
+                lines += [f"  {name}: {show(subset.ndcg)}" for name, subset in result.subsets.items()]
+            lines.append(f"{result.task}: {show(result.ndcg)}")
+        for benchmark, tasks in _by_benchmark(same).items():
+            if len(tasks) > 1:
+                means = {cut: statistics.mean(task.ndcg[cut] for task in tasks) for cut in CUTS}
+                lines.append(f"{benchmark}, mean of {len(tasks)} tasks: {show(means)}")
     return lines
-
-
-def _show_ndcg(ndcg: dict[int, float]) -> str:
-    return "  ".join(f"nDCG@{cut} {100 * value:.2f}" for cut, value in ndcg.items())
 
 
 def _by_benchmark(results: Iterable[Result]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
+    groups: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        groups.setdefault(result.benchmark, []).append(result)
+        groups[result.benchmark].append(result)
     return groups
 
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Make a table for each benchmark and metric, then the seeds beside each other where there are several."""
+    """Make a table for each benchmark and metric, and the differences between settings with several seeds."""
     tables = []
     for benchmark, same in _by_benchmark(results).items():
         for cut in CUTS:
             rows = _own_rows(same, cut)
-            tables.append(_make_table(benchmark, cut, rows))
-            tables += _make_differences(benchmark, cut, rows)
+            tables.append(_rank(benchmark, cut, rows))
+            several = [row for row in rows if len(row.average) > 1]
+            if len(several) > 1:
+                tables.append(_subtract(benchmark, cut, several))
     return tables
 
 
-def _make_differences(benchmark: str, cut: int, rows: list[Row]) -> list[Table]:
-    """Make the table of differences between settings that have several seeds, as the paper's appendix does."""
-    several = [row for row in rows if len(row.average) > 1]
-    if len(several) < 2:
-        return []
-    first, *others = several
-    tasks = [task for task in TASKS.get(benchmark, first.scores) if all(task in row.scores for row in several)]
-    lines = []
-    for row in others:
-        means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]
-        differences = [*means, statistics.mean(means)]
-        lines.append([f"{row.method} ({row.vectors})", *(f"{difference:+.2f}" for difference in differences)])
-    title = f"{benchmark}, nDCG@{cut}: mean over seeds, minus {first.method} ({first.vectors})"
-    return [Table(title, ["method", *tasks, "avg"], lines)]
+def _own_rows(results: Iterable[Result], cut: int) -> list[ReportRow]:
+    """Group results into rows, one for each model and setting, with its seeds together.
 
-
-def _own_rows(results: Iterable[Result], cut: int) -> list[Row]:
-    """Group results into rows: one for each model and setting, with its seeds together."""
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    A run with fewer tasks than others of its row was stopped, and is left out.
+    """
+    groups: dict[tuple[str, str], dict[tuple[int, str], dict[str, float]]] = {}
     for result in results:
-        groups[f"{result.model}, {result.label}", result.counts_text].append(result)
+        runs = groups.setdefault((f"{result.model}, {result.label}", result.counts_text), {})
+        runs.setdefault((result.seed, result.weights), {})[result.task] = 100 * result.ndcg[cut]
     rows = []
-    for (method, counts), same in groups.items():
-        runs = _complete_runs(same, cut)
-        scores = {task: [run[task] for run in runs if task in run] for task in runs[0]}
-        average = [statistics.mean(run.values()) for run in runs]
-        rows.append(Row(method, counts, "yours", scores, average))
+    for (method, counts), runs in groups.items():
+        most = max(len(run) for run in runs.values())
+        complete = [run for run in runs.values() if len(run) == most]
+        scores = {task: [run[task] for run in complete if task in run] for task in complete[0]}
+        average = [statistics.mean(run.values()) for run in complete]
+        rows.append(ReportRow(method, counts, "yours", scores, average))
     return rows
 
 
-def _complete_runs(results: Iterable[Result], cut: int) -> list[dict[str, float]]:
-    """Return the scores of each run by task, in percent; a run that was stopped counts for nothing."""
-    runs: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
-    for result in results:
-        runs[result.seed, result.weights][result.task] = 100 * result.ndcg[cut]
-    most = max(len(scores) for scores in runs.values())
-    return [scores for scores in runs.values() if len(scores) == most]
-
-
-def _published(benchmark: str, cut: int) -> list[Row]:
+def _published(benchmark: str, cut: int) -> list[ReportRow]:
     """Return the rows of the paper, which has nDCG@5 of complete benchmarks."""
-    if benchmark not in TASKS or cut != PUBLISHED_CUT:
+    if benchmark not in TASKS or cut != 5:
         return []
     rows = []
     for row in rows_for(benchmark):
@@ -141,58 +127,49 @@ def _published(benchmark: str, cut: int) -> list[Row]:
         if len(row.seeds) > 1:
             method += f", mean of {len(row.seeds)} seeds"
         scores = {task: [score] for task, score in row.scores.items()}
-        rows.append(Row(method, "/".join(counts), row.source, scores, [statistics.mean(row.scores.values())]))
+        rows.append(ReportRow(method, "/".join(counts), row.source, scores, [statistics.mean(row.scores.values())]))
     return rows
 
 
-def _make_table(benchmark: str, cut: int, own: list[Row]) -> Table:
-    """Make one table, best average first, with the gap to the best; rows of some tasks only have no rank."""
-    tasks = _list_tasks(benchmark, own)
-    ranked = [*(row for row in own if row.has(tasks)), *_published(benchmark, cut)]
-    ranked.sort(key=lambda row: -row.mean())
-    lines = []
-    for place, row in enumerate(ranked, start=1):
-        gap = row.mean() - ranked[0].mean()
-        lines.append([str(place), *_line(row, tasks), _show(row.average), f"{gap:+.1f}"])
-    for row in own:
-        if not row.has(tasks):
-            lines.append(["-", *_line(row, tasks), "-", "-"])
-    heads = ["rank", "method", "vectors", "source", *tasks, "avg", "gap"]
-    return _drop_empty(Table(f"{benchmark}, nDCG@{cut}", heads, lines))
-
-
-def _drop_empty(table: Table) -> Table:
-    """Return a table without the columns in which no row has anything."""
-    used = [place for place in range(len(table.heads)) if any(row[place] != "-" for row in table.rows)]
-    rows = [[row[place] for place in used] for row in table.rows]
-    return Table(table.title, [table.heads[place] for place in used], rows)
-
-
-def _list_tasks(benchmark: str, rows: Iterable[Row]) -> list[str]:
-    """Return the tasks of a benchmark; sets of one's own are all that some row has."""
+def _list_tasks(benchmark: str, rows: Iterable[ReportRow]) -> list[str]:
+    """Return the tasks of a benchmark; for your own sets, those of all rows."""
     if benchmark in TASKS:
         return list(TASKS[benchmark])
-    tasks: dict[str, None] = {}
-    for row in rows:
-        tasks |= dict.fromkeys(row.scores)
-    return list(tasks)
+    return list(dict.fromkeys(task for row in rows for task in row.scores))
 
 
-def _line(row: Row, tasks: Iterable[str]) -> list[str]:
-    return [row.method, row.vectors, row.source, *(_show(row.scores.get(task, [])) for task in tasks)]
+def _rank(benchmark: str, cut: int, own: list[ReportRow]) -> Table:
+    """Make one table, best average first, with the gap to the best; rows with some of the tasks have no rank."""
+    tasks = _list_tasks(benchmark, own)
+    ranked = []
+    for row in [*(row for row in own if row.has(tasks)), *_published(benchmark, cut)]:
+        ranked.append((statistics.mean(row.average), row))
+    ranked.sort(key=lambda pair: -pair[0])
+    lines = []
+    for place, (average, row) in enumerate(ranked, start=1):
+        lines.append([str(place), *row.cells(tasks), _show(row.average), f"{average - ranked[0][0]:+.1f}"])
+    for row in own:
+        if not row.has(tasks):
+            lines.append(["-", *row.cells(tasks), "-", "-"])
+    heads = ["rank", "method", "vectors", "source", *tasks, "avg", "gap"]
+    return Table(f"{benchmark}, nDCG@{cut}", heads, lines).drop_empty()
 
 
-def _show(values: Sequence[float]) -> str:
-    """Show a score, or the mean and sample standard deviation of several."""
-    if not values:
-        return "-"
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+def _subtract(benchmark: str, cut: int, rows: list[ReportRow]) -> Table:
+    """Make the table of differences to the first row, as in the paper's appendix."""
+    first, *others = rows
+    tasks = [task for task in TASKS.get(benchmark, first.scores) if all(task in row.scores for row in rows)]
+    lines = []
+    for row in others:
+        means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]
+        differences = [*means, statistics.mean(means)]
+        lines.append([f"{row.method} ({row.vectors})", *(f"{difference:+.2f}" for difference in differences)])
+    title = f"{benchmark}, nDCG@{cut}: mean over seeds, minus {first.method} ({first.vectors})"
+    return Table(title, ["method", *tasks, "avg"], lines)
 
 
 def _list_scores(results: Iterable[Result]) -> Table:
-    """Make one row for each score: for other programs."""
+    """Make one row for each score, for other programs."""
     rows: list[list[Cell]] = []
     for benchmark, same in _by_benchmark(results).items():
         for cut in CUTS:

@@ -1,7 +1,4 @@
-"""What to evaluate on: the 22 ViDoRe tasks through mteb's definitions, or a folder of your own.
-
-Pages stay undecoded until they are needed.
-"""
+"""What to evaluate on: the 22 ViDoRe tasks as mteb defines them, or a folder of your own."""
 
 from __future__ import annotations
 
@@ -11,19 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean
 from typing import Any, Protocol
 
-from .. import __version__
 from ..errors import RandSlotError, UsageError, first_line
 from ..model.hub import ask_hub
-from ..model.reader import Side
 from ..pages import PageInput, list_pages, page_file
 from .cache import content_key
 from .published import TASKS
-from .result import CUTS, Result, SubsetResult
 
 # The paper's name of each task, and mteb's.
 MTEB_NAMES = {
@@ -50,11 +42,10 @@ MTEB_NAMES = {
     "Phys.": "Vidore3PhysicsRetrieval",
     "Fin-F": "Vidore3FinanceFrRetrieval",
 }
-SPLIT = "test"
 
 
 class Pages(Protocol):
-    """The pages of a corpus, opened one by one."""
+    """The pages of a corpus; they stay undecoded until opened."""
 
     ids: list[str]
 
@@ -69,22 +60,22 @@ class Pages(Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """Queries in one language over one corpus, with the grades of the pages that count for each."""
+    """Queries in one language over one corpus, with the grades of the relevant pages of each."""
 
     name: str
     pages: Pages
     queries: dict[str, str]  # text by id; only queries that have grades
     grades: dict[str, dict[str, int]]
-    left_out: int = 0  # queries without
+    left_out: int = 0  # queries without grades
 
     def key(self) -> str:
-        """Return a hash of what is asked: pages, queries and grades, whoever answers."""
+        """Return a hash of pages, queries and grades."""
         return content_key(json.dumps([self.pages.ids, self.queries, self.grades], sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task under the paper's name, or a set of one's own; its subsets are loaded one after the other."""
+    """A task under the paper's name, or a set of your own."""
 
     name: str
     benchmark: str
@@ -93,61 +84,22 @@ class Task:
     source: Any  # how to load it
 
     def subsets(self) -> Iterator[Subset]:
-        """Load the subsets.
+        """Load the subsets one by one.
 
-        Errors: RandSlotError in one line for data that is not there, or is empty or broken.
+        Errors: RandSlotError for missing, empty or damaged data.
         """
-        found = False
         for subset in self.source.load():
             if not subset.pages.ids:
-                raise RandSlotError(f"{self.name}: the corpus of {self.dataset} is empty")
+                raise RandSlotError(f"{self.name}: {self.dataset} has no pages")
             if not subset.queries:
                 raise RandSlotError(f"{self.name}: no query of {self.dataset} ({subset.name}) has a relevant page")
-            found = True
             yield subset
-        if not found:
-            raise RandSlotError(f"{self.name}: {self.dataset} has no subset to evaluate")
-
-    def keep_result(
-        self,
-        file: Path,
-        subsets: dict[str, SubsetResult],
-        *,
-        model: str,
-        weights: str,
-        settings: dict[str, Any],
-        label: str,
-        counts: dict[Side, int | None],
-        vectors: dict[Side, str] | None = None,
-        cache: str = "",
-    ) -> Result:
-        """Write what a model reached on this task into a file, and return it; arguments as `Result` has them."""
-        result = Result(
-            file=file,
-            model=model,
-            weights=weights,
-            settings=settings,
-            label=label,
-            counts=counts,
-            benchmark=self.benchmark,
-            task=self.name,
-            dataset=self.dataset,
-            revision=self.revision,
-            ndcg={cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS},
-            subsets=subsets,
-            vectors=vectors or {},
-            version=__version__,
-            date=datetime.now(UTC).date().isoformat(),
-            cache=cache,
-        )
-        result.write()
-        return result
 
 
 def choose_tasks(
     benchmarks: Sequence[str], names: Sequence[str], data: Path | None, data_root: Path | None = None
 ) -> list[Task]:
-    """Return tasks of ViDoRe, or a set of one's own.
+    """Return tasks of ViDoRe, or a set of your own.
 
     Errors: UsageError if both are named or none is, or for an unknown one.
     """
@@ -165,28 +117,26 @@ def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path 
 
     Errors: UsageError for an unknown benchmark or task.
     """
-    for benchmark in benchmarks:
-        if benchmark not in TASKS:
-            raise UsageError(f"unknown benchmark {benchmark!r}; known ones: {', '.join(TASKS)}")
     chosen: list[tuple[str, str]] = []
     for benchmark in benchmarks or TASKS:
-        chosen += [(benchmark, name) for name in TASKS[benchmark]]
+        if benchmark not in TASKS:
+            raise UsageError(f"unknown benchmark {benchmark!r}. Known: {', '.join(TASKS)}")
+        chosen += [(benchmark, task) for task in TASKS[benchmark]]
     if names:
-        wanted = [_match(name, chosen) for name in names]
+        known = {}
+        for pair in chosen:
+            for alias in (pair[1], MTEB_NAMES[pair[1]], word_of(pair[1])):
+                known[_plain(alias)] = pair
+        for name in names:
+            if _plain(name) not in known:
+                raise UsageError(f"unknown task {name!r}. Known: {', '.join(task for _, task in chosen)}")
+        wanted = {known[_plain(name)] for name in names}
         chosen = [pair for pair in chosen if pair in wanted]
-    return [_vidore_task(benchmark, name, data_root) for benchmark, name in chosen]
-
-
-def _match(name: str, among: list[tuple[str, str]]) -> tuple[str, str]:
-    for pair in among:
-        if _plain(name) in {_plain(pair[1]), _plain(MTEB_NAMES[pair[1]]), word_of(pair[1])}:
-            return pair
-    known = ", ".join(task for _, task in among)
-    raise UsageError(f"unknown task {name!r}; known ones: {known}")
+    return [_vidore_task(benchmark, task, data_root) for benchmark, task in chosen]
 
 
 def word_of(task: str) -> str:
-    """Return the word for a task on the command line: finance_en for Vidore3FinanceEnRetrieval."""
+    """Return the name of a task on the command line: finance_en for Vidore3FinanceEnRetrieval."""
     middle = MTEB_NAMES[task].removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
     return re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle).lower()
 
@@ -209,7 +159,7 @@ def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
     native = data_root / Path(dataset).name.removesuffix("_mteb_format")
     if native.is_dir():
         return Task(name, benchmark, str(native), None, NativeSource(native))
-    raise UsageError(f"task {name}: no copy of {dataset} in {data_root}: expected a folder {Path(dataset).name}")
+    raise UsageError(f"task {name}: no copy of {dataset} in {data_root}. Expected a folder {Path(dataset).name}.")
 
 
 @dataclass(frozen=True)
@@ -224,17 +174,20 @@ class MtebSource:
         offline = None if self.folder else ask_hub(path, revision, kind="dataset")[1]
         try:
             with _quiet(self.folder, offline is not None):
+                self.task.data_loaded = False  # another run may have freed its subsets
                 self.task.load_data()
                 self.task.convert_v1_dataset_format_to_v2(num_proc=None)
-        except Exception as error:  # whatever datasets and the hub make of it
-            reason = f"not in the local cache, and the hub gave no answer ({offline})" if offline else first_line(error)
-            hint = "" if self.folder else "; without network, --data-root takes copies"
+        except Exception as error:  # datasets and the hub raise many kinds
+            reason = (
+                f"not in the local cache, and the hub does not answer ({offline})" if offline else first_line(error)
+            )
+            hint = "" if self.folder else ". Without network, --data-root takes copies."
             raise RandSlotError(f"cannot load {path}: {reason}{hint}") from error
         for name, splits in self.task.dataset.items():
-            data = splits[SPLIT]
+            data = splits["test"]
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
             yield make_subset(name, DatasetPages(data["corpus"], "id"), queries, data["relevant_docs"])
-            self.task.dataset[name] = {}
+            self.task.dataset[name] = {}  # free its memory
 
 
 @dataclass(frozen=True)
@@ -249,9 +202,9 @@ class NativeSource:
         try:
             with _quiet(self.folder):
                 corpus, queries, qrels = (
-                    load_dataset(str(self.folder), part, split=SPLIT) for part in ("corpus", "queries", "qrels")
+                    load_dataset(str(self.folder), part, split="test") for part in ("corpus", "queries", "qrels")
                 )
-        except Exception as error:  # whatever datasets makes of it
+        except Exception as error:
             raise RandSlotError(f"cannot load {self.folder}: {first_line(error)}") from error
         grades: dict[str, dict[str, int]] = {}
         for row in qrels:
@@ -265,10 +218,10 @@ class NativeSource:
 
 @contextmanager
 def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
-    """Load without bars and chatter; a local copy through a cache of its own, made anew when a file changes.
+    """Load without progress bars and logs.
 
-    Otherwise `datasets` takes a folder for another one of the same name that it has seen before. offline: only what was
-    downloaded before; `datasets` would ask a hub that is not there for half a minute.
+    A local copy gets its own cache, keyed by its files: `datasets` would mistake it for another folder of that name.
+    offline: only what was downloaded before; `datasets` would retry the hub for half a minute.
     """
     import datasets
     import huggingface_hub.constants as hub
@@ -294,7 +247,7 @@ def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
 
 
 def make_subset(name: str, pages: Pages, queries: dict[str, str], grades: dict[str, dict[str, int]]) -> Subset:
-    """Keep the queries that have grades: the others count for nothing in pytrec_eval."""
+    """Keep the queries that have grades: pytrec_eval ignores the others."""
     kept = {id: text for id, text in queries.items() if grades.get(id)}
     return Subset(name, pages, kept, {id: grades[id] for id in kept}, len(queries) - len(kept))
 
@@ -316,32 +269,28 @@ class DatasetPages:
         return bytes(image["bytes"]) if image["bytes"] else Path(image["path"]).read_bytes()
 
 
-# -- a folder of one's own
+# -- your own set
 
 
 def own_task(folder: Path) -> Task:
     """Return a folder with pages/, queries.jsonl and qrels.jsonl as a task.
 
-    Errors: UsageError if the folder or one of them is not there.
+    Errors: UsageError if one of them is missing.
     """
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}: a set has pages/, queries.jsonl and qrels.jsonl")
-    for part in ("pages", "queries.jsonl", "qrels.jsonl"):
+    for part in ("", "pages", "queries.jsonl", "qrels.jsonl"):
         if not (folder / part).exists():
-            raise UsageError(f"{folder} has no {part}: a set has pages/, queries.jsonl and qrels.jsonl")
+            raise UsageError(f"{folder / part} does not exist. A set has pages/, queries.jsonl and qrels.jsonl.")
     return Task(folder.resolve().name, "own", str(folder), None, FolderSource(folder))
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A folder with pages/, queries.jsonl ("id", "query", "language" if there are several) and qrels.jsonl."""
+    """A folder with pages/, queries.jsonl ("id", "query", and "language" if there are several) and qrels.jsonl."""
 
     folder: Path
 
     def load(self) -> Iterator[Subset]:
         pages = FolderPages(self.folder / "pages")
-        if not pages.ids:
-            raise RandSlotError(f"the corpus of {self.folder} is empty: no PDF or image in {pages.folder}")
         queries: dict[str, dict[str, str]] = {}
         known: set[str] = set()
         for place, row in _read_rows(self.folder / "queries.jsonl", ("id", "query")):
@@ -349,24 +298,21 @@ class FolderSource:
             if not isinstance(text, str) or not text.strip():
                 raise RandSlotError(f"{place}: query must be text, not {text!r}")
             if id in known:
-                raise RandSlotError(f"{place}: id {id!r} was there before")
+                raise RandSlotError(f"{place}: duplicate id {id!r}")
             known.add(id)
             queries.setdefault(str(row.get("language", "default")), {})[id] = text
-        grades = self._read_grades(known, set(pages.ids), pages.folder)
-        subsets = [make_subset(language, pages, texts, grades) for language, texts in queries.items()]
-        for subset in subsets:
-            if not subset.queries:  # said before anything is encoded
-                raise RandSlotError(f"no query of {self.folder} ({subset.name}) has a relevant page")
-        yield from subsets
+        grades = self._read_grades(known, set(pages.ids))
+        for language, texts in queries.items() or [("default", {})]:
+            yield make_subset(language, pages, texts, grades)
 
-    def _read_grades(self, queries: set[str], pages: set[str], folder: Path) -> dict[str, dict[str, int]]:
+    def _read_grades(self, queries: set[str], pages: set[str]) -> dict[str, dict[str, int]]:
         grades: dict[str, dict[str, int]] = {}
         for place, row in _read_rows(self.folder / "qrels.jsonl", ("query", "page", "grade")):
             query, page, grade = str(row["query"]), row["page"], row["grade"]
             if query not in queries:
                 raise RandSlotError(f"{place}: no query {query!r} in queries.jsonl")
             if not isinstance(page, str) or page not in pages:
-                raise RandSlotError(f"{place}: no page {page!r} in {folder}")
+                raise RandSlotError(f"{place}: no page {page!r} in {self.folder / 'pages'}")
             if type(grade) is not int or grade < 0:
                 raise RandSlotError(f"{place}: grade must be a whole number from 0, not {grade!r}")
             grades.setdefault(query, {})[page] = grade
@@ -374,7 +320,7 @@ class FolderSource:
 
 
 class FolderPages:
-    """The pages below a folder: each image, and each page of each PDF, named by its path there."""
+    """The pages below a folder: each image, and each page of each PDF, named by its path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -393,7 +339,7 @@ class FolderPages:
 
 
 def _read_rows(file: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a file, each with its place for an error."""
+    """Yield the rows of a JSONL file, each with its place for an error."""
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

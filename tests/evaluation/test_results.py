@@ -1,4 +1,4 @@
-"""Reports: rows of one's own among the published ones, seeds together, three formats."""
+"""Files of results and reports of them: read as written, ranked among published rows, in three formats."""
 
 from __future__ import annotations
 
@@ -7,15 +7,89 @@ import io
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.published import TASKS, rows_for
 from randslot.evaluation.report import make_report, make_tables
-from randslot.evaluation.result import read_results
+from randslot.evaluation.result_files import RunKey, read_results, run_names
+from randslot.tables import Table, write_table
 
 V3 = TASKS["ViDoRe(v3)"]
+SUBSET = {"ndcg@5": 0.5, "ndcg@10": 0.75, "queries": 2, "pages": 9, "judged": "abc", "each": [1.0, 0.0], "asked": "def"}
+RESULT: dict[str, Any] = {
+    "model": "mine",
+    "weights": "0123456789",
+    "settings": {"slots": "tokens", "inference": "tokens", "seed": 7, "reduction": "kmeans"},
+    "how": "tokens by kmeans",
+    "counts": {"query": None, "page": 3},
+    "benchmark": "own",
+    "task": "pages",
+    "dataset": "data/test",
+    "revision": None,
+    "ndcg@5": 0.5,
+    "ndcg@10": 0.75,
+    "subsets": {"default": SUBSET},
+    "vectors": {"query": "w/query", "page": "w/page"},
+    "randslot": "0.1.0",
+    "date": "2026-01-01",
+    "cache": "../../vectors",
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    file = folder / "mine" / "setting" / "own-pages.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(RESULT | changes, indent=2) + "\n")
+    return file
+
+
+def test_a_result_is_written_as_it_was_read(tmp_path):
+    file = write(tmp_path)
+    before = file.read_bytes()
+    (result,) = read_results(tmp_path)
+    file.unlink()
+    result.write()
+    assert file.read_bytes() == before
+    assert result.counts_text == "all/3"
+    assert result.run_key == ("mine", "tokens by kmeans", 7, "0123456789")
+    assert result.cache_folder == tmp_path / "vectors"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"task": 3}, "task"),
+        ({"ndcg@5": "0.5"}, "ndcg@5"),
+        ({"settings": {}}, "seed"),
+        ({"subsets": {"default": SUBSET | {"pages": None}}}, "pages"),
+        ({"subsets": {"default": 0.5}}, "queries"),
+    ],
+)
+def test_a_wrong_value_names_the_file_and_the_key(changes, key, tmp_path):
+    file = write(tmp_path, **changes)
+    with pytest.raises(RandSlotError, match="is missing or has a wrong value") as raised:
+        read_results(tmp_path)
+    assert str(raised.value).startswith(f"{file}: {key!r}")
+
+
+def test_settings_that_are_not_known_here_are_one_line(tmp_path):
+    """They are looked at only where two seeds may be one run."""
+    write(tmp_path / "one")
+    write(tmp_path / "two", settings=RESULT["settings"] | {"seed": 8, "bogus": 1})
+    assert len(read_results(tmp_path / "two")) == 1
+    with pytest.raises(RandSlotError, match=r"own-pages.json has unknown settings \(.*bogus.*\)"):
+        read_results(tmp_path)
+
+
+def test_runs_have_short_names_that_differ():
+    one, two = RunKey("m", "zero", 42, "a" * 32), RunKey("m", "zero", 42, "b" * 32)
+    three = RunKey("m", "zero", 7, "c" * 32)
+    assert run_names([one]) == {one: "m, zero"}
+    assert list(run_names([one, three]).values()) == ["m, zero, seed 42", "m, zero, seed 7"]
+    assert list(run_names([one, two]).values()) == ["m, zero, seed 42, aaaaaaaa", "m, zero, seed 42, bbbbbbbb"]
 
 
 def write_results(
@@ -89,7 +163,7 @@ def test_a_seed_that_was_stopped_counts_for_nothing(tmp_path):
     assert row[4] == row[12] == "45.0 ± 7.1"
 
 
-@pytest.mark.parametrize("how", ["zero", "fixed", "learned", "feedback", "tokens", "tokens by pooling"])
+@pytest.mark.parametrize("how", ["zero", "tokens by pooling"])
 def test_a_seed_that_nothing_draws_from_is_no_second_run(how, tmp_path):
     """Not even where the second one was asked for other tasks: they are parts of one run."""
     write_results(tmp_path, "mine", [0.48] * 5, 42, how)
@@ -121,10 +195,14 @@ def test_wrong_input_is_refused(tmp_path):
         make_report(tmp_path, "pdf")
     (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
     make_report(tmp_path)  # something else is passed over
-    (tmp_path / "lacking.json").write_text(json.dumps({"model": "m", "task": "t", "benchmark": "b", "how": "zero"}))
-    with pytest.raises(RandSlotError, match=r"lacking.json lacks cache, counts, ndcg@10, ndcg@5, settings, subsets"):
-        make_report(tmp_path)
-    (tmp_path / "lacking.json").unlink()
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(RandSlotError, match=r"broken.json is not valid JSON"):
         make_report(tmp_path)
+
+
+def test_tables_round_for_people_and_not_for_programs():
+    table = Table("T", ["name", "value"], [["a_b", 1.23456], ["c|d", None]], digits=2)
+    assert write_table(table, "md") == "## T\n\n| name | value |\n| --- | --- |\n| a_b | 1.23 |\n| c\\|d | - |\n"
+    assert write_table(table, "csv") == "name,value\na_b,1.23456\nc|d,\n"
+    assert r"a\_b & 1.23 \\" in write_table(table, "latex")
+    assert r"\begin{tabular}{lr}" in write_table(table, "latex")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from randslot.evaluate import cache as vectors
 
 from randslot.errors import RandSlotError
-from randslot.evaluation.cache import VectorCache, batches, content_key, open_cache
+from randslot.evaluation import cache as vectors
+from randslot.evaluation.cache import VectorCache, content_key, open_cache
 from support.models import make
 
 
@@ -55,7 +55,7 @@ def test_a_half_written_shard_is_passed_over_and_a_broken_one_named(tmp_path):
     (tmp_path / "x.part").write_bytes(b"half")
     VectorCache(tmp_path)
     (tmp_path / "y.safetensors").write_bytes(b"broken")
-    with pytest.raises(RandSlotError, match=r"y.safetensors is not a shard of vectors: .*; remove it"):
+    with pytest.raises(RandSlotError, match=r"y.safetensors is not a file of vectors .*Remove it"):
         VectorCache(tmp_path)
 
 
@@ -85,6 +85,5 @@ def test_other_weights_have_another_key():
     assert model.weights_key != make("qwen3-vl").weights_key
 
 
-def test_keys_and_batches():
+def test_keys_tell_parts_apart():
     assert content_key(b"ab", b"c") != content_key(b"a", b"bc")
-    assert list(batches([0, 1, 2, 3, 4], 2)) == [[0, 1], [2, 3], [4]]

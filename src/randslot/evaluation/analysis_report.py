@@ -1,0 +1,258 @@
+"""The report of `randslot analyse`: sections of tables and figures, also as a web page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from ..errors import UsageError
+from ..library.folder import LIBRARY_FILE
+from ..model.reader import SIDES
+from ..tables import Cell, Table, write_table
+from .analysis import (
+    BYTES,
+    MAX_BUDGET,
+    PAPER,
+    Budget,
+    count_winners,
+    intervene,
+    judge_budgets,
+    list_costs,
+    list_gains,
+    list_readouts,
+    list_shares,
+    list_winners,
+    measure_files,
+    measure_libraries,
+    sweep_budgets,
+)
+from .cached_runs import CachedRun, macro, read_runs
+from .published import published_tables
+
+# The parts of a report, each with the paper's tables to show beside its own.
+PARTS = {
+    "budgets": {"budgets": "table11"},
+    "winners": {"winners": "figure4"},
+    "readouts": {"readouts": "table13", "gains": "figure5"},
+    "cost": {"cost": "table5"},
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a report: an explanation, tables, and functions that draw figures, by name."""
+
+    name: str
+    explanation: str
+    tables: dict[str, Table]
+    figures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+
+
+def analyse(
+    words: Sequence[str],
+    *,
+    benchmarks: Sequence[str] = (),
+    data: Path | None = None,
+    num_vectors: int = 4,
+    dim: int | None = None,
+    results: Path = Path("report/results"),
+    tell: Callable[[str], None] = print,
+) -> list[Section]:
+    """Analyse folders of results or libraries; the first word may name one part of the report.
+
+    With benchmarks, or your own set in `data`, words are models, which are evaluated first, into `results`. dim: the
+    dimension of vectors, for the cost without results. tell: gets a line for every result left out.
+
+    Errors: UsageError for what cannot be analysed, or not together.
+    """
+    sources = list(words)
+    parts = [sources.pop(0)] if sources and sources[0] in PARTS else list(PARTS)
+    is_cost = parts == ["cost"]
+    if not sources and not is_cost:
+        raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
+    if benchmarks or data:
+        _evaluate(sources, benchmarks, data, results)
+        sources = [str(results)]
+    folders: list[Path] = []
+    libraries: list[Path] = []
+    for source in sources:
+        if not Path(source).is_dir():
+            raise UsageError(f"{source!r} is not a folder, nor one of the parts {', '.join(PARTS)}")
+        is_library = Path(source, LIBRARY_FILE).is_file()
+        if is_library and not is_cost:
+            raise UsageError(f"{source} is a library. Only its cost can be analysed: randslot analyse cost {source}")
+        (libraries if is_library else folders).append(Path(source))
+    if dim is not None and (folders or not is_cost):
+        raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
+    runs = read_runs(folders) if folders else []
+    for run in runs:
+        for line in run.left_out:
+            tell(f"left out: {line}")
+    return [_make_section(part, runs, num_vectors, libraries, dim) for part in parts]
+
+
+def _evaluate(models: Sequence[str], benchmarks: Sequence[str], data: Path | None, results: Path) -> None:
+    """Evaluate models with as many vectors as a budget sweep needs."""
+    from .evaluate import evaluate_model
+    from .tasks import choose_tasks
+
+    tasks = choose_tasks(benchmarks, [], data)
+    for model in models:
+        evaluate_model(model, tasks, results, settings={"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET})
+
+
+# -- sections
+
+
+def _make_section(
+    part: str, runs: Sequence[CachedRun], num_vectors: int, libraries: Sequence[Path], dim: int | None
+) -> Section:
+    """Make one part of the report; runs on ViDoRe V3 have the paper's numbers beside theirs."""
+    if part == "budgets":
+        section = _show_budgets(runs, num_vectors)
+    elif part == "winners":
+        section = _show_winners(runs, num_vectors)
+    elif part == "readouts":
+        section = _show_readouts(runs, num_vectors)
+    else:
+        section = _show_cost(runs, num_vectors, libraries, dim)
+    if runs and runs[0].benchmark == "ViDoRe(v3)":
+        for name, key in PARTS[part].items():
+            section.tables[f"{name}-paper"] = _paper_table(key)
+    return section
+
+
+def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    from ..plots import draw_budgets
+
+    table = sweep_budgets(runs, num_vectors)
+    lines: dict[str, dict[str, list[float]]] = {}
+    for name, side, *scores in table.rows:
+        lines.setdefault(str(side), {})[str(name)] = [float(score or 0) for score in scores]
+    both = {"vectors a side": lines["both"]}
+    if len(table.heads) > 2 + 4:
+        both["vectors a side, from four on"] = lines["both"]
+    sides = {f"vectors of a {side}, {num_vectors} of the other": lines[side] for side in SIDES}
+    figures = {
+        "budgets": partial(draw_budgets, both, [1, 4][: len(both)]),
+        "budgets-sides": partial(draw_budgets, sides, [1, 1]),
+    }
+    text = (
+        "The score with the first 1, 2, ... vectors of each side. A line that still rises says that more vectors are "
+        f"worth their bytes; one that is flat says that fewer would do. One side alone varies against {num_vectors} "
+        "of the other."
+    )
+    tables = {"budgets": table}
+    if len(table.heads) > 2 + num_vectors:
+        tables["budgets-noise"] = judge_budgets(runs, num_vectors)
+        text += (
+            " Ups and downs of a panel that starts at four are drawn large and may be noise: the second table says "
+            f"what each budget gains over {num_vectors}, with an interval over queries."
+        )
+    return Section("budgets", text, tables, figures)
+
+
+def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    from ..plots import draw_winners
+
+    found = [count_winners(run, num_vectors) for run in runs]
+    panels = {}
+    for one in found:
+        panels[f"{one.name}\nH {one.entropy:.3f}  U {one.spread:.3f}"] = (100 * one.shares).tolist()
+    text = (
+        "For each query and page that belong together: which page readout (d) is nearest to each query readout (q). "
+        "A column sums to 100 %. H is 1 when all page readouts win alike and 0 when one wins all; U is how many "
+        "different ones win within a pair."
+    )
+    tables = {"winners": list_winners(found), "shares": list_shares(found)}
+    return Section("winners", text, tables, {"winners": partial(draw_winners, panels)})
+
+
+def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    from ..plots import draw_readouts
+
+    found = [intervene(run, num_vectors) for run in runs]
+    full: dict[str, float] = {}
+    gains: dict[str, dict[str, float]] = {}
+    without: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
+    for one in found:
+        full[one.name] = macro(one.full)
+        gains[one.name] = one.task_gains() | {"all, one fixed": one.joint_gain()}
+        for side in SIDES:
+            without[side][one.name] = [macro(scores) for scores in one.without[side]]
+    text = (
+        "The score when only one readout of a side is kept, or all but one, with all of the other side. A removal that "
+        "costs much is a readout that the others cannot replace; a negative one is better left out. Gains of joint "
+        "use say how much all page readouts find beyond the best single one: in each task its own best, and last "
+        "(bold, behind the line) one fixed readout for all tasks. The best one is chosen on the same results: a "
+        "diagnosis, not a rule for pruning."
+    )
+    tables = {"readouts": list_readouts(found), "gains": list_gains(found)}
+    return Section("readouts", text, tables, {"readouts": partial(draw_readouts, full, without, gains)})
+
+
+def _show_cost(runs: Sequence[CachedRun], num_vectors: int, libraries: Sequence[Path], dim: int | None) -> Section:
+    budgets = [*PAPER]
+    dim = runs[0].page_shape()[1] if runs else dim
+    if dim is not None:
+        budgets += [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in BYTES]
+    tables = {"cost": list_costs(budgets)}
+    if runs:
+        tables["files"] = measure_files(runs)
+    if libraries:
+        tables["libraries"] = measure_libraries(libraries)
+    text = (
+        "What the vectors alone take, and the work of comparing one query with one page. It grows with the vectors of "
+        "a page and with both budgets; an index adds its own."
+    )
+    return Section("cost", text, tables)
+
+
+def _paper_table(key: str) -> Table:
+    table = published_tables()[key]
+    rows: list[list[Cell]] = []
+    for row in table.rows:
+        numbers = [row.averages.get("ViDoRe(v3)"), *(row.values.get(column) for column in table.columns)]
+        rows.append([row.method, row.side or "both", row.query_vectors, row.page_vectors, *numbers])
+    heads = ["method", "side", "Kq", "Kd", "ViDoRe V3", *table.columns]
+    return Table(f"The paper: {table.caption}", heads, rows, digits=3).drop_empty()
+
+
+# -- files
+
+
+def write_report(sections: Sequence[Section], folder: Path) -> Path:
+    """Write tables, figures and index.html into a folder, and return the page's path.
+
+    Errors: UsageError if it cannot be written.
+    """
+    template = Template((resources.files(__package__) / "analysis.html").read_text(encoding="utf-8"))
+    page, html = folder / "index.html", ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            html += f"<section>\n<h2>{escape(section.name.capitalize())}</h2>\n<p>{escape(section.explanation)}</p>\n"
+            for name, draw in section.figures.items():
+                draw(folder / f"{name}.svg")
+                html += f'<img src="{name}.svg" alt="{escape(section.name)}: {escape(name)}">\n'
+            for name, table in section.tables.items():
+                for style, suffix in {"md": ".md", "csv": ".csv", "latex": ".tex"}.items():
+                    (folder / f"{name}{suffix}").write_text(write_table(table, style), encoding="utf-8")
+                html += _table_html(table)
+            html += "</section>\n"
+        page.write_text(template.substitute(sections=html.rstrip()), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
+    return page
+
+
+def _table_html(table: Table) -> str:
+    rows = f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in table.heads)}</tr>\n"
+    for row in table.rows:
+        rows += f"<tr>{''.join(f'<td>{escape(table.show(cell))}</td>' for cell in row)}</tr>\n"
+    return f"<figure><table>\n{rows}</table>\n<figcaption>{escape(table.title)}</figcaption></figure>\n"

@@ -1,0 +1,95 @@
+"""Evaluate a search: index your own set as a library, and ask its questions by words or by both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from ..errors import UsageError
+from ..library.library import Library
+from ..library.results import By
+from ..pages.ocr import find_engine
+from .metrics import ndcg
+from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, name_file
+from .tasks import FolderSource, Subset, Task
+
+WORDS = "words"  # a search without a model, in tables
+Tell = Callable[[str], None]
+
+
+def evaluate_search(
+    task: Task, output: Path, *, by: By, model: str | None = None, name: str | None = None, tell: Tell = lambda _: None
+) -> Result:
+    """Index the pages of a set, ask its questions, and write nDCG to a file.
+
+    The library stays in the folder of results: the next run reads only what changed. name: the search in tables.
+
+    Errors: UsageError for a task that is not your own set, or a model that is missing or not needed.
+    """
+    if (model is None) != (by == "words"):
+        raise UsageError("name a model for --by both, and none for --by words")
+    pages = find_pages(task)
+    with Library(place_library(task, output, model), model) as library:
+        fill_library(library, pages, tell)
+        status, binding = library.status(), library.binding
+        subsets = {subset.name: ask_library(library, subset, by, pages) for subset in task.subsets()}
+    shown, label = name or model or WORDS, f"by {by}"
+    result = Result(
+        file=name_file(output, shown, label, f"{task.benchmark}-{task.name}"),
+        model=shown,
+        weights=binding.weights if binding else WORDS,
+        settings={"seed": 0, "by": by, "language": status.language, "origins": dict(status.origins)},
+        label=label,
+        counts={side: binding.num_vectors(side) if binding else 0 for side in ("query", "page")},
+        benchmark=task.benchmark,
+        task=task.name,
+        dataset=task.dataset,
+        revision=task.revision,
+        ndcg=average_subsets(subsets),
+        subsets=subsets,
+    )
+    result.write()
+    return result
+
+
+def find_pages(task: Task) -> Path:
+    """Return the folder of pages of your own set.
+
+    Errors: UsageError for another task.
+    """
+    if not isinstance(task.source, FolderSource):
+        raise UsageError("searches are evaluated on a set of your own: name its folder by --data")
+    return task.source.folder.resolve() / "pages"
+
+
+def place_library(task: Task, output: Path, model: str | None) -> Path:
+    """Return where the library of a set is kept, for a model."""
+    key = blake2b(f"{find_pages(task)} {model}".encode(), digest_size=8).hexdigest()
+    return output / LIBRARIES / f"{task.name}-{key}"
+
+
+def fill_library(library: Library, pages: Path, tell: Tell) -> None:
+    """Update a library with the pages of a set; read scans if there is an OCR engine."""
+    tell(f"indexing {pages}")
+    summary = library.add(pages)
+    if summary.without_text and find_engine():
+        tell(f"reading {summary.without_text} pages by OCR")
+        library.read_words(ocr="missing")
+    for source, reason in summary.failed.items():
+        logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
+
+
+def ask_library(library: Library, subset: Subset, by: By, pages: Path) -> SubsetResult:
+    """Search for the queries of a subset, and return nDCG of the found pages."""
+    found = library.search_all(list(subset.queries.values()), max(CUTS), by=by)
+    each: dict[int, list[float]] = {cut: [] for cut in CUTS}
+    for id, hits in zip(subset.queries, found, strict=True):
+        ranked = []
+        for hit in hits:  # as sets name pages: "report.pdf#page=3", or the name of an image
+            name = Path(hit.source).relative_to(pages).as_posix()
+            ranked.append(f"{name}#page={hit.page}" if name.lower().endswith(".pdf") else name)
+        for cut in CUTS:
+            each[cut].append(ndcg(ranked, subset.grades[id], cut))
+    return average_queries(each, len(subset.pages.ids), "", subset.key())

@@ -1,0 +1,62 @@
+"""Profiles: every strategy and budget both ways, on inputs of the protocol's size."""
+
+from __future__ import annotations
+
+import pytest
+
+import randslot
+from randslot.errors import UsageError
+from randslot.evaluation import profile as module
+from randslot.evaluation.profile import Protocol, profile
+from support.models import STRATEGIES, make
+
+
+def test_every_strategy_and_budget_is_timed_both_ways():
+    model = randslot.tiny("qwen3-vl", visual_tokens=64)
+    protocol = Protocol(rows=3, columns=2, warmup=1, samples=2, budgets=(1, 3))
+    table = profile(model, protocol)
+    ways = {tuple(row[:3]) for row in table.rows}
+    for strategy in STRATEGIES:
+        for num in (1, 3):
+            assert (strategy, num, "step by step") in ways
+            assert ((strategy, num, "one pass") in ways) == (strategy != "feedback")
+    assert all(value > 0 for row in table.rows for value in row[3:])
+    assert model.settings.visual_tokens == 64
+
+
+def test_profiled_inputs_have_the_size_of_the_protocol(qwen_family, monkeypatch):
+    """And both ways give the same vectors: what is compared is the same work."""
+    seen: list[tuple[object, ...]] = []
+
+    def spy(functions, samples, warmup):
+        for features in samples:
+            seen.append((features["input_ids"].shape[1], "pixel_values" in features))
+        for strategy in ("random", "zero", "fixed", "learned"):
+            one, step = (functions[module.Way(strategy, 3, flag)](samples[0]) for flag in (True, False))
+            assert (one - step).abs().max() < 1e-5
+        return {way: [1.0] for way in functions}
+
+    monkeypatch.setattr(module, "_time", spy)
+    profile(make(qwen_family), Protocol(rows=3, columns=2, warmup=1, samples=2, budgets=(3,), query_tokens=9))
+    assert seen[:3] == [(9, False)] * 3
+    lengths = {length for length, is_page in seen if is_page}
+    assert len(seen) == 6
+    assert len(lengths) == 1
+    assert lengths.pop() > 6
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [("smolvlm", "92 positions"), ("llama", "91 positions"), ("qwen3.5", "8 x 8 merged")]
+)
+def test_every_family_can_be_timed(family, size):
+    """Tiles have no grid, nor has a text: then the title says how many positions a page takes."""
+    model = make(family, slots="tokens")
+    table = profile(model, Protocol(rows=8, columns=8, warmup=1, samples=1, budgets=(2,), strategies=("zero",)))
+    assert [row[:3] for row in table.rows] == [["zero", 2, "one pass"], ["zero", 2, "step by step"]]
+    assert f"pages of {size}" in table.title
+    assert model.settings == make(family, slots="tokens").settings
+
+
+def test_a_wrong_protocol_is_refused():
+    with pytest.raises(UsageError, match="must be 1 or more, not 0"):
+        Protocol(samples=0)
