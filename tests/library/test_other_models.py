@@ -110,16 +110,16 @@ def test_what_a_page_takes_is_told_before(
     with caplog.at_level(logging.WARNING, "randslot"), Library(tmp_path / "lib", folders["minilm"]) as library:
         library.add(papers, workers=1)
         library.add(papers, workers=1)
-    assert caplog.messages == ["1 vector of 32: 0.1 KB a page, 0.0039 of RandSlot"]
+    assert caplog.messages == ["1 vector of 32: 0.1 KB a page, 0.004 times RandSlot"]
 
 
 def test_sizes_as_people_read_them() -> None:
     assert describe_size([np.zeros((759, 128)), np.zeros((761, 128))]) == (
-        "about 760 vectors of 128: 195 KB a page, 12 times RandSlot"
+        "about 760 vectors of 128: 195 KB a page, 11.9 times RandSlot"
     )
-    assert describe_size([np.zeros((4, 2048))]) == "4 vectors of 2,048: 16 KB a page, as RandSlot"
-    assert describe_size([np.zeros((1, 4096))]) == "1 vector of 4,096: 8.2 KB a page, 0.5 of RandSlot"
-    assert describe_size([np.zeros((32, 128))]) == "32 vectors of 128: 8.2 KB a page, 0.5 of RandSlot"
+    assert describe_size([np.zeros((4, 2048))]) == "4 vectors of 2,048: 16 KB a page, 1.0 times RandSlot"
+    assert describe_size([np.zeros((1, 4096))]) == "1 vector of 4,096: 8.2 KB a page, 0.5 times RandSlot"
+    assert describe_size([np.zeros((32, 128))]) == "32 vectors of 128: 8.2 KB a page, 0.5 times RandSlot"
 
 
 def test_a_library_of_words_gets_the_vectors_of_another_model(

@@ -1,7 +1,7 @@
 """Pages read on a Ray cluster: tasks open them, actors that hold the model encode them, on GPUs where there are.
 
-Vectors come back to this process, which alone stores them and decides what is visible: what Ray does twice after a
-worker died is stored once. The only file that imports ray.
+Vectors come back to this process, the only one that stores them: what Ray does twice is stored once. The only
+file that imports ray.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class TellingReader:
 
 
 def describe_size(pages: Sequence[Vectors]) -> str:
-    """Return what pages like these take: "about 760 vectors of 128: 195 KB a page, 12 times RandSlot"."""
+    """Return what pages like these take: "about 760 vectors of 128: 195 KB a page, 11.9 times RandSlot"."""
     counts = [len(vectors) for vectors in pages]
     num, dim = round(sum(counts) / len(counts)), pages[0].shape[1]
     size = BYTES_PER_NUMBER * num * dim
@@ -192,8 +192,5 @@ def describe_size(pages: Sequence[Vectors]) -> str:
     what = "1 vector" if num == 1 else f"{num:,} vectors"
     shown = f"{size / 1000:.0f} KB" if size >= 10_000 else f"{size / 1000:.1f} KB"
     ratio = size / (BYTES_PER_NUMBER * 4 * 2048)  # four vectors a page, as the paper's models make them
-    if ratio >= 1.5:
-        beside = f"{ratio:.0f} times RandSlot" if ratio >= 9.5 else f"{ratio:.1f} times RandSlot"
-    else:
-        beside = "as RandSlot" if ratio > 0.67 else f"{ratio:.2g} of RandSlot"
-    return f"{about}{what} of {dim:,}: {shown} a page, {beside}"
+    times = f"{ratio:.1f}" if ratio > 0.1 else f"{ratio:.1g}"
+    return f"{about}{what} of {dim:,}: {shown} a page, {times} times RandSlot"

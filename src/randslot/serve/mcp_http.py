@@ -65,8 +65,10 @@ class McpEndpoint:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        yield
-        self.tools.close()
+        try:
+            yield
+        finally:
+            self.tools.close()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
