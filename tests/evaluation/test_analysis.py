@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import pytrec_eval
 import torch
-from PIL import Image
 from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
-import randslot
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.analysis import (
@@ -42,7 +40,6 @@ from randslot.evaluation.cached_runs import (
     score_subset,
     score_views,
 )
-from randslot.evaluation.compare import compare_runs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import own_task
@@ -160,15 +157,6 @@ def test_known_winners_give_known_h_and_u(tmp_path):
     assert list_winners([found]).rows[0][1:5] == [found.entropy, 2.5, 2, 0]
 
 
-def test_evenly_spread_winners_have_h_one_and_a_single_one_h_zero(tmp_path):
-    grades = [{"p0": 1}]
-    even = make_subset(tmp_path / "even", E4[None], E4[None], grades)
-    assert count_winners(CachedRun("even", "own", 4, {"task": [even]})).entropy == pytest.approx(1)
-    single = make_subset(tmp_path / "one", E4[:1].repeat(1, 4, 1).view(1, 4, 4), E4[None], grades)
-    found = count_winners(CachedRun("single", "own", 4, {"task": [single]}))
-    assert (found.entropy, found.spread) == (0, 1)
-
-
 def test_ties_go_to_the_lowest_index_and_are_counted():
     query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
     page = torch.tensor([[[0.6, 0.8], [0.6 + 5e-9, 0.8 - 1e-4]]], dtype=torch.float64)
@@ -179,15 +167,6 @@ def test_ties_go_to_the_lowest_index_and_are_counted():
     winners, ties = find_winners(query, page)
     assert winners.tolist() == [[1, 0]]
     assert ties == 0
-
-
-def test_winners_are_pooled_over_tasks_by_pairs(tmp_path):
-    run = random_run(tmp_path)
-    found = count_winners(run)
-    parts = [count_winners(CachedRun("part", "own", 5, {task: parts})) for task, parts in run.tasks.items()]
-    assert found.pairs == sum(part.pairs for part in parts) == 3 * 14
-    assert found.spread == pytest.approx(sum(part.spread * part.pairs for part in parts) / found.pairs)
-    torch.testing.assert_close(found.counts, sum(part.counts for part in parts))
 
 
 def test_winners_are_those_of_a_loop(tmp_path):
@@ -288,22 +267,6 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.stdout
 
 
-def test_a_report_has_all_tables_and_figures_and_encodes_nothing(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(randslot.SlotEncoder, "forward", None)
-    moved = shutil.copytree(results, tmp_path / "moved")  # vectors are found from where the results are
-    printed = run("analyse", moved, "-o", tmp_path / "report")
-    for name in ("budgets", "winners", "shares", "readouts", "gains", "cost", "files"):
-        for suffix in (".md", ".csv", ".tex"):
-            assert (tmp_path / "report" / f"{name}{suffix}").stat().st_size > 100
-    page = (tmp_path / "report" / "index.html").read_text()
-    for name in ("budgets", "budgets-sides", "winners", "readouts"):
-        assert f'src="{name}.svg"' in page
-        assert (tmp_path / "report" / f"{name}.svg").read_text().startswith("<?xml")
-        assert np.asarray(Image.open(tmp_path / "report" / f"{name}.png")).std() > 5
-    assert "zero, zero" in printed
-    assert "random, random" in printed
-
-
 def test_gains_beyond_four_vectors_have_intervals(results):
     """They are those of the sweep, and of compare's bootstrap."""
     runs = read_runs([results])
@@ -350,14 +313,6 @@ def test_runs_on_vidore_v3_have_the_papers_numbers_beside_theirs(results, tmp_pa
     assert "The paper" not in run("analyse", results)
 
 
-def test_a_model_is_evaluated_with_eight_vectors_first(sets, tmp_path, monkeypatch):
-    make("qwen3-vl", visual_tokens=16).save_pretrained(str(tmp_path / "model"))
-    printed = run("analyse", "budgets", tmp_path / "model", "--data", sets[0], "-o", tmp_path / "report")
-    assert "| 7 | 8 |" in printed
-    monkeypatch.setattr(randslot.SlotEncoder, "forward", None)
-    assert "H" in run("analyse", "winners", tmp_path / "report" / "results")
-
-
 def test_a_run_knows_whether_its_vectors_have_prefixes(results, monkeypatch):
     assert all(found.has_prefixes for found in read_runs([results]))
     monkeypatch.setattr(Random, "prefix_stable", False)
@@ -394,16 +349,6 @@ def test_what_is_missing_or_does_not_fit_is_refused(sets, results, tmp_path):
     assert "has no slots to analyse" in run("analyse", tmp_path / "tokens", code=2)
 
 
-def test_a_seed_that_nothing_draws_from_makes_no_second_run(sets, tmp_path):
-    model = make("qwen3-vl", slots="zero", visual_tokens=16)
-    for seed in (1, 2):
-        model.use(seed=seed)
-        Evaluation(model, "zero", tmp_path / str(seed), tmp_path / "vectors").run([own_task(sets[0])])
-    with pytest.raises(UsageError, match="only one run found: zero, zero"):
-        compare_runs([tmp_path / "1", tmp_path / "2"])
-    assert len(read_runs([tmp_path])) == 1
-
-
 def test_results_with_a_smaller_budget_do_not_mix_with_others(sets, tmp_path):
     evaluate("zero", sets[:1], tmp_path / "large")
     evaluate("random", sets[:1], tmp_path / "large", inference="random")
@@ -423,21 +368,3 @@ def test_costs_are_those_of_the_paper():
     assert "| yours | 8 | 8 | 1024 | int8 | 8.00 | 0.76 | 64 | 65536 |" in run(
         "analyse", "cost", "--vectors", 8, "--dim", 1024
     )
-
-
-def test_files_take_little_more_than_their_vectors(results):
-    rows = list(csv.reader(StringIO(run("analyse", "cost", results, "--format", "csv").split("run,")[1])))
-    for row in filter(None, rows[1:]):
-        theory, files = float(row[-2]), float(row[-1])
-        assert theory < files < 1.5 * theory
-
-
-def test_a_library_shows_what_its_pages_really_take(sets, tmp_path):
-    with randslot.Library(tmp_path / "mylib", make("qwen3-vl", visual_tokens=16)) as library:
-        library.add([sets[0] / "pages"])
-    rows = list(
-        csv.reader(StringIO(run("analyse", "cost", tmp_path / "mylib", "--format", "csv").split("library,")[1]))
-    )
-    assert rows[1][:4] == ["mylib", "4", "64", "9"]
-    assert float(rows[1][4]) == 4 * 64 * 2 < float(rows[1][5])
-    assert "is a library. Only its cost" in run("analyse", tmp_path / "mylib", code=2)

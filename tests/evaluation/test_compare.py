@@ -142,19 +142,6 @@ def test_models_are_compared_on_the_same_pages(tmp_path: Path) -> None:
     assert list_compared([words, image]).rows[0][:6] == ["words", words.ndcg, None, None, None, "base"]
 
 
-@pytest.mark.slow
-def test_the_command_prints_a_table_and_draws_a_figure(tmp_path: Path) -> None:
-    write_set(tmp_path / "own", 2, split="test", seed=0)
-    minilm = others.save_minilm(tmp_path / "minilm")
-    options = ["--data", str(tmp_path / "own"), "-o", str(tmp_path / "out"), "--both"]
-    answer = CliRunner().invoke(app, ["compare", "words", str(minilm), *options])
-    assert answer.exit_code == 0, answer.output
-    for name in ("words", "minilm", "minilm and words"):
-        assert f"| {name} |" in answer.output
-    assert len(json.loads((tmp_path / "out" / "compare.json").read_text())) == 3
-    assert (tmp_path / "out" / "compare.svg").stat().st_size > 1000
-
-
 def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
     with pytest.raises(UsageError, match="name two or more to compare"):

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.published import TASKS
-from randslot.evaluation.tasks import MTEB_NAMES, find_tasks, own_task, word_of
+from randslot.evaluation.tasks import MTEB_NAMES, find_tasks, own_task
 from research.samples.sets import write_set
 from support.copies import LANGUAGES, write_native_v3, write_v1, write_v2, write_v3
 
@@ -29,19 +29,6 @@ def test_all_22_tasks_are_those_of_mteb_with_pinned_revisions():
 )
 def test_a_task_has_several_names(name, found):
     assert [task.name for task in find_tasks(["ViDoRe(v3)"], [name])] == [found]
-
-
-def test_words_for_tasks_differ():
-    assert len({word_of(name) for name in MTEB_NAMES}) == 22
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(UsageError, match=r"unknown benchmark 'ViDoRe\(v9\)'. Known: ViDoRe\(v1\)"):
-        find_tasks(["ViDoRe(v9)"], [])
-    with pytest.raises(UsageError, match=r"unknown task 'hrr'. Known: HR, "):
-        find_tasks(["ViDoRe(v3)"], ["hrr"])
-    with pytest.raises(UsageError, match=r"unknown task 'hr'"):
-        find_tasks(["ViDoRe(v1)"], ["hr"])
 
 
 def test_v1_has_one_language_and_drops_the_query_without_a_page(tmp_path):
