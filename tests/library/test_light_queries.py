@@ -124,7 +124,7 @@ def test_a_library_of_words_has_no_use_for_a_student(tmp_path, light):
 
 
 def test_a_student_is_not_the_model_of_a_library(indexed, light, tmp_path, papers):
-    message = "is a student, which makes vectors of queries alone: index with"
+    message = "is a student, which only encodes queries: index with"
     answer = CliRunner().invoke(app, ["index", str(papers), "-l", str(tmp_path / "new"), "--model", str(light)])
     assert isinstance(answer.exception, UsageError)
     assert message in str(answer.exception)

@@ -171,14 +171,14 @@ def test_the_language_is_that_of_the_pages(tmp_path, language, text, query):
 
 @pytest.mark.parametrize("again", [None, "none"])
 def test_counting_that_was_stopped_goes_on(library, tmp_path, monkeypatch, again):
-    monkeypatch.setattr("randslot.library.backfill.TOGETHER", 1)
+    monkeypatch.setattr("randslot.library.backfill.BATCH", 1)
     counted: list[int] = []
     library.read_words(language="none", progress=lambda now: counted.append(now.pages_done), stop=lambda: True)
     assert counted == [1]
     library.close()
     with Library(tmp_path / "lib") as library:
-        assert "randslot library words goes on" in library.notes()[0]
-        with Library(tmp_path / "other") as other, pytest.raises(UsageError, match="are not all counted anew"):
+        assert "randslot library words resumes" in library.notes()[0]
+        with Library(tmp_path / "other") as other, pytest.raises(UsageError, match="are not all counted again"):
             copy_library(library, other)
         library.read_words(language=again)
         assert (found(library, "battery"), found(library, "batteries"), library.notes()) == ([3], [], [])
@@ -356,9 +356,9 @@ def test_a_page_that_ocr_cannot_read_is_counted_and_not_tried_again(tmp_path, oc
 
 KILLED = """
 import sys
-from randslot.library import fill
+from randslot.library import backfill
 from randslot.library.library import Library
-fill.TOGETHER = 2
+backfill.BATCH = 2
 with Library(sys.argv[1]) as library:
     library.add(sys.argv[2], workers=1)
     print("stored", flush=True)

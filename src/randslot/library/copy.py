@@ -5,17 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
 from ..words.analyzer import Terms
 from .folder import is_kept
 from .ingest import SAFE_SECONDS
-from .languages import LibraryWords
 from .library import Library
 from .location import clear
 from .manifest import File
@@ -23,19 +20,13 @@ from .models import check_model
 from .results import Progress
 from .stores.base import StoredPage, StoreHit, StoreQuery, Where, page_id, pages_at_once
 
-PAGES = 256  # that are read and written at once, if they are small
-SEARCHES, HITS = 20, 5  # that are compared at the end
-QUERY_TERMS = 8  # of a page that is searched for by its words
-NEAR = 0.01  # scores that may change places: sums of products of half-precision numbers
+PAGES = 256  # to read and write at once, if they are small
 SAME = "both are the same library: name two different places"
 
 
 @dataclass
 class Copied:
-    """What a copy did: files and pages that are new, files that were there, what was compared, and what is wrong.
-
-    notes: what else one should know of the copy.
-    """
+    """What a copy did: new files and pages, files that were there, what was compared, problems, and notes."""
 
     files: int = 0
     pages: int = 0
@@ -47,19 +38,20 @@ class Copied:
 
 
 def copy_library(source: Library, target: Library, report: Callable[[Progress], None] = lambda _: None) -> Copied:
-    """Copy what can be seen in a library into another one of the same model; what the target has beside it stays.
+    """Copy the visible files of a library into another one of the same model; other files of the target stay.
 
-    It may be stopped or killed and run again: pages that are there are not copied twice, and files become visible when
-    they are complete.
+    It may be stopped or killed and run again: pages are not copied twice, and complete files become visible.
 
     Errors: UsageError if both are the same library; RandSlotError if a file of the source changes meanwhile.
     """
-    _check_same_kind(source, target)
+    copied = Copied()
     files = source.manifest.find(state="done")
     with target.write():
         if source.location.is_same(target.location):
             raise UsageError(SAME)
-        copied = _Copy(source, target, report).run([_settle(file, source, target) for file in files])
+        _check_models(source, target)
+        _join_languages(source, target)
+        _copy_files(source, target, [_move_kept(file, source, target) for file in files], copied, report)
         target.store.optimize()
     _compare(source, target, files, copied)
     if source.sketches.noted and not target.sketches.noted:
@@ -67,42 +59,36 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
     return copied
 
 
-def _check_same_kind(source: Library, target: Library) -> None:
-    """Refuse a target whose vectors or words cannot be compared with those of the source.
-
-    Errors: UsageError.
-    """
+def _check_models(source: Library, target: Library) -> None:
     if source.binding and target.binding:
         check_model(source.binding, target.binding, source.name, "name another place")
     elif source.binding or target.binding:
         one, other = (source, target) if source.binding else (target, source)
         raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
-    _join_languages(source.words, target.words, f"library {source.name}", target.name)
 
 
-def _join_languages(source: LibraryWords, target: LibraryWords, from_name: str, to_name: str) -> None:
-    """Have the target read queries in the languages of the source too.
-
-    Errors: UsageError if the target reads all pages in one language, and that is another.
-    """
-    for words, name in ((source, from_name.removeprefix("library ")), (target, to_name)):
-        if words.begun:
+def _join_languages(source: Library, target: Library) -> None:
+    """Have the target read queries in the languages of the source too."""
+    ours, theirs = source.words, target.words
+    for library in (source, target):
+        if library.words.begun:
+            name = library.name
             raise UsageError(
-                f"the words of library {name} are not all counted anew: randslot library words -l {name} goes on"
+                f"the words of library {name} are not all counted again: randslot library words -l {name} resumes"
             )
-    if source.language and not target.language:
-        target.set(source.languages, source.each)
-    elif source.language == target.language and not set(source.languages) <= set(target.languages):
-        target.set(tuple(dict.fromkeys((*target.languages, *source.languages))), target.each)
-    elif source.language and source.language != target.language and not target.each:
+    if ours.language and not theirs.language:
+        theirs.set(ours.languages, ours.each, begun=False)
+    elif ours.language == theirs.language and not set(ours.languages) <= set(theirs.languages):
+        theirs.set(tuple(dict.fromkeys((*theirs.languages, *ours.languages))), theirs.each, begun=False)
+    elif ours.language and ours.language != theirs.language and not theirs.each:
         raise UsageError(
-            f"the words of {from_name} are {source.language}, and those of {to_name} {target.language}: "
-            f"randslot library words -l {to_name} --language auto lets it hold both"
+            f"the words of library {source.name} are {ours.language}, and those of {target.name} {theirs.language}: "
+            f"randslot library words -l {target.name} --language auto lets it hold both"
         )
 
 
-def _settle(file: File, source: Library, target: Library) -> File:
-    """Return a file as the target knows it: one that the source keeps in its own folder is kept in the target's."""
+def _move_kept(file: File, source: Library, target: Library) -> File:
+    """Return a file as the target knows it: one in the source's own folder is copied to the target's."""
     if not is_kept(file, str(source.folder.absolute())):
         return file
     own = target.folder.absolute() / Path(file.source).relative_to(source.folder.absolute())
@@ -112,92 +98,71 @@ def _settle(file: File, source: Library, target: Library) -> File:
     return replace(file, source=str(own))
 
 
-class _Copy:
-    """One run: the pages of many files go in the same requests."""
-
-    def __init__(self, source: Library, target: Library, report: Callable[[Progress], None]) -> None:
-        self.source, self.target, self.report = source, target, report
-        self.copied = Copied()
-
-    def run(self, files: list[File]) -> Copied:
-        known = {file.id: file for file in self.target.manifest.find()}
-        new = self._leave_known(files, known)
-        begun = {file.id for file in new if file.id in known}
-        self.num_files, self.num_pages = len(new), sum(file.num_pages for file in new)
-        self.pages_done = 0
-        left = {file.id: file.num_pages for file in new}  # pages that are still to come
-        complete: list[File] = []
-        safe_at = time.monotonic()
-        for some in _split(new, pages_at_once(self.source.store, PAGES)):
-            self._copy_pages(some, begun)
-            for file, _ in some:
-                left[file.id] -= 1
-                if not left[file.id]:
-                    complete.append(file)
-            self.pages_done += len(some)
-            if time.monotonic() - safe_at >= SAFE_SECONDS:
-                self._finish(complete)
-                complete, safe_at = [], time.monotonic()
-            self._report()
-        self._finish(complete)
-        return self.copied
-
-    def _leave_known(self, files: list[File], known: dict[str, File]) -> list[File]:
-        """Return the files that the target does not have, and bring the names and metadata of the others up to date."""
-        new = []
-        for file in files:
-            now = known.get(file.id)
-            if now is None or now.state != "done":
-                new.append(file)
-                continue
-            self.copied.known += 1
-            if now != file:
-                self._show([file])
-        return new
-
-    def _copy_pages(self, pages: Sequence[tuple[File, int]], begun: set[str]) -> None:
-        """Copy some pages, those that an earlier run did not."""
-        files = {file.id: file for file, _ in pages}
-        there = {id: self.target.store.images(id) if id in begun else {} for id in files}
-        self.target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden, before all
-        wanted: dict[str, File] = {}
-        for file, number in pages:
-            if number not in there[file.id]:
-                wanted[page_id(file.id, number)] = file
-        found = self.source.store.read(list(wanted))
-        for id, file in wanted.items():
-            if id not in found:
-                raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
-        self.target.store.add([self._read_again(page) for page in found.values()])
-        self.copied.pages += len(found)
-
-    def _read_again(self, page: StoredPage) -> StoredPage:
-        """Return a page as the target reads its words: terms depend on the usual language of a library."""
-        if page.text is None or not page.text.text or self.source.words.language == self.target.words.language:
-            return page
-        terms = self.target.words.choose(page.text.text).weigh_page(page.text.text)
-        return replace(page, text=replace(page.text, terms=terms))
-
-    def _finish(self, files: list[File]) -> None:
-        self.target.store.flush()
-        self._show(files)
-        self.copied.files += len(files)
-        self._report(tuple(file.source for file in files))
-
-    def _show(self, files: list[File]) -> None:
-        for file in files:
-            clear(self.target.manifest, self.target.store, self.target.manifest.show(file))
-
-    def _report(self, finished: tuple[str, ...] = ()) -> None:
-        self.report(Progress(self.copied.files, self.num_files, self.pages_done, self.num_pages, finished))
+def _copy_files(
+    source: Library, target: Library, files: list[File], copied: Copied, report: Callable[[Progress], None]
+) -> None:
+    """Copy files that the target does not have, and update names and metadata of the others."""
+    known = {file.id: file for file in target.manifest.find()}
+    new = []
+    for file in files:
+        if file.id not in known or known[file.id].state != "done":
+            new.append(file)
+            continue
+        copied.known += 1
+        if known[file.id] != file:
+            _show(target, [file])
+    num_pages, pages_done = sum(file.num_pages for file in new), 0
+    left = {file.id: file.num_pages for file in new}
+    complete: list[File] = []
+    safe_at = time.monotonic()
+    for pages in _split(new, pages_at_once(source.store, PAGES)):
+        copied.pages += _copy_pages(source, target, pages, known)
+        pages_done += len(pages)
+        for file, _ in pages:
+            left[file.id] -= 1
+            if not left[file.id]:
+                complete.append(file)
+        finished: list[File] = []
+        if time.monotonic() - safe_at >= SAFE_SECONDS or pages_done == num_pages:
+            target.store.flush()
+            _show(target, complete)
+            copied.files += len(complete)
+            finished, complete, safe_at = complete, [], time.monotonic()
+        names = tuple(file.source for file in finished)
+        report(Progress(copied.files, len(new), pages_done, num_pages, names))
 
 
-def _split(files: list[File], most: int) -> Iterator[list[tuple[File, int]]]:
+def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]], known: dict[str, File]) -> int:
+    """Copy pages that an earlier run did not; return how many."""
+    files = {file.id: file for file, _ in pages}
+    target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden before the first page
+    there = {id: target.store.images(id) if id in known else {} for id in files}
+    wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
+    found = source.store.read(list(wanted))
+    for id, file in wanted.items():
+        if id not in found:
+            raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
+    same_language = source.words.language == target.words.language
+    added: list[StoredPage] = []
+    for page in found.values():
+        if page.text and page.text.text and not same_language:  # terms depend on the usual language
+            page = replace(page, text=target.words.count_again(page.text))
+        added.append(page)
+    target.store.add(added)
+    return len(added)
+
+
+def _show(target: Library, files: list[File]) -> None:
+    for file in files:
+        clear(target.manifest, target.store, target.manifest.show(file))
+
+
+def _split(files: list[File], max_pages: int) -> Iterator[list[tuple[File, int]]]:
     some: list[tuple[File, int]] = []
     for file in files:
         for number in range(1, file.num_pages + 1):
             some.append((file, number))
-            if len(some) == most:
+            if len(some) == max_pages:
                 yield some
                 some = []
     if some:
@@ -205,66 +170,55 @@ def _split(files: list[File], most: int) -> Iterator[list[tuple[File, int]]]:
 
 
 def _compare(source: Library, target: Library, files: list[File], copied: Copied) -> None:
-    """Count the pages of every file, and search both for some pages that were copied."""
+    """Count the pages of every file, and search both libraries for some pages that were copied."""
     counts, visible = target.store.counts(), {file.id for file in target.manifest.find(state="done")}
     for file in files:
         copied.compared += 1
         if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
     queries = []
-    alike = source.words.language == target.words.language
     for page in source.store.read(_sample(files)).values():
-        terms = page.text.terms if page.text and page.text.terms.numbers else None
-        if terms and alike:
-            terms = Terms(terms.numbers[:QUERY_TERMS], (1.0,) * len(terms.numbers[:QUERY_TERMS]))
-            queries.append(StoreQuery(terms=terms))
+        if page.text and page.text.terms.numbers and source.words.language == target.words.language:
+            numbers = page.text.terms.numbers[:8]
+            queries.append(StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers))))
         if page.vectors is not None:
             queries.append(StoreQuery(page.vectors))
     ids = frozenset(file.id for file in files)
     among = ids if visible - ids else None  # naming all files is slow, and needed only if there are others
-    wanted = source.store.search(queries, HITS, Where(hidden=source.manifest.hidden()), exact=True)
-    found = target.store.search(queries, HITS, Where(among, target.manifest.hidden()), exact=True)
+    wanted = source.store.search(queries, 5, Where(hidden=source.manifest.hidden()), exact=True)
+    found = target.store.search(queries, 5, Where(among, target.manifest.hidden()), exact=True)
     copied.searches = len(queries)
     for number, (query, expected, actual) in enumerate(zip(queries, wanted, found, strict=True), start=1):
-        agree = _agree_by_words(expected, actual) if query.terms else _agree(expected, actual)
-        if not agree:
-            copied.problems.append(f"search {number} finds {_show_scores(actual)} and not {_show_scores(expected)}")
-
-
-def _show_scores(hits: list[StoreHit]) -> list[tuple[str, float]]:
-    return [(hit.id, hit.score) for hit in hits]
+        if not _agree(expected, actual, by_words=query.terms is not None):
+            scores = [[(hit.id, hit.score) for hit in hits] for hits in (actual, expected)]
+            copied.problems.append(f"search {number} finds {scores[0]} and not {scores[1]}")
 
 
 def _sample(files: list[File]) -> list[str]:
-    """Return the ids of some pages, all different."""
-    ends = list(accumulate((file.num_pages for file in files), initial=0))
-    places = random.Random(0).sample(range(ends[-1]), min(SEARCHES, ends[-1]))
-    ids = []
-    for place in sorted(places):
-        i = bisect_right(ends, place)  # of the file after the one that the place is in
-        ids.append(page_id(files[i - 1].id, ends[i] - place))
+    """Return the ids of 20 pages, or of all."""
+    total = sum(file.num_pages for file in files)
+    chosen = set(random.Random(0).sample(range(total), min(20, total)))
+    ids, place = [], 0
+    for file in files:
+        for number in range(1, file.num_pages + 1):
+            if place in chosen:
+                ids.append(page_id(file.id, number))
+            place += 1
     return ids
 
 
-def _agree_by_words(wanted: list[StoreHit], found: list[StoreHit]) -> bool:
-    """Whether as many pages have the words, and the best is among them, or as good as the last.
+def _agree(wanted: list[StoreHit], found: list[StoreHit], *, by_words: bool) -> bool:
+    """Whether two lists of hits are the same, except for ties; by words, whether the best hit was found.
 
-    Scores are not compared: each shard of a server counts by itself how rare words are.
+    Scores by words are not compared: each shard of a server counts by itself how rare words are.
     """
+    near = 0.01  # sums of products of half-precision numbers
     if len(wanted) != len(found):
         return False
-    if not wanted or wanted[0].id in {hit.id for hit in found}:
-        return True
-    return abs(wanted[0].score - wanted[-1].score) <= NEAR
-
-
-def _agree(wanted: list[StoreHit], found: list[StoreHit]) -> bool:
-    """Whether two lists of hits are the same, except for pages whose scores are as good as equal."""
-    if len(wanted) != len(found):
+    if not by_words and any(abs(one.score - two.score) > near for one, two in zip(wanted, found, strict=True)):
         return False
-    for expected, actual in zip(wanted, found, strict=True):
-        if abs(expected.score - actual.score) > NEAR:
-            return False
     ids = {hit.id for hit in found}
-    missing = [hit for hit in wanted if hit.id not in ids]
-    return all(abs(hit.score - wanted[-1].score) <= NEAR for hit in missing)  # as good as the last one
+    for hit in wanted[:1] if by_words else wanted:
+        if hit.id not in ids and abs(hit.score - wanted[-1].score) > near:  # not even as good as the last one
+            return False
+    return True

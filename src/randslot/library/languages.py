@@ -1,8 +1,9 @@
-"""The text of a page as it is stored, and back: boxes take eight bytes a word."""
+"""The languages of a library, and the text of a page as it is stored: boxes take eight bytes a word."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,28 @@ class LibraryWords:
     """The languages of a library.
 
     languages: the usual one, and others that pages are in; none until there is a page with text. each: pages are read
-    in the language that they are in; otherwise all in the usual one. begun: not all stored pages are counted in these
-    languages yet.
+    in their own language, else all in the usual one. begun: not all stored pages are counted in these languages yet.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | None, keep: Callable[[dict[str, Any]], None]) -> None:
-        """settings: what `keep` was given before."""
-        self._keep = keep
-        self.take(settings or {})
+    def __init__(self, settings: Mapping[str, Any], save: Callable[[dict[str, Any]], None]) -> None:
+        """settings: as `save` got them."""
+        self._save = save
+        self.load(settings)
 
-    def take(self, settings: Mapping[str, Any]) -> None:
-        """Have the languages that are written about the library; another process may have written them."""
+    def load(self, settings: Mapping[str, Any]) -> None:
+        """Take the languages from library.json; another process may have written them."""
         language = settings.get("language")
         self.languages: tuple[str, ...] = (language, *settings.get("others", ())) if language else ()
         self.each = bool(settings.get("each", False))
         self.begun = bool(settings.get("begun", False))
+
+    def set(self, languages: Sequence[str], each: bool, *, begun: bool) -> None:
+        """Take other languages. begun: stored pages are still to be counted in them."""
+        settings: dict[str, Any] = {"language": languages[0], "others": list(languages[1:]), "each": each}
+        if begun:
+            settings["begun"] = True
+        self._save(settings)
+        self.load(settings)
 
     @property
     def language(self) -> str | None:
@@ -40,51 +48,40 @@ class LibraryWords:
 
     @property
     def analyzer(self) -> Analyzer:
-        """What reads queries."""
+        """Reads queries."""
         return get_analyzer(*self.languages) if self.languages else get_analyzer(None)
 
-    def decide(self, texts: Iterable[str]) -> None:
-        """Have the first texts that are to be stored decide on the usual language."""
-        if not self.languages:
-            texts = [text for text in texts if text]
-            if texts:
-                self.set((detect_language(texts) or DEFAULT,), self.each)
+    def decide(self, texts: Sequence[str]) -> None:
+        """Detect the usual language of a new library from the first texts."""
+        if not self.languages and any(texts):
+            self.set((detect_language(texts) or DEFAULT,), self.each, begun=self.begun)
 
-    def choose(self, text: str) -> Analyzer:
-        """Return what reads a page that is to be stored."""
+    def choose_analyzer(self, text: str) -> Analyzer:
+        """Return the analyzer for a page: of the usual language, or of the page's own."""
         self.decide([text])
-        language = self.language or DEFAULT
-        if self.each:
-            language = choose_language(text, language)
-            if language not in self.languages:
-                self.set((*self.languages, language), True)
-        return get_page_analyzer(language, self.language or DEFAULT)
+        usual = self.language or DEFAULT
+        language = choose_language(text, usual) if self.each else usual
+        if language not in self.languages:
+            self.set((*self.languages, language), self.each, begun=self.begun)
+        return get_page_analyzer(language, usual)
 
-    def set(self, languages: tuple[str, ...], each: bool) -> None:
-        """Take other languages; pages that are stored keep their terms."""
-        self._write(languages, each, self.begun)
+    def read_page(self, text: PageText, origin: Origin, without: Origin = "none") -> StoredText:
+        """Return the text of a page as it is stored; without: the origin of a page that has no text."""
+        if not text.text:
+            return StoredText("blank" if text.has_layer else without)
+        return make_stored_text(text, origin, self.choose_analyzer(text.text))
 
-    def begin(self, language: str, each: bool) -> None:
-        """Take another usual language, which stored pages are to be counted in anew."""
-        self._write((language,), each, True)
-
-    def finish(self) -> None:
-        """All stored pages are counted in the languages of now."""
-        self._write(self.languages, self.each, False)
-
-    def _write(self, languages: tuple[str, ...], each: bool, begun: bool) -> None:
-        settings: dict[str, Any] = {"language": languages[0], "others": list(languages[1:]), "each": each}
-        if begun:
-            settings["begun"] = True
-        self._keep(settings)
-        self.take(settings)
+    def count_again(self, stored: StoredText) -> StoredText:
+        """Return a stored text with its terms in the languages of now."""
+        terms, _ = self.choose_analyzer(stored.text).analyse_page(stored.text)
+        return replace(stored, terms=terms)
 
 
 STEPS = 65_535  # that a side of the page is divided into
 
 
 def make_stored_text(text: PageText, origin: Origin, analyzer: Analyzer) -> StoredText:
-    """Return a text as it is stored: with the boxes of its words, and what searches compare."""
+    """Return a text as it is stored: with the boxes of its words, and the terms that searches compare."""
     boxes = np.zeros((len(text.words), 4), np.float64)
     for i, word in enumerate(text.words):
         boxes[i] = word.left, word.top, word.right, word.bottom

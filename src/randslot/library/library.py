@@ -1,14 +1,12 @@
-"""A library: files in, ranked pages out. It opens or makes one in a folder or on a server, and remembers its model."""
+"""A library: files in, ranked pages out."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -22,161 +20,45 @@ from PIL import Image
 from ..errors import RandSlotError, UsageError
 from ..files import write_whole
 from ..model.reader import Identity, PageReader
-from ..pages import PageText, open_page
+from ..pages import NO_TEXT, PageText, open_page, short
 from ..pages.ocr import MISSING, find_engine
 from ..words.language import find_language
-from ..words.snippets import Found
+from ..words.query import read_query
+from ..words.snippets import Found, find_words
 from .address import is_address, read_address
-from .backfill import BoundModel, Fill, Ocr, complete_pages, count_unread, read_words
+from .backfill import Backfill, Ocr
 from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
-from .languages import LibraryWords
+from .languages import LibraryWords, read_stored_text
 from .location import FORMAT, FORMATS, Location, clear
-from .manifest import File, Manifest
-from .models import EMBEDDED, LibraryModels, Name, ReadingCheck, check_reading, load_reading_check
+from .manifest import File
+from .models import (
+    EMBEDDED,
+    LibraryModels,
+    Name,
+    can_read,
+    check_reading,
+    load_reading_check,
+    weigh_vectors,
+)
 from .readers import FileReader, LocalReader, TellingReader
-from .results import By, Hit, Match, Progress, Status, Summary
-from .search import Searcher, check_metadata
+from .results import BY, By, Hit, Match, Progress, SearchResult, Status, Summary
+from .search import check_metadata, find_unknown, make_where, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made, Sketching
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.base import BYTES_PER_NUMBER, DamagedError, Store, Vectors, mean_numbers, page_id, pages_at_once
+from .stores.base import BYTES_PER_NUMBER, StoredPage, Vectors, mean_numbers
+from .verify import verify_library
 from .workers import WorkerPool
-
-
-def note_model(binding: Identity | None, reading_check: ReadingCheck | None) -> list[str]:
-    """Return whether the model of a library can read its pages, if there is doubt."""
-    notes = []
-    if binding is not None and binding.name == EMBEDDED:
-        notes.append("the embedded model of this library reads sample pages only, and no real documents")
-    if reading_check is not None and not reading_check.reads:
-        notes.append("the vectors of this library rank its pages little better than chance: words find them better")
-    return notes
-
-
-def note_words(words: LibraryWords) -> list[str]:
-    """Return whether words are counted by halves; visitors of a service see it, so it does not say where."""
-    if not words.begun:
-        return []
-    return ["words are being counted in another language; if that was stopped, randslot library words goes on"]
-
-
-def note_texts(binding: Identity | None, store: Store, manifest: Manifest) -> list[str]:
-    """Return which pages a model that reads text has not read, or not to their end."""
-    notes: list[str] = []
-    if binding is None or binding.reads != "text":
-        return notes
-    hidden = manifest.hidden()
-    if cut := store.count_cut(hidden):
-        most = binding.settings.get("text_tokens")
-        limit = f" ({most} tokens)" if most else ""
-        pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
-        notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
-    contents = store.contents(hidden)
-    if without := contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0):
-        pages = "1 page has" if without == 1 else f"{without:,} pages have"
-        notes.append(f"{pages} no text, and so no vectors: the model of this library reads text")
-    return notes
-
-
-PAGES = 256  # that are read at once, if they are small
-
-
-@dataclass
-class Problems:
-    """What is wrong with a library.
-
-    counts: stored pages by the id of their file. incomplete: files that lack pages. damaged: how many pages of a file
-    cannot be read, by its id. stray: ids of files that have pages and are not in the manifest.
-    """
-
-    files: dict[str, File]
-    counts: dict[str, int]
-    incomplete: list[File]
-    damaged: Counter[str]
-    stray: list[str]
-
-    def lines(self) -> list[str]:
-        """Return what is wrong, a line each."""
-        lines = []
-        for file in self.incomplete:
-            lines.append(f"{file.source}: {self.counts.get(file.id, 0)} of {file.num_pages} pages are stored")
-        for id, num in self.damaged.items():
-            lines.append(f"{self.files[id].source}: {num} of {self.files[id].num_pages} pages are damaged")
-        for id in self.stray:
-            lines.append(f"{self.counts[id]} pages belong to no file ({id})")
-        return lines
-
-    def repair(self, manifest: Manifest, store: Store) -> None:
-        """Hide files that lack pages until they are indexed again, and delete damaged pages and those of no file."""
-        hidden = {file.id for file in self.incomplete} | self.damaged.keys()
-        manifest.put(*(replace(self.files[id], state="pending") for id in hidden))
-        for id in [*self.stray, *self.damaged]:
-            store.delete(id)
-
-
-def find_problems(
-    manifest: Manifest, store: Store, report: Callable[[Progress], None], *, unit: bool = True
-) -> Problems:
-    """Compare the manifest with the pages that are stored, and read them all. unit: vectors have the length of one."""
-    counts = store.counts()
-    files = {file.id: file for file in manifest.find()}
-    incomplete = []
-    for file in files.values():
-        if file.state == "done" and counts.get(file.id, 0) != file.num_pages:
-            incomplete.append(file)
-    stored = [file for file in files.values() if file.id in counts]
-    damaged = _count_damaged(store, stored, report, _are_units if unit else _are_numbers)
-    return Problems(files, counts, incomplete, damaged, sorted(counts.keys() - files.keys()))
-
-
-def _count_damaged(
-    store: Store, files: list[File], report: Callable[[Progress], None], are_good: Callable[[Vectors], bool]
-) -> Counter[str]:
-    """Read the vectors of all pages, and return how many of each file are not what was stored."""
-    file_of: dict[str, str] = {}
-    for file in files:
-        for number in range(1, file.num_pages + 1):
-            file_of[page_id(file.id, number)] = file.id
-    pages = list(file_of)
-    damaged: Counter[str] = Counter()
-    step = pages_at_once(store, PAGES)
-    for start in range(0, len(pages), step):
-        some = pages[start : start + step]
-        damaged.update(file_of[page] for page in _find_damaged(store, some, are_good))
-        report(Progress(0, 0, start + len(some), len(pages)))
-    return damaged
-
-
-def _find_damaged(store: Store, pages: list[str], are_good: Callable[[Vectors], bool]) -> list[str]:
-    """Return those of some pages that are there, and whose vectors cannot be read or are not what they should be."""
-    try:
-        found = store.read(pages)
-    except DamagedError:
-        if len(pages) == 1:
-            return pages
-        damaged = []
-        for page in pages:
-            damaged += _find_damaged(store, [page], are_good)
-        return damaged
-    # A page without vectors has nothing that could be damaged.
-    return [id for id, page in found.items() if page.vectors is not None and not are_good(page.vectors)]
-
-
-def _are_units(vectors: Vectors) -> bool:
-    """Whether vectors have the length of one."""
-    return bool(len(vectors) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.05))  # half precision
-
-
-def _are_numbers(vectors: Vectors) -> bool:
-    """Whether vectors are numbers, and not all zero: all that can be said where any length may be right."""
-    return bool(len(vectors) and np.isfinite(vectors).all() and vectors.any())
-
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
 
 
 class Library:
-    """Files that can be searched. Close it, or use it in a `with` block."""
+    """Files that can be searched. Close it, or use it in a `with` block.
+
+    location: its folder or server. manifest: its files. store: its pages. models: of its vectors and queries.
+    words: its languages. reading_check: whether the model can read the pages; None if that is not known.
+    """
 
     def __init__(
         self,
@@ -188,14 +70,13 @@ class Library:
         repair: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
-        """Open a library, or make one.
+        """Open a library, or create one.
 
-        folder: a folder, or the address of a server as in "qdrant://host:6334/papers". model: a folder, a hub id, a
-        loaded model, or the binding of another library. A new library without a model finds pages by their words; one
-        that is there and has no vectors gets those of the model with the next `add`. An open one loads its own model
-        when it is needed. query_model: a student of that model, which searches then ask in its place: it is not loaded
-        for them. repair: open it also if its pages are lost, to verify it. trust_remote_code: let the model
-        run Python files of its own, which you should have read.
+        folder: a folder, or the address of a server such as "qdrant://host:6334/papers". model: a folder, a hub id, a
+        loaded model, or the binding of another library. A new library without a model finds pages by their words; an
+        existing one without vectors gets them with the next `add`. An open library loads its own model when it is
+        needed. query_model: a student of that model, which encodes queries in its place. repair: open the library even
+        if its pages are lost, to verify it. trust_remote_code: run the model's own Python code (review it first).
 
         Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
         another process, or has lost its pages.
@@ -207,29 +88,28 @@ class Library:
         try:
             about = self.location.read()
             if about is None:
-                self._create(model)
+                described = None if model is None else self.models.bind(model).as_dict()
+                about = {"format": FORMAT, "model": described, "words": {"language": None, "each": True}}
+                self.location.write(about)
             else:
-                self._open(about, model)
-            about = about or self._read_about()
+                self._check_format(about)
+                if about["model"] is not None:
+                    self.models.open(about["model"], model)
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
-            self.words = LibraryWords(about.get("words"), self._keep_words)
+            self.words = LibraryWords({}, lambda settings: self._update({"words": settings}))
             self.reading_check = load_reading_check(about.get("trust"))
             self.sketches = LibrarySketches(self.location)
-            self._take(about)
+            self._follow(about)
             if about["model"] is None and model is not None:
                 self._adopt(model, create)
             if query_model is not None:
-                self.models.take_student(query_model)
+                self.models.use_student(query_model)
         except BaseException:
             self.location.abandon()
             raise
 
-    def _create(self, model: Name | PageReader | Identity | None) -> None:
-        described = None if model is None else self.models.bind(model).as_dict()
-        self.location.write({"format": FORMAT, "model": described, "words": {"language": None, "each": True}})
-
-    def _open(self, about: dict[str, Any], model: Name | PageReader | Identity | None) -> None:
+    def _check_format(self, about: dict[str, Any]) -> None:
         if about.get("format") not in FORMATS:
             raise RandSlotError(
                 f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads "
@@ -241,8 +121,6 @@ class Library:
                 f"what is written about library {self.name} (library.json) is damaged: bring it back from a copy, or "
                 "index into another folder"
             )
-        if about["model"] is not None:
-            self.models.open(about["model"], model)
 
     def _adopt(self, model: Name | PageReader | Identity, create: bool) -> None:
         """Give a model to a library that has none; its pages get vectors with the next `add`."""
@@ -251,30 +129,31 @@ class Library:
         binding = self.models.bind(model)
         with self.write():
             self.store.prepare(binding.dimension)
-            self.location.write(self._read_about() | {"model": binding.as_dict(), "trust": None})
+            self._update({"model": binding.as_dict(), "trust": None})
 
     def _read_about(self) -> dict[str, Any]:
         about = self.location.read()
         assert about is not None, "it was read or written before"
         return about
 
-    def _take(self, about: dict[str, Any]) -> None:
-        """Go by what is written about the library; another process may write it."""
-        self.looked_at = time.monotonic()
-        self.words.take(about.get("words") or {})
-        self.sketches.take(about)
+    def _update(self, changes: dict[str, Any]) -> None:
+        """Change what is written about the library."""
+        self.location.write(self._read_about() | changes)
 
-    def _keep_words(self, settings: dict[str, Any]) -> None:
-        self.location.write(self._read_about() | {"words": settings})
+    def _follow(self, about: dict[str, Any]) -> None:
+        """Take languages and sketches from what is written about the library; another process may have changed it."""
+        self.looked_at = time.monotonic()
+        self.words.load(about.get("words") or {})
+        self.sketches.take(about)
 
     @property
     def binding(self) -> Identity | None:
-        """Which model the vectors are of; None for a library of words alone."""
+        """Which model made the vectors; None for a library of words only."""
         return self.models.binding
 
     @property
     def model(self) -> PageReader:
-        """The model that the library belongs to, loaded when it is first needed.
+        """The model of the library, loaded when first needed.
 
         Errors: UsageError if the library has no vectors.
         """
@@ -282,19 +161,19 @@ class Library:
 
     @property
     def query_model(self) -> PageReader:
-        """What makes the vectors of queries: the student that was named, or the library's model.
+        """The model that encodes queries: the student, or the library's model.
 
         Errors: as `model`.
         """
-        return self.models.query_model
+        return self.models.student or self.models.model
 
     @property
     def has_student(self) -> bool:
-        """Whether another model than the library's own makes the vectors of queries."""
-        return self.models.has_student
+        """Whether a student encodes queries."""
+        return self.models.student is not None
 
     def close(self) -> None:
-        """Let go of the library; another process can open it then."""
+        """Close the library; another process can open it then."""
         self.location.close()
 
     def __enter__(self) -> Self:
@@ -304,8 +183,16 @@ class Library:
         self.close()
 
     def __len__(self) -> int:
-        """How many pages can be found."""
+        """Return how many pages can be found."""
         return self.manifest.totals()[1]
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Hold the write lease; what an earlier process left to delete is deleted first."""
+        with self._writing, self.location.hold_lease():
+            self._follow(self._read_about())
+            clear(self.manifest, self.store, self.manifest.find(state="gone"))
+            yield
 
     # -- files in
 
@@ -320,31 +207,28 @@ class Library:
         ray: str | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Summary:
-        """Index files, folders (with all below them), patterns and images; what is known already is left as it is.
+        """Index files, folders (with all below them), patterns and images; unchanged files are skipped.
 
-        metadata: what searches may filter by. prune: forget files of the named folders that are not there any more.
-        batch: pages that are encoded at once. workers: processes that open files; by default one less than cores.
-        ray: the address of a Ray cluster that opens and encodes pages; "" takes the one of this machine, or starts it.
+        metadata: what searches may filter by. prune: forget files that are gone from the named folders. batch: pages to
+        encode at once. workers: processes that open files; by default one less than cores. ray: the address of a Ray
+        cluster that opens and encodes pages; "" takes the one of this machine, or starts it.
 
-        Files that cannot be read do not stop the others: they are in the summary with the reason.
+        Files that cannot be read do not stop the others: the summary has them with the reason.
         """
         start = time.monotonic()
         if batch < 1:
             raise UsageError(f"batch must be at least 1, not {batch}")
-        if workers < 0:
-            raise UsageError(f"workers must be at least 0, not {workers}")
         check_metadata(metadata)
-        paths, images = self._sort_inputs(inputs)
-        listing = list_files(paths, self.folder)
+        given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+        images = [self._save_image(one) for one in given if isinstance(one, Image.Image)]
+        listing = list_files([one for one in given if not isinstance(one, Image.Image)], self.folder)
         summary = Summary(others=listing.others, failed=listing.failed)
         try:
-            with self.write(), WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1)) as pool:
+            with self.write(), _open_pool(workers) as pool:
                 reader = self._make_reader(pool, batch, ray)
-                ingest = Ingest(self.manifest, self.store, self.words, pool, reader, metadata, progress, summary)
-                ingest.run([*listing.files, *images])
-                fill = Fill(self.manifest, self.store, self.words, pool, progress)
-                summary.encoded += complete_pages(fill, reader, self._bound_model())
-                if self.models.is_loaded:
+                Ingest(self, pool, reader, metadata, progress, summary).run([*listing.files, *images])
+                summary.encoded += Backfill(self, pool, progress).complete(reader)
+                if self.models.loaded is not None:
                     self._check_reading()
             if prune:
                 summary.removed = self._drop(self._find_gone(listing.folders))
@@ -362,33 +246,33 @@ class Library:
         progress: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Read the words of pages that have none yet. Return how many pages have been read.
+        """Read the words of pages that have none yet; return how many pages were read.
 
-        Nothing is encoded, but for what OCR has read if the model of the library reads text.
-
-        language: another one for the whole library, whose words are counted anew; "auto" for that of each page. ocr:
-        also read pages without a text layer by OCR, or all pages. stop: asked after each page, and ends it. Searches go
-        on meanwhile; stopped or killed, the same call goes on.
+        language: count all words of the library again in this one; "auto" for that of each page. ocr: also read pages
+        without a text layer by OCR, or all pages; if the model reads text, they are encoded. stop: asked after each
+        page, and ends it. Searches are answered meanwhile. Stopped or killed, the same call resumes.
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
-        if workers < 0:
-            raise UsageError(f"workers must be at least 0, not {workers}")
         wanted = None if language is None else find_language(language)
         if ocr is not None and find_engine() is None:
             raise RandSlotError(MISSING)
-        with self.write(), WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1)) as pool:
-            fill = Fill(self.manifest, self.store, self.words, pool, progress, stop)
-            return read_words(fill, self._bound_model(), language=wanted, ocr=ocr)
+        with self.write(), _open_pool(workers) as pool:
+            return Backfill(self, pool, progress, stop).read_words(wanted, ocr)
+
+    def count_without_text(self) -> int:
+        """Return how many pages no search by words can find: OCR has not read them, or nobody has looked at them."""
+        origins = self.store.contents(self.manifest.hidden()).origins
+        return origins.get("none", 0) + origins.get("", 0)
 
     def make_sketches(
         self, queries: Sequence[str] | None = None, *, progress: Callable[[Progress], None] = lambda _: None
     ) -> Made:
-        """Give every page a sketch, so that searches by vectors need not look at all pages; for very many of them.
+        """Give every page a sketch, so that searches by vectors need not look at all pages; for very many pages.
 
-        queries: as people ask them, 200 different ones at least, which are taken beside lines of the library's own
-        pages. Searches use sketches only if they find 98 % of what an exact search finds, which is measured. Pages that
-        are added later get theirs at once. Stopped or killed, the same call goes on.
+        queries: at least 200 different ones as people ask them, used beside lines of the library's own pages. Searches
+        use sketches only if they find 98 % of what an exact search finds, which is measured. Pages that are added later
+        get theirs at once. Stopped or killed, the same call resumes.
 
         Errors: UsageError if the library has no vectors, or there are too few queries. RandSlotError if sketches find
         too little.
@@ -414,60 +298,31 @@ class Library:
                 self.sketches.note(None)
                 self.store.clear_sketches()
 
-    def _bound_model(self) -> BoundModel | None:
-        return BoundModel(self.binding.reads, lambda: self.model) if self.binding else None
-
-    def count_without_text(self) -> int:
-        """Return how many pages no search by words can find: those that OCR has not read, or nobody has looked at."""
-        return count_unread(self.store, self.manifest)
-
     def _check_reading(self) -> None:
-        """Find out whether the model can read these pages, and keep it for searches to come, also by a student."""
+        """Check whether the model can read the pages, and keep the answer for searches."""
         visible = {file.id for file in self.manifest.find(state="done")}
         check = check_reading(self.store, visible, self.models.embed_lines)
         if check is not None and check != self.reading_check:
             self.reading_check = check
-            self.location.write(self._read_about() | {"trust": check.as_dict()})
-
-    def _sort_inputs(self, inputs: Iterable[Name | Image.Image] | Name) -> tuple[list[Name], list[str]]:
-        """Return the paths that were given, and the paths of images that were given without a file."""
-        if isinstance(inputs, (str, os.PathLike)):
-            return [inputs], []
-        paths: list[Name] = []
-        images: list[str] = []
-        for one in inputs:
-            if isinstance(one, Image.Image):
-                images.append(self._keep_image(one))
-            else:
-                paths.append(one)
-        return paths, images
+            self._update({"trust": check.as_dict()})
 
     def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
-        reader = self._choose_reader(pool, batch, ray)
-        if self.binding is None or "kind" not in self.binding.settings:
-            return reader
-        has_vectors = self.store.contents(()).with_vectors > 0
-        return reader if has_vectors else TellingReader(reader)  # of other people's models, before the first page
-
-    def _choose_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
+        reader: FileReader
         if ray is None:
-            return LocalReader(pool, lambda: self.model if self.binding else None, batch)
-        if self.binding is None:
+            reader = LocalReader(pool, lambda: self.model if self.binding else None, batch)
+        elif self.binding is None:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
-        from .ray_reader import RayReader
+        else:
+            from .ray_reader import RayReader
 
-        return RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.models.trust_remote_code)
+            reader = RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.models.trust_remote_code)
+        is_foreign = self.binding is not None and "kind" in self.binding.settings
+        if is_foreign and not self.store.contents(()).with_vectors:
+            return TellingReader(reader)  # of other people's models, before the first page
+        return reader
 
-    @contextmanager
-    def write(self) -> Iterator[None]:
-        """A block in which nobody else writes; what an earlier process left to delete is deleted first."""
-        with self._writing, self.location.hold_lease():
-            self._take(self._read_about())
-            clear(self.manifest, self.store, self.manifest.find(state="gone"))
-            yield
-
-    def _keep_image(self, image: Image.Image) -> str:
-        """Keep an image that has no file of its own in the library, and return its path there."""
+    def _save_image(self, image: Image.Image) -> str:
+        """Save an image that has no file in the library, and return its path there."""
         image = open_page(image)
         name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
         file = self.folder.absolute() / IMAGES / f"{name}.png"
@@ -479,7 +334,7 @@ class Library:
         return str(file)
 
     def list_gone(self, paths: Iterable[Name] | Name) -> list[str]:
-        """Return the files of named folders that the library has, and that are not there any more."""
+        """Return the files of named folders that the library has, and that are gone from the disk."""
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         folders = [found for path in given for found in expand(path) if os.path.isdir(found)]
         return [file.source for file in self._find_gone(folders)]
@@ -492,9 +347,9 @@ class Library:
         return gone
 
     def remove(self, *patterns: str) -> list[str]:
-        """Forget files by path, name, folder or wildcards, and return what they were; the files themselves stay.
+        """Forget files by path, name, folder or wildcards, and return their paths; the files themselves stay.
 
-        Errors: UsageError if nothing in the library matches one of them.
+        Errors: UsageError for a pattern that nothing in the library matches.
         """
         return self._drop(self.find_files(*patterns))
 
@@ -504,17 +359,20 @@ class Library:
         return self._drop([file for file in self.manifest.find() if file.source in wanted])
 
     def find_files(self, *patterns: str) -> list[File]:
-        """Return the files that are meant by paths, names, folders or wildcards.
+        """Return the files that match paths, names, folders or wildcards.
 
-        Errors: UsageError if nothing in the library matches one of them.
+        Errors: UsageError for a pattern that nothing in the library matches.
         """
         files = self.manifest.find()
+        found: dict[str, File] = {}
         for pattern in patterns:
             if not pattern.strip():
                 raise UsageError("an empty name of a file: randslot library list shows all, and * means all")
-            if not any(is_match(pattern, file.source) for file in files):
+            matching = {file.id: file for file in files if is_match(pattern, file.source)}
+            if not matching:
                 raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
-        return [file for file in files if any(is_match(pattern, file.source) for pattern in patterns)]
+            found |= matching
+        return [file for file in files if file.id in found]
 
     def _drop(self, files: list[File]) -> list[str]:
         with self.write():
@@ -539,10 +397,10 @@ class Library:
         query_vectors: int | None = None,
         collapse: bool = False,
     ) -> list[Hit]:
-        """Return the k best pages for a query, best first; equal ones by source and page, whatever k is.
+        """Return the k best pages for a query, best first; ties by source and page.
 
-        by: "words", "vectors" or "both"; by default what the library has and its model can read. Words may be in
-        quotes, as a phrase, or have a minus before them, so that pages with them are left out. filters: "source" (a
+        by: "words", "vectors" or "both"; default: both if the model can read the pages, else what the library has.
+        Words in quotes are a phrase; pages that have a word with a minus before it are left out. filters: "source" (a
         path, name, folder or wildcards), "page" (a number, or first and last), and metadata by their keys; all must
         hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
         budget of the query than the model's own. collapse: identical pages are one hit, which names its copies.
@@ -562,65 +420,92 @@ class Library:
         collapse: bool = False,
     ) -> list[list[Hit]]:
         """Search for several queries at once; options as `search`."""
-        return self._searcher().search_all(
-            queries,
-            k,
-            by=by,
-            filters=filters or {},
-            exact=exact,
-            query_vectors=query_vectors,
-            collapse=collapse,
-        )
+        self._look()
+        options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
+        return [result.hits for result in search(self, queries, k, by=by, filters=filters, **options)]
+
+    def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[SearchResult]:
+        """Search for several queries, and find their words that no page has; options as `search`."""
+        self._look()
+        return search(self, queries, k, unknown=True, **options)
 
     def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
         """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
-        return self._searcher().find_unknown(query, filters or {})
+        self._look()
+        where = make_where(self, filters or {})
+        words = [read_query(query, self.words.analyzer)]
+        return find_unknown(self, words, [frozenset()], where)[0] if where else []
+
+    def _look(self) -> None:
+        """Look whether another process has changed languages or sketches."""
+        if self.location.shared and time.monotonic() - self.looked_at > LOOK_SECONDS:
+            self._follow(self._read_about())
 
     def choose_by(self, by: By | None = None) -> By:
-        """Return what a search compares: what is asked for, or what the library has and its model can read.
+        """Return what a search compares: as asked, or what the library has and its model can read.
 
-        Errors: UsageError if it is not there.
+        Errors: UsageError if the library does not have it.
         """
-        return self._searcher().choose_by(by)
+        self._look()
+        has_words, has_vectors = self.words.language is not None, self.binding is not None
+        if by is None:
+            if has_words and has_vectors:
+                return "both" if can_read(self.binding, self.reading_check) else "words"
+            return "vectors" if has_vectors else "words"
+        if by not in BY:
+            raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
+        if by != "words" and not has_vectors:
+            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+        if by != "vectors" and not has_words and has_vectors:
+            raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
+        return by
+
+    def weigh_vectors(self, query: str) -> float:
+        """Return the weight of ranks by vectors beside those by words."""
+        return weigh_vectors(self.binding, self.reading_check, query, self.words.language)
 
     def compare(self, query: str, page: str) -> Vectors:
-        """Return how near each readout of a query is to each of a page, which is given by its id.
+        """Return the similarity of each vector of a query to each of a page, which is given by its id.
 
         Shape: vectors of the query x vectors of the page. The largest in each row add up to the page's score.
 
         Errors: RandSlotError if there is no such page.
         """
-        return self._searcher().compare(query, page)
+        stored = self._read_page(page)
+        if stored.vectors is None:
+            raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
+        similarities: Vectors = self.embed_queries([query])[0] @ stored.vectors.astype(np.float32).T
+        return similarities
 
     def read_text(self, page: str) -> PageText:
         """Return the text of a page, which is given by its id; an empty one if it has none.
 
         Errors: RandSlotError if there is no such page.
         """
-        return self._searcher().read_text(page)
+        stored = self._read_page(page)
+        return read_stored_text(stored.text) if stored.text else NO_TEXT
 
     def find_on_page(self, query: str, page: str) -> Found:
-        """Return where the words of a query stand on a page, which is given by its id."""
-        return self._searcher().find_on_page(query, page)
+        """Return where the words of a query are on a page, which is given by its id."""
+        return find_words(self.read_text(page), read_query(query, self.words.analyzer))
+
+    def _read_page(self, page: str) -> StoredPage:
+        stored = self.store.read([page]).get(page)
+        if stored is None:
+            raise RandSlotError(f"no page {short(page)} in library {self.name}")
+        return stored
 
     def embed_queries(self, queries: Sequence[str]) -> list[Vectors]:
-        """Return the vectors of queries, as a search compares them; from any thread, as its budget may change between.
+        """Return the vectors of queries, as a search compares them; safe in several threads.
 
         Errors: UsageError if the library has no vectors.
         """
         return self.models.embed_queries(list(queries), None)
 
-    def _searcher(self) -> Searcher:
-        """Return what answers searches, as the library is now: its model, languages and sketches may change."""
-        if self.location.shared and time.monotonic() - self.looked_at > LOOK_SECONDS:
-            self._take(self._read_about())
-        encode = self.models.embed_queries
-        return Searcher(self.name, self.manifest, self.store, self.words, self.binding, self.reading_check, encode)
-
     # -- what is in it
 
     def files(self) -> list[File]:
-        """Return the files of the library, also those that are not complete yet, by their paths."""
+        """Return the files of the library by their paths, also incomplete ones."""
         return self.manifest.find()
 
     def status(self) -> Status:
@@ -628,6 +513,11 @@ class Library:
         files, pages = self.manifest.totals()
         size = self.location.size()
         contents = self.store.contents(self.manifest.hidden())
+        num_numbers = 0
+        if self.binding is not None:
+            num_vectors = self.binding.num_vectors("page")
+            num_numbers = num_vectors * self.binding.dimension if num_vectors else mean_numbers(self.store)
+        without_text = contents.pages - contents.origins.get("layer", 0) - contents.origins.get("ocr", 0)
         return Status(
             folder=self.name,
             files=files,
@@ -636,43 +526,59 @@ class Library:
             missing=sum(is_gone(file.source) for file in self.manifest.find(state="done")),
             bytes=size,
             bytes_per_page=size // max(pages, 1),
-            vector_bytes_per_page=self._measure_vectors(),
+            vector_bytes_per_page=BYTES_PER_NUMBER * num_numbers,
             model=self.binding.as_dict() if self.binding else None,
             format=int(self._read_about()["format"]),
             language=self.words.language,
             languages=self.words.languages,
             with_vectors=contents.with_vectors,
             origins=contents.origins,
-            notes=(*self.notes(), *note_texts(self.binding, self.store, self.manifest)),
+            notes=(*self.notes(), *self._note_texts(without_text)),
             sketches=self.sketches.describe(),
         )
 
-    def _measure_vectors(self) -> int:
-        """Return the bytes of a page's vectors; where pages differ, the mean over some of them."""
-        if self.binding is None:
-            return 0
-        num = self.binding.num_vectors("page")
-        return BYTES_PER_NUMBER * (num * self.binding.dimension if num else mean_numbers(self.store))
-
     def notes(self) -> list[str]:
-        """Return what everybody who searches this library should know, a line each."""
-        return [*note_model(self.binding, self.reading_check), *note_words(self.words)]
+        """Return what everybody who searches this library should know, a line each; visitors of a service see it."""
+        notes = []
+        if self.binding is not None and self.binding.name == EMBEDDED:
+            notes.append("the embedded model of this library reads sample pages only, and no real documents")
+        if self.reading_check is not None and not self.reading_check.reads:
+            notes.append("the vectors of this library rank its pages little better than chance: words find them better")
+        if self.words.begun:
+            notes.append(
+                "words are being counted in another language; if that was stopped, randslot library words resumes"
+            )
+        return notes
+
+    def _note_texts(self, without_text: int) -> list[str]:
+        """Return which pages a model that reads text has not read, or only in part."""
+        notes: list[str] = []
+        if self.binding is None or self.binding.reads != "text":
+            return notes
+        if cut := self.store.count_cut(self.manifest.hidden()):
+            tokens = self.binding.settings.get("text_tokens")
+            limit = f" ({tokens} tokens)" if tokens else ""
+            pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
+            notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
+        if without_text:
+            pages = "1 page has" if without_text == 1 else f"{without_text:,} pages have"
+            notes.append(f"{pages} no text, and so no vectors: the model of this library reads text")
+        return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
-        """Compare the manifest with the pages that are stored, read them all, and return what is wrong, a line each.
+        """Compare the manifest with the stored pages, read all vectors, and return what is wrong, a line each.
 
-        repair: hide files that lack pages until they are indexed again, and delete damaged pages and those of no file.
+        repair: hide files that lack pages until they are indexed again; delete damaged pages and those of no file.
 
         Errors: RandSlotError if the manifest itself is damaged.
         """
-        self.manifest.check()
-        unit = self.binding is None or bool(self.binding.settings.get("unit", True))
-        problems = find_problems(self.manifest, self.store, progress, unit=unit)
-        lines = problems.lines()
-        if repair and lines:
-            with self.write():
-                problems.repair(self.manifest, self.store)
-        return lines + self.sketches.find_problems()
+        return verify_library(self, progress, repair=repair) + self.sketches.find_problems()
+
+
+def _open_pool(workers: int) -> WorkerPool:
+    if workers < 0:
+        raise UsageError(f"workers must be at least 0, not {workers}")
+    return WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1))
 
 
 def open_location(place: Name, *, create: bool) -> Location:

@@ -110,6 +110,15 @@ class Hit:
         return asdict(self)
 
 
+@dataclass
+class SearchResult:
+    """What a search found: what it compared, hits with the best first, and words of the query that no page has."""
+
+    by: By
+    hits: list[Hit] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Status:
     """What a library holds: files and pages that can be found, files that are not complete yet, sizes, and its model.

@@ -1,27 +1,82 @@
-"""Searches of a library: what a query compares, what the store is asked, and the hits."""
+"""Search a library: read the queries, ask the store, and make hits of the pages it found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..errors import RandSlotError, UsageError
-from ..model.reader import Identity
-from ..pages import NO_TEXT, PageText, short
-from ..words.language import NO_STEMS, is_foreign
-from ..words.query import WordQuery, check_length, list_named, read_query, show_longest
-from ..words.snippets import Found, find_words
+from ..errors import UsageError
+from ..words.query import WordQuery, list_named, read_query, show_longest
+from ..words.snippets import find_words
 from ..words.tokens import remove_accents, tokenize
-from .languages import LibraryWords, read_stored_text
-from .manifest import File, Manifest
-from .models import ACROSS, EMBEDDED, LIGHT, ReadingCheck
-from .results import BY, By, Copy, Hit, Match
+from .languages import read_stored_text
+from .manifest import File
+from .results import By, Copy, Hit, Match, SearchResult
 from .sources import is_match
-from .stores.base import Store, StoredPage, StoreHit, StoreQuery, Vectors, Where
+from .stores.base import StoredPage, StoreHit, StoreQuery, Vectors, Where
+
+if TYPE_CHECKING:
+    from .library import Library
+
+MAX_HITS = 1_000_000
+MAX_TIES = 1000  # pages after the last hit to look at: they may have its score, or be copies of other hits
+MAX_WORDS = 50  # of a query to look up one by one
+
+
+def search(
+    library: Library,
+    queries: Sequence[str],
+    k: int,
+    *,
+    by: By | None = None,
+    filters: Mapping[str, Any] | None = None,
+    exact: bool = False,
+    query_vectors: int | None = None,
+    collapse: bool = False,
+    unknown: bool = False,
+) -> list[SearchResult]:
+    """Return the k best pages for each query; options as `Library.search`. unknown: find words that no page has."""
+    if not 1 <= k <= MAX_HITS:
+        raise UsageError(f"k must be at {f'most {MAX_HITS:,}' if k > 1 else 'least 1'}, not {k}")
+    by = library.choose_by(by)
+    words = [read_query(query, library.words.analyzer) for query in queries]
+    where = make_where(library, filters or {})
+    asked = make_queries(library, queries, words, by, query_vectors)
+    results = [SearchResult(by) for _ in queries]
+    if where is None:
+        return results
+    if library.binding and not library.binding.settings.get("unit", True):
+        exact = True  # codes are only signs, and here the lengths of vectors count
+    seen = [frozenset[int]() for _ in queries]
+    waiting = {i: one for i, one in enumerate(asked) if one.terms is not None or one.vectors is not None}
+    num = k + 1  # one more shows whether the last one has ties
+    while waiting:
+        found = library.store.search(list(waiting.values()), num, where, exact)
+        pages = library.store.read(list({hit.id for some in found for hit in some}))
+        files = library.manifest.get({hit.file for some in found for hit in some})
+        again: dict[int, StoreQuery] = {}
+        for (i, one), some in zip(waiting.items(), found, strict=True):
+            if forms := find_excluded_forms(one, words[i], some, pages):
+                again[i] = replace(one, excluded=(*one.excluded, *forms))
+                continue
+            hits = make_hits(some, one, words[i], pages, files)
+            if collapse:
+                hits = join_copies(hits)
+            results[i].hits[:] = hits[:k]
+            seen[i] = frozenset(number for hit in some if hit.id in pages for number in _list_terms(pages[hit.id]))
+            is_last = len(some) < num or num >= k + MAX_TIES
+            if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
+                again[i] = one  # pages that were not asked for may belong among the first k
+        waiting, num = again, min(2 * num, k + MAX_TIES)
+    if unknown and by != "vectors":
+        for result, missing in zip(results, find_unknown(library, words, seen, where), strict=True):
+            result.unknown += missing
+    return results
+
+
+# -- which pages
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> None:
@@ -36,56 +91,25 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
             raise UsageError(f"metadata {key!r} must be text, a number, or true or false, not {type(value).__name__}")
 
 
-def make_where(filters: Mapping[str, Any], manifest: Manifest, library: str) -> Where | None:
+def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
     """Return which pages a search looks at, or None if there are none.
 
     Errors: UsageError for a wrong range of pages, or a key that no file has.
     """
-    hidden = manifest.hidden()
+    hidden = library.manifest.hidden()
     first, last = _page_range(filters.get("page"))
     metadata = {key: value for key, value in filters.items() if key != "page"}
     if not metadata:
         return Where(None, hidden, first, last)
-    done = manifest.find(state="done")
-    _check_keys(metadata, done, library)
-    files = frozenset(file.id for file in done if is_meant(file, metadata))
-    return Where(files, hidden, first, last) if files else None
-
-
-def is_meant(file: File, filters: Mapping[str, Any]) -> bool:
-    """Whether a file is one of those that filters by source and metadata let through."""
-    metadata = {key: value for key, value in filters.items() if key not in ("page", "source")}
-    return _is_source(filters.get("source"), file) and has_metadata(file, metadata)
-
-
-def _check_keys(metadata: Mapping[str, Any], files: list[File], library: str) -> None:
-    known = {"source", "page"}
-    for file in files:
-        known.update(file.metadata)
+    done = library.manifest.find(state="done")
+    known = {"source", "page"}.union(*(file.metadata for file in done))
     for key in metadata:
         if key not in known:
-            names = ", ".join(sorted(known))
-            raise UsageError(f"no page in library {library} has {key!r} to filter by, only {names}")
-
-
-def _is_source(source: Any, file: File) -> bool:
-    """Whether a file is meant by a pattern, or is one of a set of paths."""
-    if source is None or isinstance(source, frozenset):
-        return source is None or file.source in source
-    return is_match(str(source), file.source)
-
-
-def has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
-    """Whether a file has these metadata."""
-    for key, value in wanted.items():
-        if key not in file.metadata or _text(file.metadata[key]) != _text(value):
-            return False
-    return True
-
-
-def _text(value: Any) -> str:
-    """Return a value of metadata as text: 2023 and "2023" are the same to a filter."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+            raise UsageError(
+                f"no page in library {library.name} has {key!r} to filter by, only {', '.join(sorted(known))}"
+            )
+    files = frozenset(file.id for file in done if is_meant(file, metadata))
+    return Where(files, hidden, first, last) if files else None
 
 
 def _page_range(page: Any) -> tuple[int, int | None]:
@@ -98,7 +122,115 @@ def _page_range(page: Any) -> tuple[int, int | None]:
     raise UsageError(f"page must be a number from 1, or the first and the last of a range as in 3-9, not {shown}")
 
 
-DIGITS = 4  # of scores that are compared
+def is_meant(file: File, filters: Mapping[str, Any]) -> bool:
+    """Whether a file passes filters by source (a pattern, or a set of paths) and metadata."""
+    source = filters.get("source")
+    if isinstance(source, frozenset):
+        if file.source not in source:
+            return False
+    elif source is not None and not is_match(str(source), file.source):
+        return False
+    return has_metadata(file, {key: value for key, value in filters.items() if key not in ("page", "source")})
+
+
+def has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
+    """Whether a file has these metadata; 2023 and "2023" are the same."""
+
+    def show(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    for key, value in wanted.items():
+        if key not in file.metadata or show(file.metadata[key]) != show(value):
+            return False
+    return True
+
+
+# -- what the store is asked
+
+
+def make_queries(
+    library: Library, queries: Sequence[str], words: list[WordQuery], by: By, num_vectors: int | None
+) -> list[StoreQuery]:
+    """Return what to ask the store. A query without words is asked by vectors only, or not at all.
+
+    A query without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
+    """
+    vectors: list[Vectors] | list[None] = [None] * len(queries)
+    if by == "vectors":
+        vectors = library.models.embed_queries(list(queries), num_vectors)
+    elif by == "both":
+        texts = [word.plain or query for query, word in zip(queries, words, strict=True)]
+        vectors = library.models.embed_queries(texts, num_vectors)
+    made = []
+    for query, word, own in zip(queries, words, vectors, strict=True):
+        if not any(character.isalnum() for character in query):
+            made.append(StoreQuery())
+        elif by == "vectors":
+            made.append(StoreQuery(own))
+        elif word.excluded and not word.terms.numbers:
+            raise UsageError("the query only leaves words out: name some to look for")
+        else:
+            terms = word.terms if word.terms.numbers else None
+            made.append(StoreQuery(own, terms, word.phrases, word.excluded, library.weigh_vectors(query)))
+    return made
+
+
+def find_excluded_forms(
+    asked: StoreQuery, words: WordQuery, found: list[StoreHit], pages: Mapping[str, StoredPage]
+) -> list[str]:
+    """Return forms of excluded words that pages have, and that the store was not asked to leave out yet."""
+    stems, analyzer = frozenset(words.excluded_terms), words.analyzer
+    if asked.terms is None or not stems:
+        return []
+    numbers = set(analyzer.weigh_query(stems).numbers)
+    forms: set[str] = set()
+    for hit in found:
+        text = pages[hit.id].text if hit.id in pages else None
+        if text is None or numbers.isdisjoint(text.terms.numbers):
+            continue
+        for token in tokenize(text.text):
+            if not token.extra and not stems.isdisjoint(analyzer.find_terms(token)):
+                forms.add(remove_accents(token.text))
+    return sorted(forms.difference(asked.excluded))
+
+
+def find_unknown(
+    library: Library, words: Sequence[WordQuery], seen: Sequence[frozenset[int]], where: Where
+) -> list[list[str]]:
+    """Return the words of each query that no page has in any form.
+
+    seen: numbers of terms of pages that were found. The store is asked about the other words, all at once.
+    """
+    missing = []
+    asked: dict[frozenset[int], StoreQuery] = {}
+    for query, known in zip(words, seen, strict=True):
+        named = []
+        for word in list_named(query)[:MAX_WORDS] if library.words.language else []:
+            terms = query.analyzer.weigh_query(word.terms)
+            if known.isdisjoint(terms.numbers):
+                named.append((word, frozenset(terms.numbers)))
+                asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
+        joined = []
+        for pair in query.joined[:MAX_WORDS] if named else ():
+            terms = query.analyzer.weigh_query(pair.terms)
+            joined.append((pair, frozenset(terms.numbers)))
+            asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
+        missing.append((named, joined))
+    found = library.store.search(list(asked.values()), 1, where, False) if asked else []
+    known_terms = {numbers for numbers, hits in zip(asked, found, strict=True) if hits}
+    unknown = []
+    for named, joined in missing:
+        parts = {part for pair, numbers in joined if numbers in known_terms for part in pair.parts}
+        left = [word for word, numbers in named if numbers not in known_terms and parts.isdisjoint(word.terms)]
+        unknown.append(show_longest(left))
+    return unknown
+
+
+def _list_terms(page: StoredPage) -> tuple[int, ...]:
+    return page.text.terms.numbers if page.text else ()
+
+
+# -- what it found
 
 
 def make_hits(
@@ -108,19 +240,19 @@ def make_hits(
     pages: Mapping[str, StoredPage],
     files: Mapping[str, File],
 ) -> list[Hit]:
-    """Return what a store found as hits, best first, and equal ones by name.
-
-    Files that another thread has removed since are left out.
-    """
+    """Return what a store found as hits, best first, ties by name; without files that were removed meanwhile."""
     by: By = "words" if asked.vectors is None else "vectors" if asked.terms is None else "both"
     hits = []
     for one in found:
-        file = files.get(one.file)
-        if file is None or file.state != "done" or one.id not in pages:
+        file, page = files.get(one.file), pages.get(one.id)
+        if file is None or file.state != "done" or page is None:
             continue
-        page = pages[one.id]
-        matches = _find_matches(asked.vectors, page.vectors)
-        hit = Hit(one.id, file.source, one.number, one.score, matches, file.metadata, file.id, by)
+        matches = []
+        if asked.vectors is not None and page.vectors is not None:
+            similarities = asked.vectors @ page.vectors.T
+            for i, best in enumerate(similarities.argmax(1)):
+                matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
+        hit = Hit(one.id, file.source, one.number, one.score, tuple(matches), file.metadata, file.id, by)
         if page.text is not None and page.text.text:
             marked = find_words(read_stored_text(page.text), words)
             hit = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
@@ -128,43 +260,15 @@ def make_hits(
     return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
 
 
-def find_forms(
-    found: list[StoreHit], asked: StoreQuery, words: WordQuery, pages: Mapping[str, StoredPage]
-) -> list[str]:
-    """Return forms of excluded words that pages have, and that the store was not asked to leave out yet."""
-    stems, analyzer = frozenset(words.excluded_terms), words.analyzer
-    numbers = set(analyzer.weigh_query(stems).numbers)
-    forms: set[str] = set()
-    for one in found:
-        text = pages[one.id].text if one.id in pages else None
-        if text is None or numbers.isdisjoint(text.terms.numbers):
-            continue
-        for token in tokenize(text.text):
-            if not token.extra and not stems.isdisjoint(analyzer.find_terms(token)):
-                forms.add(remove_accents(token.text))
-    return sorted(forms.difference(asked.excluded))
-
-
-def _find_matches(query: Vectors | None, page: Vectors | None) -> tuple[Match, ...]:
-    """Return which readout of a page is nearest to each of a query."""
-    if query is None or page is None:
-        return ()
-    similarities = query @ page.T
-    matches = []
-    for i, best in enumerate(similarities.argmax(1)):
-        matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
-    return tuple(matches)
-
-
 def join_copies(hits: list[Hit]) -> list[Hit]:
-    """Return hits without those that are copies of a better one, which knows where they are."""
+    """Return hits without copies of better ones, which name their copies."""
     first: dict[str, int] = {}
     joined: list[Hit] = []
     for hit in hits:
         key = sign(hit)
         if key is not None and key in first:
-            place = first[key]
-            joined[place] = replace(joined[place], copies=(*joined[place].copies, Copy(hit.source, hit.page, hit.file)))
+            best = joined[first[key]]
+            joined[first[key]] = replace(best, copies=(*best.copies, Copy(hit.source, hit.page, hit.file)))
             continue
         if key is not None:
             first[key] = len(joined)
@@ -173,201 +277,14 @@ def join_copies(hits: list[Hit]) -> list[Hit]:
 
 
 def sign(hit: Hit) -> str | None:
-    """Return what is equal for pages that are the same to a search, and None for a page that shows nothing to compare.
+    """Return a key that is equal for copies of a page; None for a page without text to compare.
 
-    Copies of a page have the same text, at the same places, and the same score. By both words and vectors the score
-    is a sum over ranks, which copies do not share: then their similarities are compared.
+    Copies have the same text, at the same places, and the same score. By words and vectors the score is a sum over
+    ranks, which copies do not share: then their similarities are compared.
     """
     if hit.snippet is None or not hit.snippet.text:
         return None
-    similarities = [round(match.similarity, DIGITS) for match in hit.matches]
-    score = None if hit.by == "both" else round(hit.score, DIGITS)
+    similarities = [round(match.similarity, 4) for match in hit.matches]
+    score = None if hit.by == "both" else round(hit.score, 4)
     seen = (hit.snippet.text, hit.boxes, similarities, score)
     return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-MOST_HITS = 1_000_000
-MOST_EQUAL = 1000  # pages beyond the last hit that are looked at because they may be its equals, or copies of others
-MOST_WORDS = 50  # of a query that are looked up one by one
-
-
-@dataclass(frozen=True)
-class Searcher:
-    """Searches a library as it is now.
-
-    name: of the library, for messages. binding: which model its vectors are of; None if it has none. reading_check: how
-    well these know its pages, if known. encode: queries to vectors, so many each if a number is given.
-    """
-
-    name: str
-    manifest: Manifest
-    store: Store
-    words: LibraryWords
-    binding: Identity | None
-    reading_check: ReadingCheck | None
-    encode: Callable[[list[str], int | None], list[Vectors]]
-
-    def search_all(
-        self,
-        queries: Sequence[str],
-        k: int,
-        *,
-        by: By | None,
-        filters: Mapping[str, Any],
-        exact: bool,
-        query_vectors: int | None,
-        collapse: bool,
-    ) -> list[list[Hit]]:
-        """Return the k best pages for each query; options as `Library.search`."""
-        if k < 1:
-            raise UsageError(f"k must be at least 1, not {k}")
-        if k > MOST_HITS:
-            raise UsageError(f"k must be at most {MOST_HITS:,}, not {k}")
-        by = self.choose_by(by)
-        for query in queries:
-            check_length(query)
-        where = make_where(filters, self.manifest, self.name)
-        words = [read_query(query, self.words.analyzer) for query in queries]
-        asked = self._make_queries(list(queries), words, by, query_vectors)
-        able: dict[int, StoreQuery] = {}
-        for i, one in enumerate(asked):
-            if where is not None and (one.terms is not None or one.vectors is not None):
-                able[i] = one
-        # Codes are signs alone: they say nothing of vectors whose lengths count.
-        exact = exact or bool(self.binding and not self.binding.settings.get("unit", True))
-        found = {} if where is None else self._find(able, words, k, where, exact, collapse)
-        return [found.get(i, []) for i in range(len(queries))]
-
-    def _find(
-        self, waiting: dict[int, StoreQuery], words: list[WordQuery], k: int, where: Where, exact: bool, collapse: bool
-    ) -> dict[int, list[Hit]]:
-        """Ask the store for more until it is decided which pages are the first k; return hits by numbers of queries."""
-        hits: dict[int, list[Hit]] = {}
-        num = k + 1  # one more shows whether the last one has equals
-        while waiting:
-            found = self.store.search(list(waiting.values()), num, where, exact)
-            pages, files = self._read_found(found)
-            again: dict[int, StoreQuery] = {}
-            for (i, asked), some in zip(waiting.items(), found, strict=True):
-                forms = find_forms(some, asked, words[i], pages) if asked.terms else []
-                if forms:
-                    again[i] = replace(asked, excluded=(*asked.excluded, *forms))
-                    continue
-                own = make_hits(some, asked, words[i], pages, files)
-                own = join_copies(own) if collapse else own
-                hits[i] = own[:k]
-                if not _is_decided(some, own, k, num):
-                    again[i] = asked
-            waiting, num = again, min(2 * num, k + MOST_EQUAL)
-        return hits
-
-    def _read_found(self, found: list[list[StoreHit]]) -> tuple[dict[str, StoredPage], dict[str, File]]:
-        ids: set[str] = set()
-        file_ids: set[str] = set()
-        for some in found:
-            ids.update(hit.id for hit in some)
-            file_ids.update(hit.file for hit in some)
-        return self.store.read(list(ids)), self.manifest.get(file_ids)
-
-    def find_unknown(self, query: str, filters: Mapping[str, Any]) -> list[str]:
-        """Return the words of a query that no page has in any form; see `Library.find_unknown`."""
-        where = make_where(filters, self.manifest, self.name)
-        if where is None or self.words.language is None:
-            return []
-        words = read_query(query, self.words.analyzer)
-        named, joined = list_named(words)[:MOST_WORDS], words.joined[:MOST_WORDS]
-        if not named:
-            return []
-        terms = [word.terms for word in named] + [word.terms for word in joined]
-        asked = [StoreQuery(terms=words.analyzer.weigh_query(some)) for some in terms]
-        found = self.store.search(asked, 1, where, False)
-        known: set[str] = set()  # as part of a word that pages have
-        for one, hits in zip(joined, found[len(named) :], strict=True):
-            known.update(one.parts if hits else ())
-        missing = [word for word, hits in zip(named, found[: len(named)], strict=True) if not hits]
-        return show_longest([word for word in missing if known.isdisjoint(word.terms)])
-
-    def choose_by(self, by: By | None) -> By:
-        """Return what a search compares: what is asked for, or what the library has and its model can read.
-
-        Errors: UsageError if it is not there.
-        """
-        has_words, has_vectors = self.words.language is not None, self.binding is not None
-        if by is None:
-            if has_words and has_vectors:
-                return "both" if self._reads() else "words"
-            return "vectors" if has_vectors else "words"
-        if by not in BY:
-            raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
-        if by != "words" and not has_vectors:
-            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
-        if by != "vectors" and not has_words and has_vectors:
-            raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
-        return by
-
-    def _reads(self) -> bool:
-        """Whether the model can read these pages, as far as is known; the embedded one has to show it."""
-        if self.reading_check is None:
-            return self.binding is not None and self.binding.name != EMBEDDED
-        return self.reading_check.reads
-
-    def _make_queries(self, queries: list[str], words: list[WordQuery], by: By, num: int | None) -> list[StoreQuery]:
-        """Return what the store is asked. A query without any word is asked by vectors alone, or not at all.
-
-        One without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
-        """
-        vectors: list[Vectors] | list[None] = [None] * len(queries)
-        if by == "vectors":
-            vectors = self.encode(queries, num)
-        elif by == "both":
-            vectors = self.encode([word.plain or query for query, word in zip(queries, words, strict=True)], num)
-        made = []
-        for query, word, own in zip(queries, words, vectors, strict=True):
-            if not any(character.isalnum() for character in query):
-                made.append(StoreQuery())
-            elif by == "vectors":
-                made.append(StoreQuery(own))
-            else:
-                if word.excluded and not word.terms.numbers:
-                    raise UsageError("the query only leaves words out: name some to look for")
-                terms = word.terms if word.terms.numbers else None
-                made.append(StoreQuery(own, terms, word.phrases, word.excluded, self._weigh(query)))
-        return made
-
-    def _weigh(self, query: str) -> float:
-        """Return how much ranks by vectors count beside those by words."""
-        multilingual = self.binding is not None and self.binding.settings.get("multilingual", False)
-        if multilingual and self._reads() and is_foreign(query, self.words.language or NO_STEMS):
-            return ACROSS
-        return self.reading_check.weight if self.reading_check else LIGHT
-
-    def compare(self, query: str, page: str) -> Vectors:
-        """Return how near each readout of a query is to each of a page; see `Library.compare`."""
-        stored = self._read_page(page)
-        if stored.vectors is None:
-            raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
-        (vectors,) = self.encode([query], None)
-        similarities: Vectors = vectors @ stored.vectors.astype(np.float32).T
-        return similarities
-
-    def read_text(self, page: str) -> PageText:
-        """Return the text of a page; see `Library.read_text`."""
-        stored = self._read_page(page)
-        return read_stored_text(stored.text) if stored.text else NO_TEXT
-
-    def find_on_page(self, query: str, page: str) -> Found:
-        """Return where the words of a query stand on a page."""
-        return find_words(self.read_text(page), read_query(query, self.words.analyzer))
-
-    def _read_page(self, page: str) -> StoredPage:
-        stored = self.store.read([page]).get(page)
-        if stored is None:
-            raise RandSlotError(f"no page {short(page)} in library {self.name}")
-        return stored
-
-
-def _is_decided(found: list[StoreHit], hits: list[Hit], k: int, num: int) -> bool:
-    """Whether nothing that the store has beyond `found` could be among the first k hits, or equal to one of them."""
-    if len(found) < num or num >= k + MOST_EQUAL:
-        return True
-    return len(hits) >= k and found[-1].score < hits[k - 1].score
