@@ -186,9 +186,10 @@ def test_an_agent_is_told_by_its_first_search(bound):
     code = (
         "from randslot.serve.mcp_server import LocalTools\n"
         "from randslot.errors import RandSlotError\n"
+        "from contextlib import closing\n"
         "from threading import enumerate\n"
         "if __name__ == '__main__':\n"
-        "    with LocalTools('lib') as library:\n"
+        "    with closing(LocalTools('lib')) as library:\n"
         "        [thread.join() for thread in enumerate() if thread.name == 'model']\n"
         "        try: library.search('tax', 1, None)\n"
         "        except RandSlotError as error: print(error)\n"

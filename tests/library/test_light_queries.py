@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -163,5 +164,5 @@ def test_a_service_and_an_agent_take_a_student(indexed, light, no_large_model):
         finally:
             service.close()
     mcp_server = pytest.importorskip("randslot.serve.mcp_server")
-    with mcp_server.LocalTools(str(indexed), query_model=str(light)) as agent:
+    with closing(mcp_server.LocalTools(str(indexed), query_model=str(light))) as agent:
         assert agent.search("tax", 1, None)

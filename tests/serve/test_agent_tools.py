@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from threading import Event
@@ -52,7 +53,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def tools(place) -> Iterator[LocalTools]:
-    with LocalTools(str(place / "lib"), agent_tools.check_folders([place / "more"])) as made:
+    with closing(LocalTools(str(place / "lib"), agent_tools.check_folders([place / "more"]))) as made:
         yield made
 
 

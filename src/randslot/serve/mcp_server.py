@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -162,7 +161,7 @@ async def answer_http(server: MCPServer[Any], scope: Any, receive: Any, send: An
 
 
 class LocalTools(AgentTools):
-    """The tools on a library of this machine, which other processes may share; use it in a `with` block."""
+    """The tools on a library of this machine, which other processes may share."""
 
     def __init__(
         self, place: str, folders: Sequence[Path] = (), model: str | None = None, query_model: str | None = None
@@ -174,11 +173,8 @@ class LocalTools(AgentTools):
             if isinstance(opened, Library) and opened.choose_by() != "words":
                 Thread(target=_load_model, args=[opened], name="model", daemon=True).start()  # takes seconds
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
+    def close(self) -> None:
+        super().close()
         self.pool.close()
         self.shared.close()
 
@@ -204,5 +200,5 @@ def serve_stdio(
 
     Errors: as `Library`.
     """
-    with LocalTools(place, check_folders(folders), model, query_model) as tools:
+    with closing(LocalTools(place, check_folders(folders), model, query_model)) as tools:
         make_server(tools).run("stdio")
