@@ -308,7 +308,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "unexpected adapter key": (
         lambda p: edit_tensors(p / "adapter_model.safetensors", lambda t: t.update(extra=torch.zeros(1))),
-        "adapter of .*: 1 weights fit nothing here, such as extra",
+        "adapter of .*: 1 weights are unknown, such as extra",
     ),
     "adapter shape": (
         lambda p: edit_tensors(p / "adapter_model.safetensors", cut),
@@ -327,7 +327,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no backbone": (lambda p: shutil.rmtree(p / "backbone"), "it has no config.json"),
     "backbone weight": (
         lambda p: edit_tensors(p / "backbone/model.safetensors", lambda t: t.pop(sorted(t)[0])),
-        "lacks 1 weights, such as .*: it would run with random ones",
+        "lacks 1 weights, such as .*: get it again",
     ),
     "family": (
         lambda p: edit(p / "randslot.json", lambda c: c["backbone"].update(family="qwen2.5-vl")),
@@ -343,16 +343,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is a list": (lambda p: (p / "randslot.json").write_text("[]"), "randslot.json does not hold a JSON object"),
     "no reference": (
         lambda p: edit(p / "randslot.json", lambda c: c.update(backbone=None)),
-        "backbone must have family",
+        "randslot.json is damaged",
     ),
     "slots is a list": (lambda p: edit(p / "randslot.json", lambda c: c.update(slots=[])), "slots=.. is not one of"),
     "stored is empty": (
         lambda p: edit(p / "randslot.json", lambda c: c.update(stored={})),
-        "stored must count the slots",
+        "randslot.json is damaged",
     ),
     "stored is negative": (
         lambda p: edit(p / "randslot.json", lambda c: c["stored"].update(page=-1)),
-        "stored must count the slots",
+        "randslot.json is damaged",
     ),
     "unknown setting": (lambda p: edit(p / "randslot.json", lambda c: c.update(extra=1)), "unknown setting 'extra'"),
     "adapter config": (lambda p: (p / "adapter_config.json").write_text("{"), "has a broken adapter_config.json"),
@@ -368,7 +368,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "foreign backbone weight": (
         lambda p: edit_tensors(p / "backbone/model.safetensors", lambda t: t.update(extra=torch.zeros(1))),
-        "has 1 weights that fit nothing here, such as extra",
+        "has 1 unknown weights, such as extra",
     ),
     "bad setting": (
         lambda p: edit(p / "randslot.json", lambda c: c.update(page_vectors=0)),

@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 from randslot.model.readout import read_once, read_stepwise
-from support.models import FAMILIES, language_model, make, own_inputs
+from support.models import PAPER_FAMILIES, language_model, make, own_inputs
 
 
 def paper_loop(model: MultiVectorEncoder, features: dict[str, Tensor], num: int, next_slot: Callable) -> Tensor:
@@ -139,7 +139,7 @@ def test_stepwise_reading_equals_one_pass_for_given_slots(family, pages):
             torch.testing.assert_close(steps, once, atol=1e-5, rtol=0)
 
 
-WRONG_INPUTS = [(family, broken) for family in FAMILIES for broken in ("positions", "mask")]
+WRONG_INPUTS = [(family, broken) for family in PAPER_FAMILIES for broken in ("positions", "mask")]
 
 
 @pytest.mark.parametrize(("family", "broken"), [*WRONG_INPUTS, ("qwen3-vl", "visual")])

@@ -119,7 +119,7 @@ def test_a_strategy_with_weights_is_evaluated_and_its_seed_makes_no_second_run(s
 
 
 def test_what_cannot_be_a_token_is_not_exported(tmp_path):
-    for slots, reason in (("dice", "random slots are drawn afresh"), ("turned", "")):
+    for slots, reason in (("dice", "random slots change"), ("turned", "")):
         model = make("qwen3-vl", slots=slots)
         model.save_pretrained(str(tmp_path / slots))
         if not reason:

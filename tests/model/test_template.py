@@ -141,7 +141,7 @@ def test_the_template_is_saved_and_belongs_to_the_model(checkpoint, pages, tmp_p
     assert far(again.encode_query(QUERIES), model.encode_query(QUERIES)) == 0
     assert "| Template | embedding |" in (tmp_path / "model" / "README.md").read_text()
     again.use(template="embedding")
-    with pytest.raises(UsageError, match=r"trained with template='embedding'; another one starts from the backbone"):
+    with pytest.raises(UsageError, match="trained with template='embedding'"):
         again.use(template=PAPER)
     with pytest.raises(UsageError, match="trained with template='embedding'"):
         randslot.load(tmp_path / "model", template=PAPER, device="cpu")

@@ -92,16 +92,6 @@ def test_round_trip(family, lora, tmp_path, pages):
     assert "| Vectors | all of a query, at most 6 of a page, by kmeans |" in card
 
 
-@pytest.mark.parametrize("slots", ["random", "tokens"])
-def test_a_model_saved_before_there_were_reductions_has_none(slots, tmp_path):
-    make("qwen3-vl", slots=slots).save_pretrained(str(tmp_path / "model"))
-    file = tmp_path / "model" / "randslot.json"
-    config = json.loads(file.read_text())
-    assert config.pop("reduction") == "none"
-    file.write_text(json.dumps(config))
-    assert randslot.load(tmp_path / "model").settings.reduction == "none"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

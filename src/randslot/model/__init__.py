@@ -10,7 +10,7 @@ from ..extras import needs_extra
 if TYPE_CHECKING:
     from .encoder import SlotEncoder
     from .loading import load, tiny, untrained
-    from .model import RandSlotModel, weights_key
+    from .model import RandSlotModel
     from .opening import open_model
     from .reader import Identity, PageReader
     from .remote_model import remote
@@ -29,7 +29,6 @@ __all__ = [
     "remote",
     "tiny",
     "untrained",
-    "weights_key",
 ]
 
 _HOMES = {
@@ -44,7 +43,6 @@ _HOMES = {
     "remote": "remote_model",
     "tiny": "loading",
     "untrained": "loading",
-    "weights_key": "model",
 }
 
 

@@ -1,6 +1,6 @@
-"""Backbones from files, or built from a shape with random weights. What is particular to a family is in its file.
+"""Load a backbone from files, or build one from a shape with random weights.
 
-The backbone is the plain transformers model, held as it is, so its checkpoint keys are those of the hub.
+The backbone is the plain transformers model, so its checkpoint keys are those of the hub.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
@@ -24,13 +24,13 @@ from .families import FAMILIES
 from .families.base import Backbone, Family
 from .hub import SERVING, Source
 from .preprocessing import Processors
-from .slots import seeded
+from .slots import torch_seed
 
 
 def make_tokenizer(special_tokens: Sequence[str], end_token: str, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Make a tokenizer of 256 bytes, some special tokens (the padding token first), and a token for each of the words.
+    """Make a tokenizer of 256 bytes, special tokens (the padding token first), and lower-case words.
 
-    With words, which are lower case, it reads capitals as small letters.
+    With words, it lower-cases its input.
     """
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -51,10 +51,9 @@ def make_tokenizer(special_tokens: Sequence[str], end_token: str, words: Sequenc
 def load_backbone(
     source: Source, *, dtype: torch.dtype | None = None, attn_implementation: str | None = None
 ) -> Backbone:
-    """Load a backbone from the folder of a source, without running any code found there.
+    """Load a backbone from a folder, without running code found there.
 
-    Errors: RandSlotError in one line if it is of another family, lacks weights or has foreign ones, or is broken, or
-    if it is an exported model, whose settings and slots would be lost.
+    Errors: RandSlotError for an unknown family, missing or unknown weights, or broken files.
     """
     family = _find_family(source)
     try:
@@ -70,8 +69,16 @@ def load_backbone(
             )
     except Exception as error:  # transformers and safetensors fail on broken files in many ways
         raise RandSlotError(f"cannot load backbone {source.name}: {first_line(error)}") from error
-    _check_weights(source, family, report)
-    _copy_weights(model)
+    missing = sorted(report["missing_keys"])
+    unknown = sorted(key for key in report["unexpected_keys"] if not key.startswith(family.spare_weights))
+    if missing:  # transformers would run with random ones
+        raise RandSlotError(f"backbone {source.name} lacks {len(missing)} weights, such as {missing[0]}: get it again")
+    if unknown:
+        raise RandSlotError(f"backbone {source.name} has {len(unknown)} unknown weights, such as {unknown[0]}")
+    # Loaded weights are memory-mapped at odd addresses, which selects other kernels with other last bits; and a model
+    # saved over its own folder would overwrite the file it is mapped to.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return Backbone(family, family.prepare(model), load_processors(family, source), source)
 
 
@@ -79,51 +86,23 @@ def _find_family(source: Source) -> Family:
     name, file = source.name, Path(str(source.folder), "config.json")
     if file.with_name(SERVING).is_file():
         raise RandSlotError(
-            f"{name} is an export for servers: name the model that it was made from, or the URL of a server that "
-            "runs it (in Python randslot.remote)"
+            f"{name} is an export for servers: name the original model, or the URL of a server that runs the export"
         )
     if not file.is_file():
         raise RandSlotError(f"no model in {name}: it has no {file.name}")
     config = read_json(file)
-    model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        raise RandSlotError(f"{name} is a {model_type!r} model; RandSlot runs on {' and '.join(FAMILIES)}")
-    # Whoever saves a model writes its sizes, if only those of a text_config that are not the default ones.
-    family = FAMILIES[model_type]
+    if config.get("model_type") not in FAMILIES:
+        raise RandSlotError(f"{name} is a {config.get('model_type')!r} model; RandSlot runs on {', '.join(FAMILIES)}")
+    family = FAMILIES[config["model_type"]]
     if not config.get("text_config") and not config.keys() >= set(family.sizes):
-        raise RandSlotError(
-            f"the {file.name} of {name} lacks the sizes of its model ({', '.join(family.sizes)}): transformers would "
-            "make one as large as its default; get it again"
-        )
+        # transformers would fall back to its default sizes, and allocate a model of billions of weights
+        raise RandSlotError(f"{file.name} of {name} lacks the sizes of its model ({', '.join(family.sizes)})")
     return family
-
-
-def _check_weights(source: Source, family: Family, report: dict[str, Any]) -> None:
-    if missing := sorted(report["missing_keys"]):
-        raise RandSlotError(
-            f"backbone {source.name} lacks {len(missing)} weights, such as {missing[0]}: it would run with random "
-            "ones; get it again"
-        )
-    foreign = sorted(key for key in report["unexpected_keys"] if not key.startswith(family.spare_weights))
-    if foreign:
-        raise RandSlotError(
-            f"backbone {source.name} has {len(foreign)} weights that fit nothing here, such as {foreign[0]}"
-        )
-
-
-def _copy_weights(model: PreTrainedModel) -> None:
-    """Copy loaded weights into memory of their own.
-
-    They still lie in the mapped file, at odd addresses: another kernel, other last bits, and a model that is saved over
-    its own folder would pull the ground from under itself.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
 
 
 @contextmanager
 def bars_in_terminals() -> Iterator[None]:
-    """Let transformers show its progress bars only where someone watches."""
+    """Show the progress bars of transformers in terminals only."""
     shown = transformers_log.is_progress_bar_enabled()
     if not sys.stderr.isatty():
         transformers_log.disable_progress_bar()
@@ -135,10 +114,7 @@ def bars_in_terminals() -> Iterator[None]:
 
 
 def load_processors(family: Family, source: Source) -> Processors:
-    """Load the tokenizer, and the image processor of a family that has one, from the folder of a source.
-
-    Errors: RandSlotError in one line if one is missing or broken.
-    """
+    """Load tokenizer and image processor from a folder; RandSlotError if a file is missing or broken."""
     try:
         return family.load_processors(source)
     except RandSlotError:
@@ -156,15 +132,15 @@ def build_backbone(
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> Backbone:
-    """Build a backbone with random weights, from the name of a shape in `shapes/` or the path of such a JSON."""
+    """Build a backbone with random weights; `shape`: a name in `shapes/`, or the path of such a JSON file."""
     blueprint = _read_shape(shape)
     model_type = blueprint["config"].get("model_type")
     if model_type not in FAMILIES:
-        raise UsageError(f"shape {shape} is of type {model_type!r}; RandSlot runs on {' and '.join(FAMILIES)}")
+        raise UsageError(f"shape {shape} is of type {model_type!r}; RandSlot runs on {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
     tokenizer = make_tokenizer(family.special_tokens, family.end_token, blueprint.get("words", "").split())
     config = family.make_config(blueprint, tokenizer)
-    with seeded(seed), torch.device("meta" if device == "meta" else "cpu"):
+    with torch_seed(seed), torch.device("meta" if device == "meta" else "cpu"):
         try:
             attention = attn_implementation or _default_attention(dtype)
             model = AutoModel.from_config(config, dtype=dtype or torch.float32, attn_implementation=attention)
@@ -175,14 +151,14 @@ def build_backbone(
 
 
 def find_shape(name: str) -> str | None:
-    """Return the shape of a published backbone by its hub id or folder, if it is known before it is loaded."""
+    """Return the shape of a published backbone by its hub id or folder name; None if it is unknown."""
     words = [word for word in Path(name).name.lower().split("-") if word not in ("instruct", "embedding")]
     shape = "-".join(words)
     return shape if (resources.files(__package__) / "shapes" / f"{shape}.json").is_file() else None
 
 
 def list_shapes() -> list[str]:
-    """Return the names of all shapes that ship with the package."""
+    """Return the names of all shapes in the package."""
     files = (resources.files(__package__) / "shapes").iterdir()
     return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
 
@@ -191,8 +167,7 @@ def _read_shape(shape: str) -> dict[str, Any]:
     shapes = resources.files(__package__) / "shapes"
     file = Path(shape) if shape.endswith(".json") else Path(str(shapes / f"{shape}.json"))
     if not file.is_file():
-        known = ", ".join(list_shapes())
-        raise UsageError(f"unknown backbone shape {shape!r}; known ones: {known}, or the path of a .json file")
+        raise UsageError(f"unknown backbone shape {shape!r}; known ones: {', '.join(list_shapes())}, or a .json file")
     blueprint = read_json(file)
     if not isinstance(blueprint.get("config"), dict):
         raise UsageError(f"{file} is not a backbone shape: it needs config, and image_processor if it has one")
@@ -200,6 +175,6 @@ def _read_shape(shape: str) -> dict[str, Any]:
 
 
 def _default_attention(dtype: torch.dtype | None) -> str:
-    """Choose flash attention 2 where it is installed and can run: on a GPU, in half precision."""
+    """Choose flash attention 2 if it is installed and can run: on a GPU, in half precision."""
     half = dtype in (torch.float16, torch.bfloat16)
     return "flash_attention_2" if half and torch.cuda.is_available() and is_flash_attn_2_available() else "sdpa"

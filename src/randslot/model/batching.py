@@ -1,6 +1,6 @@
-"""Pages made ready in threads while the model encodes others, and batches of them by how much there is to compute.
+"""Prepare pages in threads while the model encodes others, and batch them by their size.
 
-Threads are enough: decoding, resizing and cutting into patches happen in C without Python's lock.
+Threads suffice: decoding, resizing and cutting into patches run in C without the GIL.
 """
 
 from __future__ import annotations
@@ -16,19 +16,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST_THREADS = 16
-
-
-def count_threads() -> int:
-    """Return how many threads make pages ready: all cores but one, which drives the model."""
-    return min(max((os.cpu_count() or 2) - 1, 1), MOST_THREADS)
-
 
 def return_freed_memory() -> None:
-    """Give memory that was freed back to the system, for use after each batch; takes milliseconds.
+    """Return freed memory to the system after a batch; takes milliseconds.
 
-    glibc may keep memory that one thread got and another one freed, as it is with pages that are made ready: a process
-    once grew by two megabytes a page, to 9 GB. Not every run grows; with this none was seen to.
+    glibc may keep memory that one thread allocated and another freed, as with prepared pages: a process once grew by
+    two megabytes per page, to 9 GB.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
@@ -36,14 +29,14 @@ def return_freed_memory() -> None:
 
 
 class Ahead(Generic[T, R]):
-    """Does pieces of work in threads, at most `depth` ahead of the one that is used, and yields results in order.
+    """Runs `do` on each piece of work in threads, at most `depth` ahead of the consumer; yields results in order.
 
-    waited: the seconds that whoever uses the results had to wait for them.
+    waited: how many seconds the consumer has waited for results.
     """
 
     def __init__(self, do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> None:
         self.do, self.work, self.depth = do, work, depth
-        self.threads = threads or count_threads()
+        self.threads = threads or min(max((os.cpu_count() or 2) - 1, 1), 16)  # one core drives the model
         self.waited = 0.0
 
     def __iter__(self) -> Iterator[tuple[T, R]]:
@@ -56,7 +49,7 @@ class Ahead(Generic[T, R]):
                         yield self._take(waiting)
                 while waiting:
                     yield self._take(waiting)
-            finally:  # also when whoever uses it stops: what was not begun is not needed
+            finally:  # also if the consumer stops
                 for _, future in waiting:
                     future.cancel()
 
@@ -70,7 +63,7 @@ class Ahead(Generic[T, R]):
 
 
 def cut_by_positions(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Return which items are computed together: long ones with long ones, and at most `most` positions, padding too."""
+    """Batch items by length: return indices in batches of at most `most` positions, including padding."""
     batches: list[list[int]] = []
     longest = 0
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -82,12 +75,12 @@ def cut_by_positions(lengths: Sequence[int], most: int) -> list[list[int]]:
 
 
 def page_share(page: object) -> float:
-    """Return how much there is to compute of a page: one for the largest, but at least an eighth."""
+    """Return the size of a page relative to the largest one, at least an eighth."""
     return max(min(getattr(page, "share", 1.0), 1.0), 0.125)
 
 
 def in_shares(items: Iterable[T], most: float, share: Callable[[T], float]) -> Iterator[list[T]]:
-    """Yield items until their shares have come to `most`: many small ones at a time, and few large ones."""
+    """Yield groups of items whose shares sum to `most`: many small items, or few large ones."""
     group: list[T] = []
     size = 0.0
     for item in items:
@@ -101,12 +94,5 @@ def in_shares(items: Iterable[T], most: float, share: Callable[[T], float]) -> I
 
 
 def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield `size` items at a time."""
-    group: list[T] = []
-    for item in items:
-        group.append(item)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
+    """Yield groups of `size` items."""
+    return in_shares(items, size, lambda item: 1.0)

@@ -1,6 +1,4 @@
-"""Content -> K vectors: the one module of a RandSlot model, as sentence-transformers wants it.
-
-Preprocessing, the choice of slots, and the pass through the backbone.
+"""`SlotEncoder`, a sentence-transformers module: preprocessing, the choice of slots, the pass through the backbone.
 
 Shapes: B batch, K vectors, D dimension.
 """
@@ -19,7 +17,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 
 from ..errors import RandSlotError, UsageError
-from .checkpoint import HEAD, SLOTS, TEACHER, RandSlotCard, check_fit, read_files, save_files
+from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, read_files, save_files
 from .families.base import Backbone, Family, VisionOutput
 from .hub import Source, find
 from .preprocessing import Preprocessor, Processors, sort_inputs
@@ -27,56 +25,50 @@ from .reader import Identity, Side
 from .readout import Content, read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
 from .settings import Settings, read_settings
-from .slots import STRATEGIES, Sequential, Strategy, seeded
+from .slots import STRATEGIES, Sequential, Strategy, torch_seed
 
 
 class SlotEncoder(InputModule):
-    """A backbone and its slots: turns queries into (B, K, D) and pages into (B, K, D) unit vectors.
+    """A backbone and its slots: turns queries and pages into unit vectors (B, K, D).
 
-    `rows` is how many slots are stored for each side, where it differs from what the budgets need: a model that
-    stores three slots a side can be asked for eight vectors.
+    rows: the number of stored slots per side, if it differs from the budgets: a model that stores three slots per side
+    can be asked for eight vectors.
     """
 
-    __module__ = "randslot.encoder"  # the name in modules.json of saved models, wherever this file is
+    __module__ = "randslot.encoder"  # the name in modules.json of saved models
     config_keys: ClassVar[list[str]] = [field.name for field in fields(Settings)]
 
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
         self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
         self.parts = replace(backbone, processors=replace(backbone.processors, template=self.template))
-        self.home = backbone.source  # where the whole came from; a saved adapter's backbone is elsewhere
+        self.home = backbone.source  # where the model came from; the backbone of a saved adapter is elsewhere
         self.backbone = backbone.model
         self.tokenizer = backbone.processors.tokenizer
         self.image_processor = backbone.processors.image
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
         self.settings = settings
-        self.teacher: Identity | None = None  # of a student: whose vectors of queries it makes
-        self.head: nn.Linear | None = None  # to the dimension of that, if it is another
+        self.teacher: Identity | None = None  # of a student
+        self.head: nn.Linear | None = None  # of a student: the projection to the teacher's dimension, if it differs
         self.slots = self._make_strategy(settings.slots)
-        self.plain_queries = False  # special tokens in queries are plain text
-        self.loops = False  # in training run every prefix anew, as the paper does, each with dropout of its own
+        self.plain_queries = False  # treat special tokens in queries as text
+        self.loops = False  # in training, run every prefix with its own dropout, as the paper does
         self.recall_vision: Callable[[Tensor], VisionOutput] | None = None  # of `FrozenVision`, by page numbers
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: any but `slots` and `template`, which it is trained with.
-
-        Errors: UsageError for a wrong value, or for another one of these.
-        """
-        if changes.get("slots", self.settings.slots) != self.settings.slots:
-            raise UsageError(
-                f"this model is trained with slots={self.settings.slots!r}; another strategy starts from the backbone, "
-                "and inference= sets what is appended when encoding"
-            )
-        if changes.get("template", self.settings.template) != self.settings.template:
-            raise UsageError(
-                f"this model is trained with template={self.settings.template!r}; another one starts from the backbone"
-            )
+        """Change settings of a model in use, except `slots` and `template`; UsageError for a wrong value."""
+        for name in ("slots", "template"):
+            trained = getattr(self.settings, name)
+            if changes.get(name, trained) != trained:
+                raise UsageError(f"this model is trained with {name}={trained!r}; start from the backbone to change it")
         settings = self.settings.change(**changes)
         least = self.family.min_tokens(self.processors)
         if settings.visual_tokens < least:
             raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
-        self._check_learned(settings)
+        learned = self.teacher.num_vectors("query") if self.teacher else None
+        if learned is not None and settings.query_vectors > learned:
+            raise UsageError(f"query_vectors={settings.query_vectors}: this student has learned {learned}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(
@@ -87,21 +79,14 @@ class SlotEncoder(InputModule):
         self.slots.seed = strategy.seed = settings.seed
         self.inference_slots = strategy
 
-    def _check_learned(self, settings: Settings) -> None:
-        learned = self.teacher.num_vectors("query") if self.teacher else None
-        if learned is not None and settings.query_vectors > learned:
-            raise UsageError(
-                f"query_vectors={settings.query_vectors}: this student has learned {learned} of its teacher"
-            )
-
     def _make_strategy(self, name: str) -> Strategy:
         return STRATEGIES[name](self.hidden_size, self.rows, self.settings.seed)
 
     def follow(self, teacher: Identity) -> None:
-        """Make it a student: from now on it makes vectors of queries alone, in the dimension of a teacher."""
+        """Make it a student, which makes query vectors only, in the dimension of its teacher."""
         self.teacher = teacher
         if teacher.dimension != self.hidden_size:
-            with seeded(self.settings.seed):
+            with torch_seed(self.settings.seed):
                 self.head = nn.Linear(self.hidden_size, teacher.dimension)
             nn.init.zeros_(self.head.bias)
 
@@ -110,22 +95,22 @@ class SlotEncoder(InputModule):
         return self.parts.family
 
     @property
+    def source(self) -> Source:
+        return self.parts.source
+
+    @property
     def processors(self) -> Processors:
-        """Tokenizer and image processor as they are now: sentence-transformers lets people replace the tokenizer."""
+        """The current tokenizer and image processor: sentence-transformers lets users replace the tokenizer."""
         return Processors(self.tokenizer, self.image_processor, self.template, self.plain_queries)
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """What turns queries and pages into features: small, without weights, so it can go to other processes."""
+        """The preprocessing without weights, for other processes."""
         return Preprocessor(self.family, self.processors, self.page_tokens, self.backbone.dtype)
 
     @property
     def dtype(self) -> str:
         return str(self.backbone.dtype).removeprefix("torch.")
-
-    @property
-    def source(self) -> Source:
-        return self.parts.source
 
     @property
     def modalities(self) -> list[Any]:
@@ -149,19 +134,19 @@ class SlotEncoder(InputModule):
         return asdict(self.settings)
 
     @property
-    def page_pixels(self) -> int:
-        """The most pixels of a page image that the model looks at."""
-        return self.family.page_pixels(self.processors, self.page_tokens)
-
-    @property
     def page_tokens(self) -> int:
-        """The most tokens that a page may take, beside its prompt."""
+        """The most tokens that a page may take, without its prompt."""
         return self.settings.page_tokens(self.family.reads)
 
+    @property
+    def page_pixels(self) -> int:
+        """The most pixels of a page image that the model uses."""
+        return self.family.page_pixels(self.processors, self.page_tokens)
+
     def weights_key(self) -> str:
-        """Return a hash of the weights, and of the template and processors before them: other ones, other vectors."""
+        """Return a hash of weights, template and processors: other ones, other vectors."""
         digest = blake2b(digest_size=12)
-        for name, tensor in sorted(self.state_dict(prefix="0.").items()):  # under the name it has in its model
+        for name, tensor in sorted(self.state_dict(prefix="0.").items()):  # under their names in the whole model
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
@@ -171,58 +156,28 @@ class SlotEncoder(InputModule):
     # -- from inputs to features
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
-        """Turn queries (text) or pages (as the family reads them) into left-padded features, which name their side.
+        """Turn queries (text) or pages into left-padded features with their side.
 
-        The side is named by `task` ("query" or "document"); without one, text is a query and an image a page. A prompt
-        for queries is the instruction of the template, or stands before each query if it has none.
+        task: "query" or "document"; without it, text is a query and an image a page. prompt: for queries only; it
+        replaces the instruction of the template, or precedes each query if the template has none.
         """
         if self.teacher is not None and sort_inputs(inputs, task)[1] == "page":
             self.refuse_pages()
         return self.preprocessor(inputs, prompt, task)
 
     def refuse_pages(self) -> None:
-        """Say that a student has no vectors of pages.
-
-        Errors: UsageError in one line, always.
-        """
-        raise UsageError(f"this is a student, which makes vectors of queries alone: pages are for {self.teacher}")
+        """Raise a UsageError: a student has no page vectors."""
+        raise UsageError(f"this student makes query vectors only: encode pages with {self.teacher}")
 
     def open_page(self, page: Any) -> Any:
-        """Open a page as the model takes it."""
+        """Open a page as the model reads it."""
         return self.preprocessor.open_page(page)
 
     # -- from features to vectors
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K).
-
-        The mask has zeros only where every token is read and some inputs are shorter than others.
-        """
+        """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K)."""
         return self.read(self.read_content(features), features)
-
-    def read(self, content: Content, features: dict[str, Any]) -> dict[str, Tensor]:
-        """Return what `forward` does, of features that are embedded and placed already."""
-        side: Side = features["side"]
-        if self.teacher is not None and side == "page":
-            self.refuse_pages()
-        num = self.settings.vectors(side) - 1
-        strategy = self.slots if self.training else self.inference_slots
-        if strategy.every_token:
-            return self._read_tokens(content, side, features["keys"])
-        if isinstance(strategy, Sequential):
-            # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
-            checkpointed = self.training and self.backbone.is_gradient_checkpointing
-            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
-            vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
-        elif self.training and self.loops:
-            slots_BSD = strategy(side, num, features["keys"])
-            vectors = read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
-        else:
-            vectors = read_once(self.parts, content, strategy(side, num, features["keys"]))
-        if self.head is not None:
-            vectors = F.normalize(self.head(vectors.to(self.head.weight.dtype)).float(), dim=-1)
-        mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
-        return {"token_embeddings": vectors, "attention_mask": mask}
 
     def read_content(self, features: dict[str, Any]) -> Content:
         """Embed left-padded features; a frozen tower does not run again for known pages or in a second pass."""
@@ -237,6 +192,30 @@ class SlotEncoder(InputModule):
             vision = cache["output"]
         return self.parts.read_content(features, vision)
 
+    def read(self, content: Content, features: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the result of `forward` for embedded features."""
+        side: Side = features["side"]
+        if self.teacher is not None and side == "page":
+            self.refuse_pages()
+        num, keys = self.settings.vectors(side) - 1, features["keys"]
+        strategy = self.slots if self.training else self.inference_slots
+        if strategy.every_token:
+            return self._read_tokens(content, side, keys)
+        if isinstance(strategy, Sequential):
+            # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
+            checkpointed = self.training and self.backbone.is_gradient_checkpointing
+            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
+            vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
+        elif self.training and self.loops:
+            slots_BSD = strategy(side, num, keys)
+            vectors = read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
+        else:
+            vectors = read_once(self.parts, content, strategy(side, num, keys))
+        if self.head is not None:
+            vectors = F.normalize(self.head(vectors.to(self.head.weight.dtype)).float(), dim=-1)
+        mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
+        return {"token_embeddings": vectors, "attention_mask": mask}
+
     def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
         vectors, mask, settings = read_tokens(self.parts, content), content.mask_BL, self.settings
         if settings.is_reduced and side == "page" and not self.training:
@@ -247,7 +226,7 @@ class SlotEncoder(InputModule):
     # -- files
 
     def on_model_ready(self, model: Any) -> None:
-        """Give the owning model a card of ours, however it was made."""
+        """Give the owning model our card."""
         if not isinstance(model.model_card_data, RandSlotCard):
             model.model_card_data = RandSlotCard(local_files_only=True)
             model.model_card_data.register_model(model)
@@ -255,7 +234,7 @@ class SlotEncoder(InputModule):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the module into a folder; see `checkpoint.py`."""
         parts = replace(self.parts, processors=self.processors)
-        values = self.get_config_dict() | ({TEACHER: self.teacher.as_dict()} if self.teacher else {})
+        values = self.get_config_dict() | ({"teacher": self.teacher.as_dict()} if self.teacher else {})
         head = self.head.state_dict() if self.head is not None else {}
         save_files(Path(output_path), parts, values, self.rows, {SLOTS: self.slots.state_dict(), HEAD: head})
 
@@ -271,14 +250,13 @@ class SlotEncoder(InputModule):
         model_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> SlotEncoder:
-        """Load what `save` wrote, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
+        """Load a saved module, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
         options = {"dtype" if key == "torch_dtype" else key: value for key, value in (model_kwargs or {}).items()}
         if unknown := sorted(options.keys() - {"dtype", "attn_implementation"}):
             raise UsageError(f"model_kwargs takes dtype and attn_implementation, not {', '.join(unknown)}")
-        folder = Path(model_name_or_path).is_dir()
         source = find(
             model_name_or_path,
-            None if folder else revision,
+            None if Path(model_name_or_path).is_dir() else revision,
             cache_folder=cache_folder,
             token=token,
             local_files_only=local_files_only,
@@ -294,10 +272,7 @@ def load_encoder(
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> SlotEncoder:
-    """Load a saved encoder; `changes` override its saved settings, `backbone` where its backbone is.
-
-    Errors: RandSlotError in one line if a file is missing or broken, or does not fit the backbone.
-    """
+    """Load a saved encoder; `changes` override its settings, `backbone` the place of its backbone."""
     saved = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
     encoder = SlotEncoder(saved.backbone, read_settings(saved.settings, source.name), saved.rows)
     encoder.home = source
@@ -308,9 +283,8 @@ def load_encoder(
         encoder.slots.load_state_dict(saved.tables)
     if saved.teacher is not None:
         encoder.follow(saved.teacher)
-        expected = encoder.head.state_dict() if encoder.head is not None else {}
-        check_fit(f"projection of {source.name}", saved.head, expected)
-        if encoder.head is not None:
-            encoder.head.load_state_dict(saved.head)
+        head = encoder.head or nn.Module()
+        check_fit(f"projection of {source.name}", saved.head, head.state_dict())
+        head.load_state_dict(saved.head)
     encoder.use(**changes or {})
     return encoder

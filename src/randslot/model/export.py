@@ -1,9 +1,9 @@
-"""A model as an ordinary Hugging Face folder: constant slots become tokens, so that any server can give its vectors.
+"""Export a model as an ordinary Hugging Face folder: constant slots become tokens, so that any server can run it.
 
 The folder holds the backbone's own architecture with the adapter merged, slot tokens in the tokenizer and their vectors
-in the embedding, a chat template that puts them behind a query or a page, and
+in the embedding, a chat template that appends them to a query or page, and
 
-serving.json   what a client must know: settings, dimension, prompts, image size
+serving.json   what a client needs: settings, dimension, prompts, image size
 SERVING.md     commands for vLLM and for plain transformers
 """
 
@@ -56,34 +56,31 @@ CHAT_TEMPLATE = """\
 
 
 def export_model(name: str | Path, output: Path, *, slots: str | None = None, dtype: str = "float32") -> dict[str, Any]:
-    """Write a model for serving into a new or empty folder, and return what serving.json says.
+    """Write a model for servers into a new or empty folder, and return the content of serving.json.
 
-    slots: "zero", "fixed" or "learned"; by default what the model appends when encoding. The adapter is merged in
-    float32 and the result rounded to `dtype` once.
+    slots: "zero", "fixed" or "learned"; by default those that the model uses when encoding. The adapter is merged in
+    float32, and the result is rounded to `dtype` once.
 
-    Errors: UsageError for slots that no token can stand for, or a folder that is not empty or a file.
+    Errors: UsageError for slots that cannot be tokens, or a folder that is not empty.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if output.is_file():
-        raise UsageError(f"{output} is a file: name a new folder")
-    if output.is_dir() and any(output.iterdir()):
-        raise UsageError(f"{output} is not empty: name a new folder")
-    if slots is not None and slots not in list_served():
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}: name a new folder")
+    served = [strategy for strategy in STRATEGIES if not why_not_served(STRATEGIES[strategy])]
+    if slots is not None and slots not in served:
         reason = f": {why_not_served(STRATEGIES[slots])}" if slots in STRATEGIES else ""
-        raise UsageError(f"slots {slots!r} is not one of {', '.join(list_served())}{reason}")
+        raise UsageError(f"slots {slots!r} is not one of {', '.join(served)}{reason}")
     model = load(name, device="cpu", dtype="float32")
     if model.teacher is not None:
-        raise UsageError(f"cannot export {name}: it is a student, which servers would take for a model of pages too")
-    encoder = model.encoder
-    trained, slots = encoder.settings.slots, slots or encoder.settings.inference
-    if reason := why_not_served(STRATEGIES[slots]):
-        raise UsageError(f"cannot export {name}, a model with slots={slots!r}: {reason}")
-    # Slots may be replaced when encoding, but not those of a model that was trained on its readouts, or without slots.
-    if encoder.settings.strategy.sequential or encoder.settings.strategy.every_token:
-        reason = why_not_served(encoder.settings.strategy)
-        raise UsageError(f"cannot export {name}, a model with slots={trained!r}: {reason}")
-    encoder.use(inference=slots)
+        raise UsageError(f"cannot export {name}: it is a student, which makes query vectors only")
+    encoder, settings = model.encoder, model.settings
+    # Encoding may replace the slots of training, but not if these were readouts, or if there were none.
+    is_slotted = not (settings.strategy.sequential or settings.strategy.every_token)
+    chosen = (slots or settings.inference) if is_slotted else settings.slots
+    if reason := why_not_served(STRATEGIES[chosen]):
+        raise UsageError(f"cannot export {name}, a model with slots={chosen!r}: {reason}")
+    encoder.use(inference=chosen)
     serving = describe_serving(encoder, model.weights_key, dtype)
     full = add_head(model.family, merge_adapter(encoder.backbone))
     add_slots(full, encoder)
@@ -95,26 +92,21 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
     return serving
 
 
-def list_served() -> list[str]:
-    """Return the strategies whose slots can be tokens."""
-    return [name for name, strategy in STRATEGIES.items() if not why_not_served(strategy)]
-
-
 def why_not_served(strategy: type[Strategy]) -> str:
     """Return why the slots of a strategy cannot be tokens; empty if they can."""
     if strategy.every_token:
-        return "a full-token model appends no slots and keeps every vector; a server can run its backbone as it is"
+        return "a full-token model has no slots and keeps every vector; a server can run its backbone as it is"
     if strategy.sequential:
         return "direct feedback makes each slot from the output before it, and a server runs its input in one pass"
     if not strategy.constant:
-        return "random slots are drawn afresh, a token is constant; a model trained with them goes out with slots zero"
+        return "random slots change, and tokens are constant; export a model trained with them with slots zero"
     return ""
 
 
 def add_head(family: Family, model: PreTrainedModel) -> PreTrainedModel:
-    """Return a backbone as the whole model that servers know, with a language head tied to its embedding.
+    """Return a backbone as the whole model that servers run, with a language head tied to its embedding.
 
-    Nothing here reads the head, and RandSlot does not keep one; tied, it takes no room.
+    The head is not used; tied, it takes no space.
     """
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = True
@@ -128,7 +120,7 @@ def add_head(family: Family, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def name_slots(encoder: SlotEncoder, side: Side) -> list[str]:
-    """Return the tokens that stand for the slots of one side, in their order."""
+    """Return the slot tokens of one side."""
     num = encoder.settings.vectors(side) - 1
     if isinstance(encoder.inference_slots, Zero):
         return [ZERO_TOKEN] * num
@@ -136,7 +128,7 @@ def name_slots(encoder: SlotEncoder, side: Side) -> list[str]:
 
 
 def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
-    """Put slot tokens into the tokenizer, and their vectors into the embedding as they are."""
+    """Add slot tokens to the tokenizer, and their vectors to the embedding."""
     rows: dict[str, Tensor] = {}
     for side in SIDES:
         names = name_slots(encoder, side)
@@ -147,7 +139,7 @@ def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
     tokens = [AddedToken(token, special=True, normalized=False) for token in rows]
     encoder.tokenizer.add_tokens(tokens, special_tokens=True)
     ids = encoder.tokenizer.convert_tokens_to_ids(list(rows))
-    # Real backbones have room for more tokens than their tokenizer has; then the embedding stays as large as it is.
+    # The embedding of real backbones has spare rows; then it keeps its size.
     if max(ids) >= len(full.get_input_embeddings().weight):
         full.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
     with torch.no_grad():
@@ -155,7 +147,7 @@ def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
 
 
 def describe_serving(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
-    """Return what a client must know of an exported model."""
+    """Return what a client needs to know of an exported model."""
     family, settings = encoder.family, encoder.settings
     first, last = ("".join(encoder.tokenizer.convert_ids_to_tokens(ids)) for ids in encoder.processors.closing_tokens())
     before, after = encoder.template.query_prompt
@@ -179,25 +171,22 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     with bars_in_terminals():
         full.save_pretrained(output)
     encoder.tokenizer.padding_side = "left"
-    if encoder.template.closed:  # the prompts spell its tokens out: behind the slots they would be one row too many
+    if encoder.template.closed:  # the prompts contain its tokens: after the slots they would add a vector
         encoder.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=False)
-    encoder.tokenizer.chat_template = _chat_template(serving)
+    start, end = serving["query_prompt"].split(QUERY)
+    parts = {"QUERY_START": start, "QUERY_END": end + serving["query_slots"], "PAGE_PROMPT": serving["page_prompt"]}
+    template = CHAT_TEMPLATE
+    for name, text in parts.items():
+        template = template.replace(name, json.dumps(text))
+    encoder.tokenizer.chat_template = template
     encoder.family.write_processors(encoder.processors, output, encoder.settings.visual_tokens)
     write_json(output / SERVING, serving)
     share_weights(output, SERVING)
     (output / GUIDE).write_text(_guide(serving, encoder.family), encoding="utf-8")
 
 
-def _chat_template(serving: dict[str, Any]) -> str:
-    start, end = serving["query_prompt"].split(QUERY)
-    parts = {"QUERY_START": start, "QUERY_END": end + serving["query_slots"], "PAGE_PROMPT": serving["page_prompt"]}
-    template = CHAT_TEMPLATE
-    for name, text in parts.items():
-        template = template.replace(name, json.dumps(text))
-    return template
-
-
 def _guide(serving: dict[str, Any], family: Family) -> str:
+    """Fill in the guide of a family."""
     settings = serving["settings"]
     query = serving["query_prompt"] + serving["query_slots"]
     example = json.dumps(query.replace(QUERY, "revenue by region"))
@@ -211,7 +200,7 @@ def _guide(serving: dict[str, Any], family: Family) -> str:
         "text_tokens": settings["text_tokens"],
         "query_prompt": query.replace("\n", "\\n"),
         "query_string": json.dumps(query),
-        "query_example": example.replace("'", "'\\''"),  # inside quotes of a shell
+        "query_example": example.replace("'", "'\\''"),  # quoted in a shell
         "page_prompt": serving["page_prompt"].replace("\n", "\\n"),
         "image_token": family.image_token,
         "export_example": family.export_example,

@@ -1,4 +1,4 @@
-"""The face of a model: a `MultiVectorEncoder` with all that library, training, evaluation and export need of it."""
+"""`RandSlotModel`: a `MultiVectorEncoder` with what library, training, evaluation and export need."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from .settings import Settings
 
 
 class RandSlotModel(MultiVectorEncoder):
-    """A `MultiVectorEncoder`, and the only thing of a model that the rest of the package knows.
+    """A `MultiVectorEncoder` that is also a `PageReader`, so that a library can use it.
 
-    It is a `PageReader`: a library can be made with it. A remote model is one too, on a module of its own.
+    A remote model is a `RandSlotModel` too, with another module as its encoder.
     """
 
-    # Whether special tokens in the queries of `embed_queries`, which a library or a service asks for strangers, are
-    # plain text. `encode_query` takes them for what they name, as the paper's code does.
+    # `embed_queries`, which encodes queries of strangers for a library or service, treats special tokens in them as
+    # text. `encode_query` does not, like the paper's code.
     plain_queries = True
 
     @property
     def encoder(self) -> SlotEncoder:
-        """The one module that it is made of."""
+        """Its only module."""
         encoder: SlotEncoder = self[0]
         return encoder
 
     @property
     def backbone(self) -> Backbone:
-        """The backbone, with its processors and its family."""
+        """The backbone, with its processors and family."""
         return self.encoder.parts
 
     @property
@@ -56,43 +56,43 @@ class RandSlotModel(MultiVectorEncoder):
         return self.encoder.settings
 
     def use(self, **settings: Any) -> None:
-        """Change settings of a model in use: any of `Settings` but `slots` and `template`, which it is trained with.
+        """Change settings of a model in use: any of `Settings` except `slots` and `template`.
 
-        Errors: UsageError for a wrong value, or for another one of these.
+        Errors: UsageError for a wrong value, or another value of these two.
         """
         self.encoder.use(**settings)
 
     @property
     def page_opener(self) -> Callable[[Any], Any]:
-        """A function that opens a page as the model takes it; it can be sent to other processes."""
+        """A function that opens a page as the model reads it; it can be sent to other processes."""
         return self.preprocessor.open_page
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """What turns queries and pages into features; it can be sent to other processes."""
+        """The preprocessing of queries and pages; it can be sent to other processes."""
         return self.encoder.preprocessor
 
     def page_grid(self, features: dict[str, Any]) -> tuple[int, int] | None:
-        """Return the rows and columns of visual tokens of the first page among features; None if it has no grid."""
+        """Return the rows and columns of visual tokens of the first page; None if it has no grid."""
         return self.family.page_grid(self.encoder.processors, features)
 
-    # -- a reader of pages
+    # -- a `PageReader`
 
     @property
     def weights_key(self) -> str:
-        """A hash of its weights and of the processors before them: other weights, other vectors."""
+        """A hash of its weights, template and processors."""
         return self.encoder.weights_key()
 
     @property
     def identity(self) -> Identity:
         home, encoder = self.encoder.home, self.encoder
         settings = asdict(self.settings)
-        del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # its vectors do not depend on it
+        del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # the one that it does not use
         return Identity(home.name, home.revision, self.weights_key, encoder.dtype, self.dimension, settings, self.reads)
 
     @property
     def teacher(self) -> Identity | None:
-        """Whose vectors of queries it makes, if it is a student; it then makes none of pages."""
+        """The teacher of a student, which makes query vectors only."""
         return find_teacher(self.encoder)
 
     @property
@@ -139,18 +139,17 @@ class RandSlotModel(MultiVectorEncoder):
         return _to_numpy(self.encode_document(list(pages), batch_size=len(pages)))
 
     def prepare_page(self, page: Image.Image | str) -> Image.Image | str | PreparedPage:
-        """Return a page with all done that needs no model, where there is a model here. It may be called in threads."""
+        """Preprocess a page, unless the model is remote; safe to call in threads."""
         return self.preprocessor.prepare_page(page) if isinstance(self.encoder, SlotEncoder) else page
 
     def encode_prepared(self, pages: Sequence[PreparedPage], batch: int) -> list[Tensor]:
-        """Return the vectors (K, D) of each page, in their order, computing as much at once as `batch` largest ones."""
+        """Return the vectors (K, D) of each page; a batch has at most as many tokens as `batch` pages of full size."""
         self.eval()
-        preprocessor = self.preprocessor
         lengths = [page.features["input_ids"].shape[1] for page in pages]
-        most = max(batch * preprocessor.num_tokens, max(lengths))
+        most = max(batch * self.preprocessor.num_tokens, max(lengths))
         found: dict[int, Tensor] = {}
         for numbers in cut_by_positions(lengths, most):
-            features = preprocessor.join_pages([pages[number] for number in numbers])
+            features = self.preprocessor.join_pages([pages[number] for number in numbers])
             with torch.inference_mode():
                 output = self(batch_to_device(features, self.device), task="document")
             for row, number in enumerate(numbers):
@@ -158,11 +157,11 @@ class RandSlotModel(MultiVectorEncoder):
                 found[number] = output["token_embeddings"][row][mask]
         return [found[number] for number in range(len(pages))]
 
-    # -- mteb, which takes a model in memory for a text model unless it says otherwise
+    # -- mteb, which by default treats a model in memory as a text model
 
     @property
     def mteb_model_meta(self) -> Any:
-        """What mteb wants to know; the revision stands for weights and settings, by which mteb keeps results."""
+        """The metadata of mteb; the revision identifies weights and settings, so that mteb keeps results apart."""
         settings = blake2b(repr(self.settings).encode(), digest_size=4).hexdigest()
         name = f"randslot/{Path(self.encoder.source.name or 'in-memory').name}"
         return self._mteb().mteb_model_meta.model_copy(
@@ -170,12 +169,12 @@ class RandSlotModel(MultiVectorEncoder):
         )
 
     def index(self, corpus: Any, **options: Any) -> None:
-        """Take in the pages of a task, for mteb."""
+        """Index the pages of a task, for mteb."""
         self._search = self._mteb()
         self._search.index(corpus, **options)
 
     def search(self, queries: Any, **options: Any) -> Any:
-        """Search the pages that were taken in, for mteb."""
+        """Search the indexed pages, for mteb."""
         return self._search.search(queries, **options)
 
     def _mteb(self) -> Any:
@@ -185,11 +184,6 @@ class RandSlotModel(MultiVectorEncoder):
         modalities = self.encoder.modalities
         wrapper.mteb_model_meta = wrapper.mteb_model_meta.model_copy(update={"modalities": modalities})
         return wrapper
-
-
-def weights_key(model: RandSlotModel) -> str:
-    """Return a hash of a model's weights: `model.weights_key`."""
-    return model.weights_key
 
 
 def _to_numpy(encoded: Sequence[Any]) -> list[Vectors]:

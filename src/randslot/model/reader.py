@@ -1,4 +1,4 @@
-"""What a reader of pages is: all that a library needs of a model, whatever is behind it. Imports nothing heavy."""
+"""The interface between a library and a model: `PageReader` and `Identity`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Side = Literal["query", "page"]
 SIDES: tuple[Side, Side] = ("query", "page")
-Reads = Literal["image", "text"]  # what a model takes of a page
+Reads = Literal["image", "text"]  # what a model reads of a page
 Vectors = NDArray[np.float32]  # (K, D), unit length
 
 
@@ -24,9 +24,8 @@ Vectors = NDArray[np.float32]  # (K, D), unit length
 class Identity:
     """Which model this is, and how it makes vectors.
 
-    name: a folder, a hub id or the address of a server; None for a model that was made in memory. weights: a hash of
-    the weights and of the processors before them. settings: all else that its vectors depend on. reads: whether it
-    takes the image of a page or its text.
+    name: a folder, a hub id or a server URL; None for a model built in memory. weights: a hash of weights and
+    processors. settings: everything else that its vectors depend on. reads: the image or the text of a page.
     """
 
     name: str | None
@@ -42,7 +41,7 @@ class Identity:
         return f"{self.name or 'a model in memory'}{revision} (weights {self.weights[:8]})"
 
     def num_vectors(self, side: Side) -> int | None:
-        """Return how many vectors a query or a page has; None if that depends on what is in it."""
+        """Return the number of vectors of a query or page; None if it depends on the content."""
         every_token = self.settings.get("slots") == "tokens"
         reduced = side == "page" and self.settings.get("reduction", "none") != "none"
         if every_token and not reduced:
@@ -50,26 +49,20 @@ class Identity:
         return self.settings.get(f"{side}_vectors")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as one flat table, as library.json keeps it."""
+        """Return one flat table, as in library.json."""
         first = {"name": self.name, "revision": self.revision, "weights": self.weights, "dtype": self.dtype}
         return {**first, **self.settings, "dimension": self.dimension, "reads": self.reads}
 
 
 def read_identity(values: Mapping[str, Any]) -> Identity:
-    """Read an identity as `as_dict` wrote it.
-
-    Errors: KeyError for what is missing.
-    """
+    """Read an identity that `as_dict` wrote; KeyError for a missing key."""
     own = ("name", "revision", "weights", "dtype", "dimension")
     settings = {key: value for key, value in values.items() if key not in (*own, "reads")}
     return Identity(**{key: values[key] for key in own}, settings=settings, reads=values["reads"])
 
 
 def check_query(query: Any) -> str:
-    """Return a query that can be encoded.
-
-    Errors: UsageError in one line if it is not text, empty, or broken.
-    """
+    """Return a query, or refuse one that is empty or no valid text."""
     if not isinstance(query, str):
         raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
     if not query.strip():
@@ -80,22 +73,22 @@ def check_query(query: Any) -> str:
 
 
 def is_url(name: str) -> bool:
-    """Whether a model's name is the address of a server."""
+    """Whether the name of a model is a server URL."""
     return name.startswith(("http://", "https://"))
 
 
 def find_teacher(model: object) -> Identity | None:
-    """Return whose vectors of queries a student makes; None for a model that has vectors of its own."""
+    """Return the teacher whose query vectors a student makes; None if the model is no student."""
     teacher: Identity | None = getattr(model, "teacher", None)
     return teacher
 
 
 class PageReader(Protocol):
-    """A model that turns queries and pages into vectors that can be compared by MaxSim."""
+    """A model that turns queries and pages into vectors for MaxSim."""
 
     @property
     def identity(self) -> Identity:
-        """Which model this is, as it is set now."""
+        """Which model this is, with its current settings."""
 
     @property
     def dimension(self) -> int:
@@ -103,29 +96,23 @@ class PageReader(Protocol):
 
     @property
     def reads(self) -> Reads:
-        """Whether it takes the image of a page or its text."""
+        """Whether it reads the image or the text of a page."""
 
     @property
     def page_pixels(self) -> int:
-        """The most pixels of a page image that it looks at."""
+        """The most pixels of a page image that it uses."""
 
     def is_cut(self, page: str) -> bool:
-        """Whether a text is longer than what it reads of a page; the rest has no part in the vectors."""
+        """Whether a text is longer than the model reads."""
 
     def num_vectors(self, side: Side) -> int | None:
-        """Return how many vectors a query or a page has; None if that depends on what is in it."""
+        """Return the number of vectors of a query or page; None if it depends on the content."""
 
     def use(self, **settings: Any) -> None:
-        """Change settings; a value equal to the present one is always accepted.
-
-        Errors: UsageError for one that this model does not have, or that cannot be changed.
-        """
+        """Change settings; UsageError for a setting that does not exist or cannot change."""
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
-        """Return the vectors of each query; num_vectors: another budget than the model's own.
-
-        Errors: UsageError for a query without text, or a budget that the model does not have.
-        """
+        """Return the vectors of each query; num_vectors overrides the model's own number."""
 
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
-        """Return the vectors of each page, all in one batch: images, or texts for a model that reads text."""
+        """Return the vectors of each page (image or text), encoded in one batch."""

@@ -1,8 +1,8 @@
-"""Fewer vectors for a page that has one a token: the compressions that the paper compares with.
+"""Reduce the vectors of a full-token page: the compressions that the paper compares with.
 
-Each function takes unit vectors (L, D) in the order of the page's tokens, a number K below L, and a seed; it returns
-unit vectors (K, D), or fewer where tokens coincide. Cluster and k-means decide by distances, so where two are equal to
-the last bits, another batch may decide otherwise.
+Each function takes unit vectors (L, D) in the order of the page's tokens, a number K < L and a seed; it returns unit
+vectors (K, D), or fewer if tokens coincide. Cluster and k-means compare distances, so ties in the last bits may resolve
+differently in another batch.
 
 Shapes: B batch, L tokens, K vectors, D dimension.
 """
@@ -23,14 +23,14 @@ Seed = tuple[int, ...]
 
 
 def select(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
-    """Random-Select: some of the vectors, drawn from the seed; those of a small number are the first of a larger."""
+    """Random-Select: a random subset; a smaller one is a prefix of a larger one."""
     chosen = np.random.default_rng(seed).permutation(len(vectors_LD))[:num]
     return vectors_LD[torch.from_numpy(chosen).to(vectors_LD.device)]
 
 
 def cluster(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
     """SemCluster: the mean of each cluster of Ward's hierarchical clustering by cosine distance."""
-    # It makes floor(L / factor) clusters; the half keeps rounding from losing one.
+    # It makes floor(L / factor) clusters; adding a half keeps rounding from losing one.
     pooling = HierarchicalTokenPooling(len(vectors_LD) / (num + 0.5), num_protected_tokens=0)
     means: Tensor = pooling.pool_one(vectors_LD)
     return means
@@ -38,7 +38,7 @@ def cluster(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
 
 def kmeans(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
     """K-Means: the mean of each cluster, started by k-means++ from the seed."""
-    from sklearn.cluster import KMeans  # here: no search needs it, and a search from the shell waits for imports
+    from sklearn.cluster import KMeans  # slow to import, and no search needs it
     from sklearn.exceptions import ConvergenceWarning
 
     start = int(np.random.default_rng(seed).integers(2**32))
@@ -59,26 +59,23 @@ REDUCTIONS: dict[str, Callable[[Tensor, int, Seed], Tensor]] = {
     "kmeans": kmeans,
     "pooling": pool,
 }
-SEEDED_REDUCTIONS = ("random", "kmeans")  # those that draw from the seed
-# As the paper's tables call them, and others may.
-OTHER_NAMES = {"semcluster": "cluster", "pool1d": "pooling"}
+SEEDED_REDUCTIONS = ("random", "kmeans")
 
 
 def plain_name(name: str) -> str:
-    """Return a reduction's own name, by which files and caches know it."""
-    return OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+    """Return the name of a reduction as stored in files, for the paper's name of it."""
+    return {"semcluster": "cluster", "pool1d": "pooling"}.get(name, name) if isinstance(name, str) else name
 
 
 def reduce_pages(
     name: str, vectors_BLD: Tensor, mask_BL: Tensor, num: int, seeds: Sequence[Seed]
 ) -> tuple[Tensor, Tensor]:
-    """Bring each page to at most `num` vectors: return them (B, K, D), and a mask (B, K) of which are there.
-
-    A page that has no more vectors than that keeps them all.
-    """
-    pages = [vectors[mask] for vectors, mask in zip(vectors_BLD, mask_BL.bool(), strict=True)]
-    pages = [
-        REDUCTIONS[name](page, num, seed) if len(page) > num else page for page, seed in zip(pages, seeds, strict=True)
-    ]
-    there = pad_sequence([mask_BL.new_ones(len(page)) for page in pages], batch_first=True)
-    return pad_sequence(pages, batch_first=True), there
+    """Reduce each page to at most `num` vectors; return them padded (B, K, D), with their mask (B, K)."""
+    pages, masks = [], []
+    for vectors, mask, seed in zip(vectors_BLD, mask_BL.bool(), seeds, strict=True):
+        page = vectors[mask]
+        if len(page) > num:
+            page = REDUCTIONS[name](page, num, seed)
+        pages.append(page)
+        masks.append(mask_BL.new_ones(len(page)))
+    return pad_sequence(pages, batch_first=True), pad_sequence(masks, batch_first=True)

@@ -1,9 +1,9 @@
-"""The method: what is appended to the content. One class a strategy, which says all about itself; the research file.
+"""The method: the slots that are appended to the content. One class per strategy; the research file.
 
-A *slot* is an input vector appended behind the content of a query or page. K vectors need K-1 slots: the first
-readout comes from the content's own last position. A strategy that can name its slots beforehand returns all of
-them from `forward`, and the encoder reads K vectors in one pass. A `Sequential` strategy, whose next slot depends on
-the last readout, returns that slot from `step`. `Tokens` appends nothing and reads every token of the content.
+A *slot* is an input vector appended to the content of a query or page. K vectors need K-1 slots: the first readout is
+at the last position of the content. A strategy that knows its slots in advance returns all of them from `forward`, and
+the encoder reads K vectors in one pass. A `Sequential` strategy, whose next slot depends on the latest readout, returns
+that slot from `step`. `Tokens` appends nothing and reads every token of the content.
 
 Shapes: B batch, S slots, D input dimension.
 """
@@ -25,23 +25,23 @@ from .reader import SIDES, Side
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Draw from this seed on the CPU, and leave torch's generators as they were."""
+def torch_seed(seed: int) -> Iterator[None]:
+    """Seed torch on the CPU inside the block, and restore its generators after it."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 class Strategy(nn.Module):
-    """What every strategy is made of: the input dimension, how many slots it stores for each side, a seed.
+    """A slot strategy. dim: the input dimension. rows: the number of stored slots per side.
 
     `forward(side, num, keys)` returns (B, S, D) in float32, where `keys` (B,) is a hash of each example's content.
-    Parameters and buffers are saved and loaded with the model, whatever they are.
+    Parameters and buffers are saved and loaded with the model.
 
-    title: its name in the paper. constant: the slots are the same for every content, so that they can be tokens on a
-    server. seeded: they come from the seed, drawn anew or once; another seed, other vectors. sequential: the next slot
-    depends on the latest readout. prefix_stable: the first vectors do not depend on how many follow. every_token: it
-    appends nothing, and every token has a vector. inference: what takes its place when encoding; itself if empty.
+    title: its name in the paper. constant: the slots are the same for every content, so they can be exported as tokens.
+    seeded: the slots depend on the seed. sequential: the next slot depends on the latest readout. prefix_stable: the
+    first vectors do not depend on how many follow. every_token: no slots; every token has a vector. inference: the
+    strategy that replaces it when encoding; itself if empty.
     """
 
     title: ClassVar[str] = ""
@@ -72,10 +72,9 @@ class Zero(Strategy):
 class Random(Strategy):
     """RandSlot (R): fresh random unit vectors, independent over examples, sides and positions.
 
-    Training draws from the global torch generator, so every encoding is new and a gradient cache that replays
-    that generator draws the same slots again. Inference (RS-R) seeds the draw with the content of each example:
-    the same page gets the same slots under one seed, whatever batch it comes in. By default zeros take their place at
-    inference (RS-Z), at almost no loss.
+    Training draws from the global torch generator; a gradient cache replays it to draw the same slots again. Inference
+    (RS-R) seeds the draw with the content of each example: a page gets the same slots in every batch. By default zeros
+    replace them at inference (RS-Z), at almost no loss.
     """
 
     title = "RandSlot"
@@ -96,7 +95,7 @@ class Random(Strategy):
 
 
 class Table(Strategy, ABC):
-    """Slots stored by position, one table a side. Beyond the stored count the last repeats."""
+    """Slots stored by position, one table per side. Beyond the stored count the last one repeats."""
 
     constant = True
 
@@ -106,16 +105,13 @@ class Table(Strategy, ABC):
 
     def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
         if num and not self.rows[side]:
-            raise UsageError(
-                f"this model stores no {side} slots (it was made with {side}_vectors=1), "
-                f"so it cannot give {num + 1} {side} vectors; use {side}_vectors=1 or inference='zero'"
-            )
+            raise UsageError(f"this model stores no {side} slots: use {side}_vectors=1 or inference='zero'")
         position = torch.arange(num, device=keys.device).clamp(max=max(self.rows[side] - 1, 0))
         return self.table(side)[position].expand(len(keys), num, self.dim)
 
 
 class Fixed(Table):
-    """Fixed-Random (F): random unit vectors sampled once from the seed and kept ever after."""
+    """Fixed-Random (F): random unit vectors, sampled once from the seed."""
 
     title = "Fixed-Random"
     seeded = True
@@ -135,16 +131,16 @@ class Fixed(Table):
 class Learned(Table):
     """Learned-Feedback (L): trainable vectors, normalised before use.
 
-    Both sides' tables are rows of one parameter, the query's first. So every pass touches it: distributed training with
-    a gradient cache averages gradients in its last pass only, and a parameter that this pass leaves out would keep
-    its whole bucket from being averaged.
+    The tables of both sides are rows of one parameter, the query's first, so that every pass touches it: distributed
+    training with a gradient cache averages gradients in its last pass only, and a parameter that this pass does not use
+    would keep its whole bucket from being averaged.
     """
 
     title = "Learned-Feedback"
 
     def __init__(self, dim: int, rows: dict[Side, int], seed: int) -> None:
         super().__init__(dim, rows, seed)
-        with seeded(seed):
+        with torch_seed(seed):
             self.tables = nn.Embedding(rows["query"] + rows["page"], dim)
         self.tables.weight.requires_grad_(len(self.tables.weight) > 0)
 
@@ -173,7 +169,7 @@ class Feedback(Sequential):
 
 
 class Tokens(Strategy):
-    """Full-token (Base): no slots at all; the state of every content token is a vector, as many as there are."""
+    """Full-token (Base): no slots; the state of every content token is a vector."""
 
     title = "Full-token"
     prefix_stable = False
