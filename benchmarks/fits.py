@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from record import keep, print_table
 
-from randslot.training.plan import PageCost, make_model_without_memory, measure_page, memory_by_part
+from randslot.training.plan import PageCost, make_model_on_meta, measure_page, memory_by_part
 from randslot.training.recipe import Recipe, read_recipe
 
 RECIPES = (
@@ -45,7 +45,7 @@ def most_at_once(recipe: Recipe, model: Any, cost: PageCost) -> int:
 def describe(name: str) -> dict[str, Any]:
     """Return the row of one recipe."""
     recipe = replace(read_recipe(name), gradient_cache=True)
-    model = make_model_without_memory(recipe, torch.bfloat16)
+    model = make_model_on_meta(recipe, torch.bfloat16)
     cost = measure_page(model)
     parts = memory_by_part(recipe, model, cost, 1, recipe.optimizer)
     plain = replace(recipe, gradient_checkpointing=False)
@@ -61,7 +61,7 @@ def describe(name: str) -> dict[str, Any]:
         "pages at once in 24 GB": most_at_once(recipe, model, cost),
     }
     del model
-    laptop = make_model_without_memory(recipe, torch.float32)
+    laptop = make_model_on_meta(recipe, torch.float32)
     parts = memory_by_part(recipe, laptop, measure_page(laptop), 1, "adamw")
     row["all in float32 on a CPU"] = (sum(parts.values()) - parts[CUDA]) / GB
     return row

@@ -8,7 +8,7 @@ figure is a quarter of the whole. Four pages with a query each, K = 4, LoRA, lay
 paper's loop          each prefix anew, tower and all, in both passes of a gradient cache over micro-batches of one;
                       no gradients through the frozen tower, no padding
 paper's loop, spared  the same, but the tower runs once for the four prefixes
-before                one pass, as this package trained before it was counted: sentence-transformers' own micro-batches
+before                one pass, as this package trained before it was counter: sentence-transformers' own micro-batches
                       with their padding, and transformers' hooks, which send gradients through Qwen2.5-VL's tower
 all tokens            as colpali-engine does: a vector for every token, the batch padded to its longest, no cache
 gradient cache        as this package trains with gradient_cache = true
@@ -41,7 +41,7 @@ from randslot.model.families.base import Backbone
 from randslot.model.model import RandSlotModel
 from randslot.model.readout import read_once, read_stepwise
 from randslot.training.loss import Loss
-from randslot.training.plan import rehearsing
+from randslot.training.plan import count_on_meta
 
 # A shape, and what a quarter of its layers is; the pages: scans of A4 and of letter, a slide, a small picture.
 QUARTERS: dict[str, dict[str, Any]] = {
@@ -161,7 +161,7 @@ def count(name: str, way: str) -> dict[str, Any]:
         model.backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
     else:
         model.backbone.checkpoint_layers()
-    with counting_passes(model) as passes, rehearsing(model) as counted:
+    with counting_passes(model) as passes, count_on_meta(model) as counter:
         if way == "paper's loop":
             with reading(loop_all):
                 step_of_trimmed(model, batch)
@@ -187,7 +187,7 @@ def count(name: str, way: str) -> dict[str, Any]:
         "positions": passes.positions,
         "of content and slots": passes.positions / (content + slots),
         "MB from workers": (sent if halves else sent + pixels) / 1e6,
-        "1e12 multiply-adds": counted.multiply_adds / 1e12,
+        "1e12 multiply-adds": counter.multiply_adds / 1e12,
     }
 
 

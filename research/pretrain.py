@@ -25,7 +25,7 @@ from randslot.model.checkpoint import save_backbone
 from randslot.model.model import RandSlotModel
 from randslot.training.data import Pairs
 from randslot.training.recipe import read_recipe
-from randslot.training.train import RUN, Run
+from randslot.training.train import RUN, TrainingRun
 from research.command import run
 
 PASS_OVER = -100  # the label of padding
@@ -84,7 +84,7 @@ class ReadingEvaluator(BaseEvaluator):
         return {"read": right / total}
 
 
-class Pretraining(Run):
+class Pretraining(TrainingRun):
     """A run that teaches a small backbone to read: its query column has the text of each page."""
 
     def make_model(self) -> RandSlotModel:

@@ -30,7 +30,7 @@ from typing import Any
 import pypdfium2 as pdfium
 
 from randslot.pages import Page
-from randslot.training.data import is_useful, read_outline, read_spans
+from randslot.training.pairs import is_useful, read_outline, read_spans
 from research.manuals import list_questions, unpack_debian
 
 SEEN = 320  # characters of a page among which a title must stand: about 96 tokens

@@ -17,10 +17,10 @@ from randslot.errors import UsageError
 from randslot.model.checkpoint import save_backbone
 from randslot.model.model import RandSlotModel
 from randslot.training.recipe import Recipe, read_recipe
-from randslot.training.train import Run
+from randslot.training.train import TrainingRun
 
 
-class WarmStart(Run):
+class WarmStart(TrainingRun):
     """A run that leaves the embeddings as they are."""
 
     def make_model(self) -> RandSlotModel:

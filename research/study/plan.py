@@ -22,7 +22,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.published import published_tables
 from randslot.evaluation.tasks import Task, own_task
 from randslot.model import slots
-from randslot.training.recipe import FREE, Recipe, check_keys, list_values, make_recipe, read_recipe
+from randslot.training.recipe import RUNTIME_KEYS, Recipe, check_keys, list_values, make_recipe, read_recipe
 from research.samples.sets import write_set
 
 BASE, METHOD = "zero", "random"
@@ -242,7 +242,7 @@ class Study:
     def values(self, job: Job) -> dict[str, Any]:
         """Return the settings of a run as far as the study's file says them."""
         recipe = self.make_recipe(job)
-        values = {name: value for name, value in list_values(recipe).items() if name not in FREE}
+        values = {name: value for name, value in list_values(recipe).items() if name not in RUNTIME_KEYS}
         values |= {"prefixes": list(recipe.prefixes)}
         return values | ({"sets": self.sets} if self.sets else {"layouts": self.layouts, "reports": job.reports})
 

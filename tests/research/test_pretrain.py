@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import randslot
 import research
 from randslot.errors import UsageError
-from randslot.training.arguments import in_order
+from randslot.training.data import in_order
 from randslot.training.recipe import make_recipe
 from randslot.training.train import read_losses
 from research.pretrain import Pretraining, ReadingEvaluator, ReadingLoss, write_down

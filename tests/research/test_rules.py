@@ -17,7 +17,7 @@ from rich.console import Console
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.files import write_json
-from randslot.training.arguments import shuffle_within
+from randslot.training.data import shuffle_within
 from research.study import beside as other
 from research.study import report
 from research.study.claims import CONFIRMED, CONTRADICTED, NOISE, judge_claims, judge_crossover, judge_extra

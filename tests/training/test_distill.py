@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from randslot.train import distill as module
 from typer.testing import CliRunner
 
 import randslot
@@ -18,6 +17,7 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.loading import make_student
 from randslot.model.model import RandSlotModel
+from randslot.training import distill as module
 from randslot.training.distill import Distillation, distill, read_queries
 from support.models import make
 from support.others import save_minilm

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from randslot.train import arguments as hardware
+from randslot.training.arguments import add_kernels, check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.families import find_family
-from randslot.training.arguments import add_kernels, check_shared_memory, choose_hardware, refuse_sharding, shared_bytes
+from randslot.training import arguments as hardware
 from randslot.training.recipe import make_recipe
-from randslot.training.train import Run
+from randslot.training.train import TrainingRun
 from support.pairs import small, write_pairs
 
 RECIPE = make_recipe({"backbone": "someone/model"})
@@ -136,6 +136,6 @@ def test_too_little_memory_is_said_in_one_line(data, tmp_path, monkeypatch):
     def fail(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(Run, "make_model", fail)
+    monkeypatch.setattr(TrainingRun, "make_model", fail)
     with pytest.raises(RandSlotError, match="too little memory: set gradient_cache = true"):
         randslot.train(small(data, tmp_path / "run"))

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from randslot.train import plan as dry_run
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import randslot
 from randslot.errors import UsageError
 from randslot.model.backbone import find_shape
+from randslot.training import plan as dry_run
 from randslot.training.loss import Loss
 from randslot.training.plan import (
+    count_on_meta,
     describe_run,
     largest_page,
-    make_model_without_memory,
+    make_model_on_meta,
     measure_page,
     memory_by_part,
-    rehearsing,
     step_multiply_adds,
 )
 from randslot.training.recipe import make_recipe, read_recipe
@@ -42,7 +42,7 @@ def tiny_recipe(paper_family: str, **changes: object):
 
 def test_multiply_adds_are_those_of_a_real_step(paper_family):
     recipe = tiny_recipe(paper_family, lora_dropout=0.0)
-    cost = measure_page(make_model_without_memory(recipe, torch.float32))
+    cost = measure_page(make_model_on_meta(recipe, torch.float32))
     real = randslot.tiny(paper_family, lora={"dropout": 0.0}, visual_tokens=16).train()
     features = real.preprocess([largest_page(real)], task="document")
     counts = []
@@ -64,7 +64,7 @@ def test_multiply_adds_are_those_of_a_real_step(paper_family):
 def test_what_is_held_is_what_autograd_saves(paper_family):
     """The bytes of tensors that a real forward keeps, those of weights left out."""
     recipe = tiny_recipe(paper_family, lora_dropout=0.0)
-    cost = measure_page(make_model_without_memory(recipe, torch.float32))
+    cost = measure_page(make_model_on_meta(recipe, torch.float32))
     real = randslot.tiny(paper_family, lora={"dropout": 0.0}, visual_tokens=16).train()
     weights = {weight.untyped_storage().data_ptr() for weight in real.parameters()}
     saved: dict[int, int] = {}
@@ -87,7 +87,7 @@ def test_what_is_held_is_what_autograd_saves(paper_family):
 
 def test_a_cache_and_checkpointing_trade_work_for_memory(paper_family):
     recipe = tiny_recipe(paper_family)
-    model = make_model_without_memory(recipe, torch.float32)
+    model = make_model_on_meta(recipe, torch.float32)
     cost = measure_page(model)
     work, memory = {}, {}
     for cache in (True, False):
@@ -109,7 +109,7 @@ def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
     """Every shape, type and hook, on the meta device: what is trained gets its gradient, and nothing else does."""
     num_weights, num_trained, dim = PAPER[name]
     recipe = read_recipe(name)
-    model = make_model_without_memory(recipe, torch.bfloat16).train()
+    model = make_model_on_meta(recipe, torch.bfloat16).train()
     model.backbone.checkpoint_layers()
     weights = dict(model.named_parameters())
     trained = {key: weight for key, weight in weights.items() if weight.requires_grad}
@@ -133,7 +133,7 @@ def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
     ]
     shapes = []
     model.encoder.register_forward_hook(lambda module, args, output: shapes.append(output["token_embeddings"].shape))
-    with rehearsing(model):
+    with count_on_meta(model):
         value = loss(features)
         value.backward()
     assert shapes == [(2, 4, dim), (1, 4, dim), (1, 4, dim)]

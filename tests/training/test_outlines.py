@@ -9,7 +9,8 @@ import pytest
 
 from randslot.errors import UsageError
 from randslot.pages import open_page
-from randslot.training.data import clean_title, drop_bad_rows, find_pairs, is_useful, load_pairs, write_pairs
+from randslot.training.data import drop_bad_rows, load_pairs
+from randslot.training.pairs import clean_title, find_pairs, is_useful, write_pairs
 from support.pdf import write_pdf
 
 

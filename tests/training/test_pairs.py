@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.training.data import Opener, count_queries, drop_bad_rows, held_out, load_pairs
+from randslot.training.data import PageOpener, count_queries, drop_bad_rows, held_out, load_pairs
 
 
 def load(path, split="train", query="query", page="image"):
@@ -18,7 +18,7 @@ def load(path, split="train", query="query", page="image"):
 
 
 def opened(pairs, log, on_bad_row="stop"):
-    return pairs.dataset.with_transform(Opener(pairs, on_bad_row, log))
+    return pairs.dataset.with_transform(PageOpener(pairs, on_bad_row, log))
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from randslot.training.arguments import choose_hardware, make_arguments
 
 import randslot
 from randslot.errors import UsageError
-from randslot.training.arguments import choose_hardware, make_arguments
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 
 SHIPPED = ("qwen2.5-vl-3b", "qwen3-vl-4b")

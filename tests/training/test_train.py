@@ -27,7 +27,7 @@ from sentence_transformers.multi_vector_encoder.losses import (
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
-from randslot.training.train import Run, read_losses
+from randslot.training.train import TrainingRun, read_losses
 from research.samples.sets import write_set
 from support.models import STRATEGIES, make
 from support.pairs import small, write_pairs
@@ -71,7 +71,7 @@ def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
     changes = {"steps": 160, "learning_rate": 2e-3, "rate_left": 0.0, "lora_dropout": 0.0, "seed": 3}
     recipe = make_recipe(small(data, tmp_path / "run", untrained="", backbone=backbone, **changes) | kept)
 
-    fresh = Run(recipe, resume=False).make_model().eval()
+    fresh = TrainingRun(recipe, resume=False).make_model().eval()
     fresh.use(query_vectors=1, page_vectors=1)
     texts = [{"text": query} for query in queries]
     images = [{"image": Image.open(page)} for page in pages]
@@ -125,7 +125,7 @@ def test_118195_rows_make_923_steps(tmp_path):
     """The last partial batch is dropped."""
     data = write_pairs(tmp_path / "data", 1)
     data.write_text(data.read_text() * 118_195)
-    run = Run(make_recipe(small(data, tmp_path / "run", batch=128, steps=0, epochs=1)), resume=False)
+    run = TrainingRun(make_recipe(small(data, tmp_path / "run", batch=128, steps=0, epochs=1)), resume=False)
     trainer = run.make_trainer(run.make_model(), run.load_pairs())
     assert len(trainer.get_train_dataloader()) == trainer.args.max_steps == 923
 
@@ -141,7 +141,7 @@ def test_a_pdf_is_rendered_as_large_as_the_visual_tokens_allow(tmp_path):
 
 
 def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    run = Run(make_recipe(recipe), resume=False)
+    run = TrainingRun(make_recipe(recipe), resume=False)
     model = run.make_model()
     batches = list(run.make_trainer(model, run.load_pairs()).get_train_dataloader())[:2]
     return batches, {name: tensor.clone() for name, tensor in model.encoder.backbone.state_dict().items()}
@@ -181,7 +181,7 @@ def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(
     keys = {}
     for slots, seed in (("random", 1), ("zero", 1), ("zero", 2)):
         recipe = small(data, tmp_path / f"{slots}{seed}", slots=slots, seed=seed, window=8, shuffle=True)
-        run = Run(make_recipe(recipe), resume=False)
+        run = TrainingRun(make_recipe(recipe), resume=False)
         batches = run.make_trainer(run.make_model(), run.load_pairs()).get_train_dataloader()
         keys[slots, seed] = [key for batch in batches for key in batch["query_keys"].tolist()]
     assert keys["random", 1] == keys["zero", 1] != keys["zero", 2]
@@ -279,7 +279,7 @@ def test_a_finished_run_is_not_trained_again(data, tmp_path, capsys):
 
 def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_path):
     recipe = make_recipe(small(data, tmp_path / "run", slots="learned", lora=True, learning_rate=2e-4))
-    run = Run(recipe, resume=False)
+    run = TrainingRun(recipe, resume=False)
     model = run.make_model()
     optimizer = run.make_trainer(model, run.load_pairs()).create_optimizer()
     (group,) = [group for group in optimizer.param_groups if group["params"]]
@@ -352,11 +352,11 @@ WATCHED = """
 import os, sys, torch, randslot
 from randslot.model.slots import Random
 from randslot.training.recipe import read_recipe
-from randslot.training.train import Run
+from randslot.training.train import TrainingRun
 
 drawn, rank, draw = [], os.environ["RANK"], Random.forward
 Random.forward = lambda self, *ask: drawn.append(draw(self, *ask)) or drawn[-1]
-run = Run(read_recipe(sys.argv[1]), resume=False)
+run = TrainingRun(read_recipe(sys.argv[1]), resume=False)
 make_model = run.make_model
 def remember():
     model = make_model()

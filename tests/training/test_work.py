@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from randslot.training.data import ColumnPreprocessor
 from randslot.training.loss import Loss, trim_left
 from randslot.training.recipe import make_recipe
-from randslot.training.train import Columns, Run
+from randslot.training.train import TrainingRun
 from support.double import InDouble, make_double
 from support.models import language_model, make, noise
 from support.pairs import small
@@ -152,7 +153,7 @@ def test_only_leading_columns_that_all_rows_lack_are_cut():
 def test_workers_get_no_weights(vision_family):
     """A tokenizer and an image processor: what another process can load in a moment, however it is started."""
     model = make(vision_family)
-    sent = pickle.dumps(Columns(model.preprocessor))
+    sent = pickle.dumps(ColumnPreprocessor(model.preprocessor))
     assert len(sent) < 200_000
     features = pickle.loads(sent)([noise(64, 64)], task="document")
     own = model.preprocess([noise(64, 64)], task="document")
@@ -169,7 +170,7 @@ def test_pixels_leave_a_worker_in_the_type_of_the_model(vision_family):
 
 
 def test_a_run_switches_checkpointing_on_without_the_hooks(data, tmp_path):
-    run = Run(make_recipe(small(data, tmp_path / "run", lora=True, gradient_checkpointing=True)), resume=False)
+    run = TrainingRun(make_recipe(small(data, tmp_path / "run", lora=True, gradient_checkpointing=True)), resume=False)
     model = run.make_model()
     trainer = run.make_trainer(model, run.load_pairs())
     backbone = model.backbone.model
@@ -198,6 +199,6 @@ def test_the_papers_loop_gives_the_vectors_of_one_pass_without_dropout(vision_fa
 
 
 def test_a_recipe_can_ask_for_the_papers_loop(data, tmp_path):
-    run = Run(make_recipe(small(data, tmp_path / "run", execution="loop")), resume=False)
+    run = TrainingRun(make_recipe(small(data, tmp_path / "run", execution="loop")), resume=False)
     assert run.make_model().encoder.loops
-    assert not Run(make_recipe(small(data, tmp_path / "run")), resume=False).make_model().encoder.loops
+    assert not TrainingRun(make_recipe(small(data, tmp_path / "run")), resume=False).make_model().encoder.loops

@@ -42,7 +42,7 @@ def train(
         print(describe_run(chosen, devices))
         return
     if devices:
-        raise UsageError("--devices goes with --dry-run: torchrun --nproc-per-node starts a process for each device")
+        raise UsageError("--devices needs --dry-run. To train on several devices, use torchrun --nproc-per-node.")
     from ..training.train import train
 
     train(chosen, resume=resume)
@@ -127,11 +127,9 @@ def pairs(
     randslot pairs ~/manuals -o pairs.jsonl
     randslot pairs ~/manuals -o queries.jsonl --spans 20
     """
-    from ..training.data import add_spans, find_pairs, write_pairs
+    from ..training.pairs import find_pairs, write_pairs
 
-    found = find_pairs(folder)
-    if spans:
-        add_spans(found, folder, spans)
+    found = find_pairs(folder, spans)
     for line in found.failed:
         print(f"could not read {line}", file=sys.stderr)
     if not found.pairs:

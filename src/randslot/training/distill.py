@@ -1,7 +1,7 @@
-"""Light queries: a student learns the vectors that a large model makes of queries, from queries alone.
+"""Distillation: a small student learns the vectors that a large teacher makes of queries, from queries only.
 
-The loss is the mean of 1 - cosine between each vector of the student and the teacher's at the same place: no pages, no
-negatives, as NanoVDR and LEAF do it. A fixed number of vectors makes this possible for several of them.
+The loss is the mean of 1 - cosine between each vector of the student and the teacher's vector at the same place: no
+pages, no negatives, as in NanoVDR and LEAF. It needs a fixed number of vectors.
 
 Shapes: B batch, N queries, K vectors, D dimension of the teacher.
 """
@@ -14,11 +14,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -36,186 +35,22 @@ from ..files import read_json, read_lines, write_json
 from ..machine import describe_machine, find_commit, list_versions
 from ..model.loading import load, make_student
 from ..model.model import RandSlotModel
-from ..model.reader import Identity, PageReader, check_query, read_identity
+from ..model.reader import Identity, PageReader, check_query, is_url, read_identity
+from ..model.remote_model import open_model
 from .data import list_queries, read_rows
 from .recipe import CHOICES
 
+OPTIONS, RUN, CHECKPOINT = "distill.json", "run.json", "checkpoint.pt"
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-BATCH, POOL = 64, 1024  # queries that a teacher encodes at once, and that are sorted by length before
-
-
-def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
-    """Read queries, each once: from the lines of text files, or from a column of what training pairs come from.
-
-    Errors: UsageError for a place or column that is not there; RandSlotError for a file or row that cannot be read.
-    """
-    found: dict[str, None] = {}
-    for place in places:
-        path = Path(place)
-        as_rows = path.suffix in (".jsonl", ".parquet") or not path.is_file()
-        for query in _read_column(place, column) if as_rows else read_lines(path):
-            found[query] = None
-    if len(found) < 2:
-        raise UsageError(f"{', '.join(places)}: {len(found)} different queries are too few to learn from")
-    return list(found)
-
-
-def _read_column(place: str, column: str) -> list[str]:
-    rows = read_rows(place, "train")
-    if column not in rows.column_names:
-        raise UsageError(f"{place} has no column {column!r}; it has {', '.join(rows.column_names)}")
-    queries = []
-    for number, row in enumerate(rows.select_columns([column]), start=1):
-        for query in list_queries(row[column]):
-            try:
-                queries.append(check_query(query).strip())
-            except UsageError as error:
-                raise RandSlotError(f"{place}: row {number}: {error}") from error
-    return queries
-
-
-@dataclass(frozen=True)
-class Lessons:
-    """Queries with the vectors (N, K, D) that a teacher makes of them."""
-
-    teacher: Identity
-    queries: list[str]
-    vectors: NDArray[np.float16]
-
-
-class LessonFolder:
-    """A folder with a teacher's vectors of some queries, complete or not."""
-
-    def __init__(self, folder: Path, queries: list[str]) -> None:
-        self.folder, self.queries = folder, queries
-        self.key = blake2b("\n".join(queries).encode(), digest_size=12).hexdigest()
-
-    def read(self) -> Lessons | None:
-        """Return the vectors without asking the teacher, if they are complete.
-
-        Errors: UsageError if they are of other queries.
-        """
-        teacher = self._read_teacher()
-        if teacher is None or self._count(teacher) < len(self.queries):
-            return None
-        return self._open(teacher)
-
-    def fill(self, reader: PageReader, progress: Callable[[int], None]) -> Lessons:
-        """Compute the vectors that are missing; `progress` is told how many are there.
-
-        Errors: UsageError if those that are there are of another teacher or of other queries, or if the teacher has no
-        fixed number of vectors. RandSlotError for vectors that are not finite.
-        """
-        teacher = describe_teacher(reader)
-        before = self._read_teacher()
-        if before is None:
-            write_json(self.folder / TEACHER, {"queries": self.key, "teacher": teacher.as_dict()})
-        elif before.weights != teacher.weights or before.settings != teacher.settings:
-            raise UsageError(f"{self.folder} has vectors of {before}, and this is {teacher}: choose another folder")
-        done = self._count(teacher)
-        with (self.folder / VECTORS).open("ab") as file:
-            file.truncate(done * self._row_bytes(teacher))  # half a row was being written when it was stopped
-            for start in range(done, len(self.queries), POOL):
-                rows = self._ask(reader, teacher, start, progress)
-                file.write(b"".join(rows[query] for query in self.queries[start : start + POOL]))
-                file.flush()
-        progress(len(self.queries))
-        return self._open(teacher)
-
-    def _ask(
-        self, reader: PageReader, teacher: Identity, start: int, progress: Callable[[int], None]
-    ) -> dict[str, bytes]:
-        """Return the rows of some queries from `start` on; those of a like length are encoded together."""
-        rows: dict[str, bytes] = {}
-        some = sorted(self.queries[start : start + POOL], key=len)
-        for first in range(0, len(some), BATCH):
-            progress(start + first)
-            batch = some[first : first + BATCH]
-            for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
-                rows[query] = _pack(query, vectors, teacher)
-        return rows
-
-    def _read_teacher(self) -> Identity | None:
-        file = self.folder / TEACHER
-        if not file.is_file():
-            return None
-        about = read_json(file)
-        if about.get("queries") != self.key:
-            raise UsageError(f"{self.folder} has vectors of other queries: choose another folder")
-        try:
-            return read_identity(about["teacher"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RandSlotError(f"{file} does not say which model it is about: {error}") from error
-
-    def _count(self, teacher: Identity) -> int:
-        file = self.folder / VECTORS
-        return file.stat().st_size // self._row_bytes(teacher) if file.is_file() else 0
-
-    def _shape(self, teacher: Identity) -> tuple[int, int]:
-        num = teacher.num_vectors("query")
-        assert num is not None, "describe_teacher refuses others"
-        return num, teacher.dimension
-
-    def _row_bytes(self, teacher: Identity) -> int:
-        num, dim = self._shape(teacher)
-        return 2 * num * dim
-
-    def _open(self, teacher: Identity) -> Lessons:
-        shape = (len(self.queries), *self._shape(teacher))
-        vectors: Any = np.memmap(self.folder / VECTORS, np.float16, "r", shape=shape)
-        return Lessons(teacher, self.queries, vectors)
-
-
-def describe_teacher(reader: PageReader) -> Identity:
-    """Return which model a teacher is, with the number of vectors that it makes of a query.
-
-    Errors: UsageError if that depends on the query, or if it is a student itself.
-    """
-    num, identity = reader.num_vectors("query"), reader.identity
-    if num is None:
-        raise UsageError(f"{identity} has a vector for every token of a query: a student learns a fixed number of them")
-    if getattr(reader, "teacher", None) is not None:
-        raise UsageError(f"{identity} is a student itself: name its teacher, {getattr(reader, 'teacher', None)}")
-    return replace(identity, settings={**identity.settings, "query_vectors": num})
-
-
-def _pack(query: str, vectors: NDArray[np.float32], teacher: Identity) -> bytes:
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    if vectors.shape != (teacher.num_vectors("query"), teacher.dimension) or not lengths.all():
-        raise RandSlotError(f"the teacher makes no vectors that can be learned of {query[:80]!r}")
-    if not np.isfinite(vectors).all():
-        raise RandSlotError(f"the teacher makes vectors of {query[:80]!r} that are not finite")
-    packed: bytes = (vectors / lengths).astype("<f2").tobytes()
-    return packed
-
-
-def load_lessons(
-    name: str, folder: LessonFolder, progress: Callable[[int], None], *, trust_remote_code: bool = False
-) -> Lessons:
-    """Load a teacher, ask for the vectors that are missing, and let it go: a student has the memory for itself."""
-    from ..model.reader import is_url
-    from ..model.remote_model import open_model
-
-    reader: Any = open_model(name) if is_url(name) else open_model(name, trust_remote_code=trust_remote_code or None)
-    lessons = folder.fill(reader, progress)
-    del reader
-    gc.collect()
-    return lessons
-
-
-OPTIONS, RUN, CHECKPOINT, LESSONS = "distill.json", "run.json", "checkpoint.pt", "teacher"
-MOST_HELD_OUT = 1000  # queries that are compared after each epoch
-ENCODED = 64  # queries that are compared at once
-POOL = 32  # batches whose queries are sorted by length together
-CLIP, WEIGHT_DECAY = 1.0, 0.01
-FREE = ("output", "cache", "save_every")  # a run may be resumed with others: what is computed does not depend on them
+MAX_HELD_OUT = 1000  # queries
+POOL = 1024  # queries that are sorted by length before they are encoded in batches of 64
 LIMITS = {
     "layers": (0, 1000),
     "epochs": (1, 10_000),
     "batch": (1, 65_536),
-    "learning_rate": (0.0, 1.0),
+    "learning_rate": (0, 1),
     "warmup": (0, 1_000_000),
-    "validation": (0.0, 0.5),
+    "validation": (0, 0.5),
     "seed": (0, 2**32 - 1),
     "save_every": (0, 1_000_000),
 }
@@ -223,18 +58,17 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Distillation:
-    """How to make a student.
+    """Options of a distillation.
 
-    teacher: a folder, a hub id, embedded, or the URL of a server; any model with a fixed number of vectors a query.
-    student: a folder or hub id of a text model, whose weights it begins with, or the shape of one to build, by its
-    name, "tiny", or a JSON file. queries: files with a query on each line, or what training pairs come from. output: a
-    folder for the student and its run.
+    teacher: a folder, a hub id, embedded, or the URL of a server; a model with a fixed number of vectors per query.
+    student: a folder or hub id of a text model, or a shape to build with random weights: a name, "tiny", or a JSON
+    file. queries: text files with a query per line, or training pairs. output: a folder for the student and its run.
 
-    layers: only so many of the student's first ones; 0: all. still_embeddings: those of tokens are not trained, so that
-    words that no query has keep their place beside the others; for a student that begins with its teacher's. warmup:
-    steps in which the rate rises; then it falls to zero as a cosine. precision: as in recipes. validation: the share of
-    queries that are held out. save_every: steps between checkpoints; 0: none. cache: a folder for the teacher's
-    vectors, which several students can share; by default one in the output.
+    layers: keep only this many of the student's first layers; 0: all. still_embeddings: freeze token embeddings, so
+    that words outside the queries keep their place; for a student that starts from its teacher's layers. warmup: steps
+    of linear warmup, before a cosine decay to zero. precision: as in recipes. validation: the held-out share of the
+    queries. save_every: steps between checkpoints; 0: none. cache: a folder for the teacher's vectors, which several
+    students can share; by default in the output.
     """
 
     teacher: str
@@ -258,31 +92,25 @@ class Distillation:
     def __post_init__(self) -> None:
         for name in ("teacher", "student", "queries", "output"):
             if not getattr(self, name):
-                raise UsageError(f"{name} is missing: a student needs a teacher, something to begin with, and queries")
-        for name, (least, most) in LIMITS.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise UsageError(f"{name} must be between {least:g} and {most:g}, not {value}")
+                raise UsageError(f"{name} is missing")
+        for name, (low, high) in LIMITS.items():
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name} must be between {low:g} and {high:g}, not {getattr(self, name)}")
         if self.precision not in CHOICES["precision"]:
             raise UsageError(f"precision must be one of {', '.join(CHOICES['precision'])}, not {self.precision!r}")
 
-    @property
-    def lessons(self) -> Path:
-        """Where the teacher's vectors are kept."""
-        return Path(self.cache) if self.cache else Path(self.output) / LESSONS
-
 
 def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
-    """Make a student of a model and leave it in the output folder, with its options and the record of its run.
+    """Train a student and save it in the output folder, with its options and the record of its run.
 
-    `resume` goes on from the last checkpoint of a run with the same options.
+    `resume` resumes from the last checkpoint of a run with the same options.
 
-    Errors: UsageError for wrong options or a folder that holds another run. RandSlotError if a file cannot be read.
+    Errors: UsageError for wrong options or a folder that holds another run. RandSlotError for an unreadable file.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     folder = Path(options.output)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UsageError("a student learns in one process: run it without torchrun")
+        raise UsageError("distillation runs in one process: start it without torchrun")
     _check_folder(folder, options, resume)
     if (folder / RUN).is_file():
         console.print(f"{folder} is finished already")
@@ -294,15 +122,17 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     except OSError as error:
         raise UsageError(f"cannot write into output {folder}: {error.strerror or error}") from error
     try:
-        lessons = _find_lessons(options, queries, resume, console)
-        return Run(options, lessons, console).go()
+        taught = TaughtQueries(Path(options.cache) if options.cache else folder / "teacher", queries)
+        if not (resume and taught.is_complete()):
+            taught.load_teacher(options, console)
+        return StudentTraining(options, taught, console).go()
     except KeyboardInterrupt:
-        console.print("stopped: --resume goes on from here")
+        console.print("stopped: --resume resumes it")
         raise
 
 
 def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
-    """Refuse to write over another run or over one of the models, and to go on with other options."""
+    """Refuse to overwrite another run or one of the models, and to resume with other options."""
     for model in (options.teacher, options.student):
         if Path(model).is_dir() and Path(model).resolve() == folder.resolve():
             raise UsageError(f"output {folder} is the folder of {model}: choose another output")
@@ -311,184 +141,258 @@ def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
             raise UsageError(f"{folder} holds a model already: choose another output")
         return
     if not resume:
-        raise UsageError(f"{folder} holds a run already: go on with it by --resume, or choose another output")
+        raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
     before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))
-    for option in fields(options):
-        name = option.name
-        was = before[name]
-        if name not in FREE and was != now[name]:
+    for name in (option.name for option in fields(options)):
+        if name not in ("output", "cache", "save_every") and before.get(name) != now[name]:
             raise UsageError(
-                f"{folder} holds a run with another {name} ({was!r}, not {now[name]!r}): choose another output"
+                f"{folder} holds a run with {name} = {before.get(name)!r}, not {now[name]!r}: choose another output"
             )
 
 
-def _find_lessons(options: Distillation, queries: list[str], resume: bool, console: Console) -> Lessons:
-    """Return the teacher's vectors of the queries; one that has said all is not loaded again to go on."""
-    folder = LessonFolder(options.lessons, queries)
-    if resume and (lessons := folder.read()) is not None:
-        return lessons
-    console.print(f"asking {options.teacher} for the vectors of {len(queries):,} queries")
-    with _show_progress(console, "teacher", len(queries)) as tell:
-        return load_lessons(options.teacher, folder, tell, trust_remote_code=options.trust_remote_code)
+def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
+    """Read distinct queries from the lines of text files, or from a column of training pairs.
+
+    Errors: UsageError for a missing place or column; RandSlotError for an unreadable file or row.
+    """
+    found: dict[str, None] = {}
+    for place in places:
+        path = Path(place)
+        if path.is_file() and path.suffix not in (".jsonl", ".parquet"):
+            found.update(dict.fromkeys(read_lines(path)))
+            continue
+        rows = read_rows(place, "train")
+        if column not in rows.column_names:
+            raise UsageError(f"{place} has no column {column!r}; it has {', '.join(rows.column_names)}")
+        for number, row in enumerate(rows.select_columns([column]), start=1):
+            for query in list_queries(row[column]):
+                try:
+                    found[check_query(query).strip()] = None
+                except UsageError as error:
+                    raise RandSlotError(f"{place}: row {number}: {error}") from error
+    if len(found) < 2:
+        raise UsageError(f"{', '.join(places)}: {len(found)} different queries are too few to learn from")
+    return list(found)
+
+
+class TaughtQueries:
+    """Queries, and a folder with the vectors (N, K, D) that a teacher makes of them, complete or not."""
+
+    def __init__(self, folder: Path, queries: list[str]) -> None:
+        self.folder, self.queries = folder, queries
+        self.key = blake2b("\n".join(queries).encode(), digest_size=12).hexdigest()
+        self.teacher: Identity | None = None
+        if (folder / TEACHER).is_file():
+            about = read_json(folder / TEACHER)
+            if about.get("queries") != self.key:
+                raise UsageError(f"{folder} has vectors of other queries: choose another folder")
+            try:
+                self.teacher = read_identity(about["teacher"])
+            except (KeyError, TypeError, AttributeError) as error:
+                raise RandSlotError(f"{folder / TEACHER} does not name a model: {error}") from error
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape (N, K, D) of all vectors."""
+        assert self.teacher is not None
+        num = self.teacher.num_vectors("query")
+        assert num is not None
+        return len(self.queries), num, self.teacher.dimension
+
+    def count(self) -> int:
+        """Return how many queries have their vectors on disk."""
+        file = self.folder / VECTORS
+        return file.stat().st_size // (2 * self.shape[1] * self.shape[2]) if file.is_file() else 0
+
+    def is_complete(self) -> bool:
+        """Return whether the teacher is no longer needed."""
+        return self.teacher is not None and self.count() >= len(self.queries)
+
+    def open_vectors(self) -> Any:
+        """Open the vectors as a memory map."""
+        return np.memmap(self.folder / VECTORS, np.float16, "r", shape=self.shape)
+
+    def load_teacher(self, options: Distillation, console: Console) -> None:
+        """Load the teacher, compute the missing vectors, and free its memory for the student."""
+        console.print(f"encoding {len(self.queries):,} queries with {options.teacher}")
+        trust = options.trust_remote_code and not is_url(options.teacher)
+        reader = open_model(options.teacher, trust_remote_code=trust or None)
+        with show_progress(console, "teacher", len(self.queries)) as progress:
+            self.backfill(reader, progress)
+        del reader
+        gc.collect()
+
+    def backfill(self, reader: PageReader, progress: Any) -> None:
+        """Compute the missing vectors.
+
+        Errors: UsageError if the folder has vectors of another model, or if the teacher has a vector per token or is a
+        student. RandSlotError for vectors that are not finite.
+        """
+        teacher, before = describe_teacher(reader), self.teacher
+        if before is None:
+            write_json(self.folder / TEACHER, {"queries": self.key, "teacher": teacher.as_dict()})
+        elif before.weights != teacher.weights or before.settings != teacher.settings:
+            raise UsageError(f"{self.folder} has vectors of {before}, not of {teacher}: choose another folder")
+        self.teacher = teacher
+        done = self.count()
+        with (self.folder / VECTORS).open("ab") as file:
+            file.truncate(done * 2 * self.shape[1] * self.shape[2])  # a kill may leave half a row
+            for start in range(done, len(self.queries), POOL):
+                pool = self.queries[start : start + POOL]
+                by_length, rows = sorted(pool, key=len), {}
+                for first in range(0, len(pool), 64):
+                    progress(start + first)
+                    batch = by_length[first : first + 64]
+                    for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
+                        lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+                        if vectors.shape != self.shape[1:] or not np.isfinite(lengths).all() or not lengths.all():
+                            raise RandSlotError(f"the teacher makes invalid vectors of {query[:80]!r}")
+                        rows[query] = (vectors / lengths).astype("<f2").tobytes()
+                file.write(b"".join(rows[query] for query in pool))
+                file.flush()
+        progress(len(self.queries))
+
+
+def describe_teacher(reader: PageReader) -> Identity:
+    """Return the identity of a teacher, with the number of its vectors per query."""
+    num, identity = reader.num_vectors("query"), reader.identity
+    if num is None:
+        raise UsageError(f"{identity} has a vector for every token of a query: a student needs a fixed number of them")
+    if (teacher := getattr(reader, "teacher", None)) is not None:
+        raise UsageError(f"{identity} is a student itself: name its teacher, {teacher}")
+    return replace(identity, settings={**identity.settings, "query_vectors": num})
 
 
 @contextmanager
-def _show_progress(console: Console, what: str, total: int) -> Iterator[Any]:
-    """Show a bar where there is a terminal; yield what is told how far it is, and a few words."""
+def show_progress(console: Console, what: str, total: int) -> Iterator[Any]:
+    """Show a progress bar on a terminal; yield the function that updates it."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=total, status="")
         yield lambda done, status="": progress.update(bar, completed=done, status=status)
 
 
-@dataclass
-class State:
-    """How far a run is: steps done, and the cosine on held-out queries after each epoch."""
+class StudentTraining:
+    """The training of a student. The seed decides the order of queries in each epoch."""
 
-    step: int = 0
-    cosines: list[float] = field(default_factory=list)
-
-
-class Run:
-    """A student on its way through the lessons. Its queries come in an order of the seed, another in each epoch."""
-
-    def __init__(self, options: Distillation, lessons: Lessons, console: Console) -> None:
-        self.options, self.lessons, self.console = options, lessons, console
+    def __init__(self, options: Distillation, taught: TaughtQueries, console: Console) -> None:
+        assert taught.teacher is not None
+        self.options, self.taught, self.console = options, taught, console
+        self.vectors: NDArray[np.float16] = taught.open_vectors()
         self.folder = Path(options.output)
-        self.state = State()
-        self.student = make_student(options.student, lessons.teacher, layers=options.layers, seed=options.seed)
+        self.student = make_student(options.student, taught.teacher, layers=options.layers, seed=options.seed)
         if options.still_embeddings:
             self.student.encoder.backbone.get_input_embeddings().requires_grad_(False)
         trained = [weight for weight in self.student.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            trained, lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
-        )
-        anywhere = options.precision == "bf16-anywhere"
-        self.autocast = anywhere or (options.precision == "bf16" and self.student.device.type == "cuda")
-        self.lengths = np.array([len(query) for query in lessons.queries])
-        order = np.random.default_rng(options.seed).permutation(len(lessons.queries))
-        num = min(round(options.validation * len(order)), MOST_HELD_OUT)
+        self.optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        on_gpu = self.student.device.type == "cuda"
+        self.autocast = options.precision == "bf16-anywhere" or (options.precision == "bf16" and on_gpu)
+        order = np.random.default_rng(options.seed).permutation(len(taught.queries))
+        num = min(round(options.validation * len(order)), MAX_HELD_OUT)
         num = max(num, 1) if options.validation else 0
         self.held_out, self.learned = np.sort(order[:num]), np.sort(order[num:])
-        self.epoch, self.order = -1, self.learned  # which epoch it is, and how its queries follow each other
-        self.steps_an_epoch = math.ceil(len(self.learned) / options.batch)
-        self.num_steps = options.epochs * self.steps_an_epoch
+        self.steps_per_epoch = math.ceil(len(self.learned) / options.batch)
+        self.num_steps = options.epochs * self.steps_per_epoch
+        self.step = 0
+        self.cosines: list[float] = []  # on held-out queries, after each epoch
+        self.constant_cosine = self._compare_mean() if num else None
 
     def go(self) -> RandSlotModel:
-        """Learn, and save the student."""
+        """Train and save the student."""
         started = time.perf_counter()
         self._read_checkpoint()
-        self._introduce()
-        self.student.encoder.plain_queries = True  # as a library asks
-        with _show_progress(self.console, "student", self.num_steps) as tell:
-            while self.state.step < self.num_steps:
-                loss = self._step()
-                tell(self.state.step, f"cosine {1 - loss:.4f}")
-                if self.state.step % self.steps_an_epoch == 0:
-                    self._end_epoch(1 - loss)
+        size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
+        self.console.print(
+            f"student {self.options.student}: {size:.1f} million weights, {len(self.learned):,} queries to learn, "
+            f"{len(self.held_out):,} held out"
+        )
+        if self.constant_cosine is not None:
+            self.console.print(f"baseline: the mean of all queries has cosine {self.constant_cosine:.4f}")
+        if self.step:
+            self.console.print(f"resuming from step {self.step} of {self.num_steps}")
+        self.student.encoder.plain_queries = True  # as in a library
+        order = self.learned
+        with show_progress(self.console, "student", self.num_steps) as progress:
+            while self.step < self.num_steps:
+                epoch, place = divmod(self.step, self.steps_per_epoch)
+                if place == 0 or order is self.learned:
+                    order = self.order_queries(epoch)
+                cosine = 1 - self.train_step(order[place * self.options.batch : (place + 1) * self.options.batch])
+                progress(self.step, f"cosine {cosine:.4f}")
+                if self.step % self.steps_per_epoch == 0:
+                    self._end_epoch(epoch, cosine)
                 every = self.options.save_every
-                if every and self.state.step % every == 0 and self.state.step < self.num_steps:
+                if every and self.step % every == 0 and self.step < self.num_steps:
                     self._write_checkpoint()
         self.student.encoder.plain_queries = False
         self._finish(time.perf_counter() - started)
         return self.student
 
-    def _introduce(self) -> None:
-        size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
-        head = f", a projection to {self.student.dimension}" if self.student.encoder.head is not None else ""
-        guess = f"; the mean of all has a cosine of {self.constant_cosine:.4f}" if len(self.held_out) else ""
-        self.console.print(
-            f"student {self.options.student}: {size:.1f} million weights{head}; {len(self.learned):,} queries to learn"
-            f", {len(self.held_out):,} held out{guess}"
-        )
-        if self.state.step:
-            self.console.print(f"going on from step {self.state.step} of {self.num_steps}")
+    def order_queries(self, epoch: int) -> NDArray[np.int64]:
+        """Return the queries of an epoch in batches of similar length, to save padding; batches are shuffled."""
+        dice, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
+        lengths = np.array([len(query) for query in self.taught.queries])
+        order = dice.permutation(self.learned)
+        for start in range(0, len(order), 32 * batch):
+            pool = order[start : start + 32 * batch]
+            pool[:] = pool[np.argsort(lengths[pool], kind="stable")]
+        num = len(order) // batch
+        full = order[: num * batch].reshape(num, batch)
+        return np.concatenate([dice.permutation(full).ravel(), order[num * batch :]])
 
-    def _step(self) -> float:
-        """Learn from one batch and return its loss."""
+    def train_step(self, rows: NDArray[np.int64]) -> float:
+        """Train on one batch and return its loss."""
+        warmup = min(self.options.warmup, self.num_steps // 2)
+        if self.step < warmup:
+            share_of_rate = (self.step + 1) / warmup
+        else:
+            share_of_rate = 0.5 + 0.5 * math.cos(math.pi * (self.step - warmup) / (self.num_steps - warmup))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.options.learning_rate * self._share_of_rate()
-        rows = self._choose_rows()
+            group["lr"] = self.options.learning_rate * share_of_rate
         self.student.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = (1 - self._compare(rows)).mean()
+        loss = (1 - self.compare(rows)).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), CLIP)
+        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
         self.optimizer.step()
-        self.state.step += 1
+        self.step += 1
         value = loss.item()
         if not math.isfinite(value):
-            raise RandSlotError(f"the loss is {value} at step {self.state.step}: try a lower rate")
+            raise RandSlotError(f"the loss is {value} at step {self.step}. Try a lower rate.")
         return value
 
-    def _share_of_rate(self) -> float:
-        """Return how much of the full rate this step has: it rises, then falls as a cosine."""
-        step, warmup = self.state.step, min(self.options.warmup, self.num_steps // 2)
-        if step < warmup:
-            return (step + 1) / warmup
-        return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (self.num_steps - warmup))
-
-    def _choose_rows(self) -> NDArray[np.int64]:
-        epoch, place = divmod(self.state.step, self.steps_an_epoch)
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.order = self._arrange(epoch)
-        return self.order[place * self.options.batch : (place + 1) * self.options.batch]
-
-    def _arrange(self, epoch: int) -> NDArray[np.int64]:
-        """Return the queries of an epoch in their order: a batch holds those of a like length, so little is padding."""
-        dice, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
-        order = dice.permutation(self.learned)
-        for start in range(0, len(order), POOL * batch):
-            pool = order[start : start + POOL * batch]
-            pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
-        num = len(order) // batch
-        whole = order[: num * batch].reshape(num, batch)
-        return np.concatenate([dice.permutation(whole).ravel(), order[num * batch :]])
-
-    def _compare(self, rows: NDArray[np.int64]) -> Tensor:
+    def compare(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the cosines (B, K) between the vectors of student and teacher."""
-        texts = [self.lessons.queries[row] for row in rows]
-        features = self.student.preprocessor(texts, task="query")
+        features = self.student.preprocessor([self.taught.queries[row] for row in rows], task="query")
         device = self.student.device
         features = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in features.items()}
         with torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext():
             found = self.student(features)["token_embeddings"].float()
-        wanted = torch.from_numpy(self.lessons.vectors[rows].astype(np.float32)).to(device)
+        wanted = torch.from_numpy(self.vectors[rows].astype(np.float32)).to(device)
         return F.cosine_similarity(found, wanted, dim=-1)
 
-    def _end_epoch(self, last: float) -> None:
-        epoch = self.state.step // self.steps_an_epoch
-        line = f"epoch {epoch} of {self.options.epochs}: cosine {last:.4f} in its last batch"
+    @torch.no_grad()
+    def _end_epoch(self, epoch: int, cosine: float) -> None:
+        line = f"epoch {epoch + 1} of {self.options.epochs}: cosine {cosine:.4f} in its last batch"
         if len(self.held_out):
-            self.state.cosines.append(self._validate())
-            line += f", {self.state.cosines[-1]:.4f} on {len(self.held_out):,} held-out queries"
+            self.student.eval()
+            parts = []
+            for start in range(0, len(self.held_out), 64):
+                parts.append(self.compare(self.held_out[start : start + 64]).mean(1))
+            self.cosines.append(float(torch.cat(parts).mean()))
+            line += f", {self.cosines[-1]:.4f} on {len(self.held_out):,} held-out queries"
         self.console.print(line)
 
-    @torch.no_grad()
-    def _validate(self) -> float:
-        """Return the mean cosine on held-out queries."""
-        self.student.eval()
-        parts = [
-            self._compare(self.held_out[start : start + ENCODED]).mean(1)
-            for start in range(0, len(self.held_out), ENCODED)
-        ]
-        return float(torch.cat(parts).mean())
-
-    @cached_property
-    def constant_cosine(self) -> float:
-        """The mean cosine on held-out queries of who answers all with the mean of the queries to learn."""
-        sample = self.lessons.vectors[self.learned[:MOST_HELD_OUT]].astype(np.float32).mean(0)
-        sample /= np.linalg.norm(sample, axis=-1, keepdims=True)
-        held_out = self.lessons.vectors[self.held_out].astype(np.float32)
-        return float((held_out * sample).sum(-1).mean())
-
-    # -- files
+    def _compare_mean(self) -> float:
+        """Return the held-out cosine of a student that answers every query with the mean of the others."""
+        mean = self.vectors[self.learned[:MAX_HELD_OUT]].astype(np.float32).mean(0)
+        mean /= np.linalg.norm(mean, axis=-1, keepdims=True)
+        return float((self.vectors[self.held_out].astype(np.float32) * mean).sum(-1).mean())
 
     def _write_checkpoint(self) -> None:
         part = self.folder / f"{CHECKPOINT}.part"
-        state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict(), **asdict(self.state)}
-        torch.save(state, part)
+        state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state | {"step": self.step, "cosines": self.cosines}, part)
         os.replace(part, self.folder / CHECKPOINT)
 
     def _read_checkpoint(self) -> None:
@@ -496,35 +400,35 @@ class Run:
         if not file.is_file():
             return
         try:
-            kept = torch.load(file, map_location=self.student.device, weights_only=True)
-            self.student.load_state_dict(kept["student"])
-            self.optimizer.load_state_dict(kept["optimizer"])
-            self.state = State(kept["step"], kept["cosines"])
-        except Exception as error:  # a file that was damaged fails in many ways
-            raise RandSlotError(f"{file} is broken: delete it to begin again") from error
+            state = torch.load(file, map_location=self.student.device, weights_only=True)
+            self.student.load_state_dict(state["student"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.cosines = state["step"], state["cosines"]
+        except Exception as error:  # a damaged file fails in many ways
+            raise RandSlotError(f"{file} is damaged: delete it to start again") from error
 
     def _finish(self, seconds: float) -> None:
-        options, state = self.options, self.state
+        assert self.taught.teacher is not None
         self.student.eval()
         self.student.model_card_data.trained_on = (
-            f"{state.step} steps of {options.batch} queries out of {len(self.learned):,}, by the cosine to the "
+            f"{self.step} steps of {self.options.batch} queries out of {len(self.learned):,}, by the cosine to the "
             f"vectors of its teacher; `{OPTIONS}` has every setting, `{RUN}` versions and time."
         )
         self.student.save_pretrained(str(self.folder))
         record = {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
-            "steps": state.step,
+            "steps": self.step,
             "seconds_of_this_process": round(seconds, 1),
             "queries": len(self.learned),
             "held_out": len(self.held_out),
-            "cosines": state.cosines,
-            "constant_cosine": self.constant_cosine if len(self.held_out) else None,
-            "teacher": self.lessons.teacher.as_dict(),
+            "cosines": self.cosines,
+            "constant_cosine": self.constant_cosine,
+            "teacher": self.taught.teacher.as_dict(),
             "commit": find_commit(),
             "machine": describe_machine(),
             "versions": list_versions(),
         }
         write_json(self.folder / RUN, record)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        self.console.print(f"learned {state.step} steps in {seconds:.0f} s: {self.folder}")
+        self.console.print(f"trained {self.step} steps in {seconds:.0f} s: {self.folder}")
