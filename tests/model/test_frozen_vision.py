@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import randslot
-from randslot.errors import UsageError
 from randslot.model.frozen_vision import FrozenVision
-from randslot.training.recipe import make_recipe
 from support.models import make
 from support.pairs import small
 
@@ -59,10 +57,3 @@ def test_a_run_leaves_the_tower_as_it_was(data, tmp_path, micro_batch):
     assert changed
     assert not any(name.startswith("visual.") for name in changed)
     assert model.encoder.recall_vision is None  # the pages are forgotten when the run is over
-
-
-def test_it_goes_with_plain_retrieval_only(tmp_path):
-    with pytest.raises(UsageError, match="still_vision goes with lora = false"):
-        make_recipe(small(tmp_path / "x.jsonl", tmp_path / "run", still_vision=True, lora=True))
-    with pytest.raises(UsageError, match="set workers = 0"):
-        make_recipe(small(tmp_path / "x.jsonl", tmp_path / "run", still_vision=True, workers=2))

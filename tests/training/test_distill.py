@@ -17,8 +17,7 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.loading import make_student
 from randslot.model.model import RandSlotModel
-from randslot.training import distill as module
-from randslot.training.distill import Distillation, distill, read_queries
+from randslot.training.distill import Distillation, StudentTraining, TaughtQueries, distill, read_queries
 from support.models import make
 from support.others import save_minilm
 
@@ -117,7 +116,7 @@ def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_p
     assert torch.equal(bare[1].mlp.up_proj.weight, whole[1].mlp.up_proj.weight)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.nightly) for f in ("qwen2", "qwen3"))])
 def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
     start = make(family)
     start.save_pretrained(str(tmp_path / "start"))
@@ -166,14 +165,14 @@ class Stopped(Exception):
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    original = module.Run._step
+    original = StudentTraining.train_step
 
-    def step(run: module.Run) -> float:
-        if run.state.step == steps:
+    def step(training: StudentTraining, rows: np.ndarray) -> float:
+        if training.step == steps:
             raise Stopped
-        return original(run)
+        return original(training, rows)
 
-    monkeypatch.setattr(module.Run, "_step", step)
+    monkeypatch.setattr(StudentTraining, "train_step", step)
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, monkeypatch):
@@ -182,11 +181,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, m
         stop_after(patch, 4)
         with pytest.raises(Stopped):
             distill(replace(options, save_every=2))
-    with pytest.raises(UsageError, match="holds a run already: go on with it by --resume"):
+    with pytest.raises(UsageError, match="already holds a run: add --resume"):
         distill(options)
-    with pytest.raises(UsageError, match="another learning_rate"):
+    with pytest.raises(UsageError, match="a run with learning_rate = "):
         distill(replace(options, learning_rate=1e-4), resume=True)
-    monkeypatch.setattr(module, "load_lessons", None)  # the teacher has said all, and is not needed again
+    monkeypatch.setattr(TaughtQueries, "load_teacher", None)  # all vectors are on disk
     resumed = distill(options, resume=True)
     assert resumed.weights_key == whole.weights_key
     records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "light")]
@@ -196,7 +195,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, m
 
 
 def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
-    monkeypatch.setattr("randslot.training.distill.BATCH", 2)
     monkeypatch.setattr("randslot.training.distill.POOL", 4)
     asked: list[str] = []
     original = RandSlotModel.embed_queries
@@ -229,7 +227,7 @@ def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
         distill(replace(shared, output=str(tmp_path / "second"), seed=1))
     other = tmp_path / "other"
     randslot.tiny("qwen3-vl", seed=1).save_pretrained(str(other))
-    with pytest.raises(UsageError, match=r"has vectors of .*large.*and this is .*other"):
+    with pytest.raises(UsageError, match=r"has vectors of .*large.*not of .*other"):
         distill(replace(shared, teacher=str(other), output=str(tmp_path / "third")))
 
 
@@ -240,14 +238,13 @@ def test_each_query_is_learned_once_an_epoch_among_others_of_its_length(options,
     queries = tmp_path / "many.txt"
     queries.write_text("\n".join(f"{number} " + "long " * (number % 7) for number in range(100)))
     learned: list[list[str]] = []
-    original = module.Run._compare
+    original = StudentTraining.compare
 
-    def compare(run: module.Run, rows: np.ndarray) -> torch.Tensor:
-        learned.append([run.lessons.queries[row] for row in rows])
-        return original(run, rows)
+    def compare(training: StudentTraining, rows: np.ndarray) -> torch.Tensor:
+        learned.append([training.taught.queries[row] for row in rows])
+        return original(training, rows)
 
-    monkeypatch.setattr(module.Run, "_compare", compare)
-    monkeypatch.setattr(module, "POOL", 6)
+    monkeypatch.setattr(StudentTraining, "compare", compare)
     distill(replace(options, queries=(str(queries),), batch=8, validation=0.0))
     epochs = learned[:13], learned[13:]
     assert [len(batch) for batch in epochs[0]] == [8] * 12 + [4]
@@ -344,5 +341,5 @@ def test_the_command_makes_a_student(options, tmp_path):
     assert (kept["save_every"], kept["query_column"]) == (1, "q")
     assert (kept["still_embeddings"], kept["precision"]) == (True, "fp32")
     assert (tmp_path / "cache" / "vectors.f16").is_file()
-    assert "go on with it by --resume" in str(CliRunner().invoke(app, words).exception)
+    assert "add --resume" in str(CliRunner().invoke(app, words).exception)
     assert "finished already" in CliRunner().invoke(app, [*words, "--resume"]).stderr

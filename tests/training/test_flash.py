@@ -45,8 +45,7 @@ def step(model, micro_batch: int, gradient_cache: bool = True) -> tuple[torch.Te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batch", [0, 1])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("micro_batch", "checkpointing"), [(0, False), (1, True)])
 def test_flash_attention_gives_the_loss_and_gradients_of_sdpa(
     paper_family, strategy, micro_batch, checkpointing, exact_flash
 ):

@@ -1,192 +1,146 @@
-"""Pairs come from JSONL, parquet and datasets folders alike; bad rows stop with their number, or are passed over."""
+"""Outlines and spans of PDFs become pairs; generic queries and those that name several pages do not."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, DatasetDict, Features, Image, Value
-from PIL import Image as Pictures
+from typer.testing import CliRunner
 
-from randslot.errors import RandSlotError, UsageError
-from randslot.training.data import PageOpener, count_queries, drop_bad_rows, held_out, load_pairs
-
-
-def load(path, split="train", query="query", page="image"):
-    return load_pairs(str(path), split, query, page)
-
-
-def opened(pairs, log, on_bad_row="stop"):
-    return pairs.dataset.with_transform(PageOpener(pairs, on_bad_row, log))
+from randslot.cli import app
+from randslot.errors import UsageError
+from randslot.pages import open_page, read_page_text
+from randslot.training.data import drop_bad_rows, load_pairs
+from randslot.training.distill import read_queries
+from randslot.training.pairs import clean_title, cut_spans, find_pairs, is_useful, write_pairs
+from support.pdf import write_drawings, write_pdf
 
 
 @pytest.fixture
-def encoded(data):
-    """The pairs of `data` with their images inside, as on the hub."""
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    features = Features({"query": Value("string"), "image": Image(), "source": Value("string")})
-    columns = {
-        "query": [row["query"] for row in rows],
-        "image": [{"bytes": (data.parent / row["image"]).read_bytes(), "path": None} for row in rows],
-        "source": ["x"] * len(rows),
-    }
-    return Dataset.from_dict(columns, features=features)
+def manuals(tmp_path: Path) -> Path:
+    folder = tmp_path / "manuals"
+    (folder / "deep").mkdir(parents=True)
+    outline = [("1 Introduction", 0), ("1.1 Setting the clock", 1), ("Cleaning", 1), ("Ordering parts", 2)]
+    write_pdf(folder / "washer.pdf", 3, outline)
+    write_pdf(folder / "deep" / "dryer größer.pdf", 2, [("Cleaning", 0), ("2 Drum and belt", 1)])
+    write_pdf(folder / "plain.pdf", 1, [])
+    (folder / "torn.pdf").write_bytes(b"%PDF-1.4 torn")
+    (folder / "notes.txt").write_text("no PDF")
+    return folder
 
 
-def test_every_source_gives_the_same_pairs(data, encoded, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    encoded.to_parquet(tmp_path / "pairs.parquet")
-    encoded.save_to_disk(tmp_path / "saved")
-    DatasetDict({"train": encoded, "dev": encoded.select(range(2))}).save_to_disk(tmp_path / "splits")
-    (tmp_path / "copy").mkdir()
-    encoded.to_parquet(tmp_path / "copy" / "train-00000-of-00001.parquet")
-    reference = opened(load(data), tmp_path / "log")[:]
-    for place in ("pairs.parquet", "saved", "splits", "copy"):
-        pairs = load(tmp_path / place)
-        assert pairs.dataset.column_names == ["query", "page", "row"]
-        assert not isinstance(pairs.dataset[0]["page"], Pictures.Image)  # still encoded
-        rows = opened(pairs, tmp_path / "log")[:]
-        assert rows["query"] == reference["query"]
-        assert [page.tobytes() for page in rows["page"]] == [page.tobytes() for page in reference["page"]]
-    assert len(load(tmp_path / "splits", split="dev")) == 2
-
-
-def test_columns_are_named_by_the_recipe(tmp_path, data):
-    lines = [json.loads(line) for line in data.read_text().splitlines()]
-    renamed = data.with_name("other.jsonl")
-    renamed.write_text("".join(json.dumps({"frage": row["query"], "seite": row["image"]}) + "\n" for row in lines))
-    assert len(load(renamed, query="frage", page="seite")) == 8
-    with pytest.raises(UsageError, match="has no column 'query'; it has frage, seite"):
-        load(renamed)
+def test_useful_titles_become_pairs_that_training_can_open(manuals, tmp_path):
+    found = find_pairs(manuals)
+    assert {pair["query"] for pair in found.pairs} == {"Setting the clock", "Ordering parts", "Drum and belt"}
+    assert (found.generic, found.repeated) == (1, 2)
+    assert [Path(line.split(":")[0]).name for line in found.failed] == ["torn.pdf"]
+    assert [Path(name).name for name in found.without_outline] == ["plain.pdf"]
+    output = tmp_path / "elsewhere" / "pairs.jsonl"
+    write_pairs(found, manuals, output)
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert {row["query"]: row["image"] for row in rows}["Setting the clock"] == "../manuals/washer.pdf#page=2"
+    pairs, bad = drop_bad_rows(load_pairs(str(output), "train", "query", "image"), "stop")
+    assert not bad
+    assert all(open_page(pairs.locate(row["page"])).mode == "RGB" for row in pairs.dataset)
 
 
 @pytest.mark.parametrize(
-    ("row", "reason"),
+    ("title", "clean"),
     [
-        ({"query": " ", "image": "tax.png"}, "empty query"),
-        ({"query": None, "image": "tax.png"}, "empty query"),
-        ({"query": "x"}, "no image"),
-        ({"query": "x", "image": ""}, "no image"),
-        ({"query": "x", "image": "n" * 300}, "page image not found"),
-        ({"query": "x", "image": "gone.png"}, "page image not found: .*gone.png"),
-        ({"query": "x", "image": "gone.pdf#page=2"}, "page image not found: .*gone.pdf"),
+        ("1.2.3 Setting  the clock", "Setting the clock"),
+        ("Chapter 4: Taxes", "Taxes"),
+        ("Appendix A  Tables of steam", "Tables of steam"),
+        ("2023 results", "2023 results"),
+        ("A tale of two cities", "A tale of two cities"),
+        ("A.2 Boundary layers", "Boundary layers"),
+        ("B. Units", "Units"),
+        ("3D plots", "3D plots"),
+        ("IP addresses", "IP addresses"),
+        ("My account", "My account"),
+        ("Überblick über Größen", "Überblick über Größen"),
     ],
 )
-def test_bad_rows_that_are_cheap_to_see_stop_before_training(data, row, reason):
-    with data.open("a") as lines:
-        lines.write(json.dumps(row) + "\n")
-    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}.*; fix it, or skip") as caught:
-        drop_bad_rows(load(data), "stop")
-    assert "\n" not in str(caught.value)
-    good, lines = drop_bad_rows(load(data), "skip")
-    assert len(good) == 8
-    assert len(lines) == 1
+def test_numbers_before_titles_go(title, clean):
+    assert clean_title(title) == clean
 
 
-def test_missing_images_inside_a_dataset_are_seen_without_decoding(encoded, tmp_path):
-    rows = encoded.to_list()
-    rows[3]["image"] = None
-    rows[5]["image"] = {"bytes": b"", "path": None}
-    Dataset.from_list(rows, features=encoded.features).save_to_disk(tmp_path / "saved")
-    with pytest.raises(RandSlotError, match=r"row 4: no image \(and 1 more\)"):
-        drop_bad_rows(load(tmp_path / "saved"), "stop")
-    good, _ = drop_bad_rows(load(tmp_path / "saved"), "skip")
-    assert len(good) == 6
+@pytest.mark.parametrize("title", ["Index", "Table of contents", "a", "12.4", "References.", "***"])
+def test_generic_titles_are_dropped(title):
+    assert not is_useful(title)
 
 
-def test_blank_lines_and_a_byte_order_mark_do_no_harm(data):
-    data.write_text("\ufeff" + data.read_text().replace("\n", "\n\n") + "\n", encoding="utf-8")
-    assert len(load(data)) == 8
+def test_no_folder_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        find_pairs(tmp_path / "nowhere")
 
 
-def test_a_broken_image_stops_with_its_row_or_the_next_row_stands_in(data, tmp_path):
-    (data.parent / "staff.png").write_bytes(b"not an image")
-    (data.parent / "sales.png").write_bytes(b"nor this")
-    pairs, lines = drop_bad_rows(load(data), "stop")  # not cheap to see
-    assert not lines
-    with pytest.raises(RandSlotError, match=r"row 3: not an image that can be read: .*staff\.png"):
-        opened(pairs, tmp_path / "log")[:4]
-    rows = opened(pairs, tmp_path / "log", "skip")[:4]
-    assert rows["query"] == ["about tax", "about fleet", "about water", "about water"]
-    assert [line.split(":")[0] for line in (tmp_path / "log").read_text().splitlines()] == ["row 3", "row 4", "row 4"]
+# -- spans
+
+TEXT = "the drum of a washer turns by a belt that may slip when it is wet or old"
+WORDS = TEXT.split()
 
 
-def test_nothing_readable_at_all_is_said(data, tmp_path):
-    for file in data.parent.glob("*.png"):
-        file.write_bytes(b"broken")
-    with pytest.raises(RandSlotError, match="no page in it can be read"):
-        opened(load(data), tmp_path / "log", "skip")[0]
+def show(text: str) -> str:
+    return f"BT /F1 12 Tf 20 500 Td ({text}) Tj ET"
 
 
-def test_held_out_pairs_share_their_pages(data):
-    with data.open("a") as lines:
-        lines.write(json.dumps({"query": "more on tax", "image": "tax.png"}) + "\n")
-    queries, pages, relevant = held_out(load(data))
-    assert (len(queries), len(pages)) == (9, 8)
-    assert relevant["query 9 0"] == relevant["query 1 0"]
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    pages = [TEXT, "how to order new parts by mail from our store in the city", "", "12 34 56 78"]
+    write_drawings(folder / "washer.pdf", [show(page) for page in pages])
+    write_pdf(folder / "dryer.pdf", 2, [("Drum and belt", 0)])  # its pages say "Page 1" and "Page 2"
+    return folder
 
 
-def with_lists(data, *queries: object) -> Path:
-    images = [json.loads(line)["image"] for line in data.read_text().splitlines()]
-    rows = [{"query": query, "image": image} for query, image in zip(queries, images, strict=False)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return data
+def test_spans_are_words_in_a_row_of_their_page(texts):
+    found = find_pairs(texts, 10)
+    title, *spans = found.pairs
+    assert title == {"query": "Drum and belt", "image": "dryer.pdf#page=1"}
+    pages = {f"{file}.pdf#page={number}" for file in ("washer", "dryer") for number in (1, 2)}
+    assert {pair["image"] for pair in spans} == pages
+    for pair in spans:
+        assert 2 <= len(pair["query"].split()) <= 8
+        assert pair["query"] in " ".join(read_page_text(str(texts / pair["image"])).split())
+    assert len({pair["query"] for pair in spans}) == len(spans) > 12
+    assert found.generic  # spans of numbers
+    assert find_pairs(texts, 10).pairs == found.pairs != find_pairs(texts, 10, seed=1).pairs
 
 
-def test_a_page_may_have_several_queries(data):
-    pairs = load(with_lists(data, ["a", "b"], ["c", "d"]))
-    assert count_queries(pairs) == 2
-    queries, pages, relevant = held_out(pairs)
-    assert list(queries.values()) == ["a", "b", "c", "d"]
-    assert [len(relevant[id]) for id in queries] == [1] * 4
-    assert relevant["query 1 0"] == relevant["query 1 1"] != relevant["query 2 0"]
-    assert len(pages) == 2
+def test_spans_that_name_several_pages_are_dropped(texts):
+    write_drawings(texts / "copy.pdf", [show(" ".join(WORDS[:2]))])
+    write_drawings(texts / "same.pdf", [show(" ".join(WORDS[:2]).upper())])
+    found = find_pairs(texts, 3)
+    assert "the drum" not in {pair["query"].casefold() for pair in found.pairs}
+    assert found.repeated >= 2
 
 
-def test_lists_of_queries_have_texts_and_one_length(data):
-    _, bad = drop_bad_rows(load(with_lists(data, ["a", "b"], ["c", " "], [], ["d", "e"])), "skip")
-    assert bad == ["row 2: empty query", "row 3: empty query"]
-    with pytest.raises(UsageError, match=r"pairs\.jsonl: pages have 1 to 2 queries: give every page as many"):
-        count_queries(load(with_lists(data, ["a", "b"], ["c"])))
-    with pytest.raises(RandSlotError, match="column 'query' has texts in some rows and lists in others"):
-        load(with_lists(data, ["a", "b"], "c"))
+def test_lengths_and_places_vary_and_no_words_give_no_span():
+    spans = cut_spans(TEXT, 300, random.Random(0))
+    assert {len(span.split()) for span in spans} == set(range(2, 9))
+    assert {span.split()[0] for span in spans} | {span.split()[-1] for span in spans} == set(WORDS)
+    assert cut_spans("one", 2, random.Random(0)) == ["one", "one"]
+    assert cut_spans(" \n", 2, random.Random(0)) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("nowhere.jsonl", "no such file: nowhere.jsonl"),
-        ("nowhere.csv", "no pairs at nowhere.csv"),
-        ("owner/nothing", r"cannot load pairs from owner/nothing \(split train\)"),
-    ],
-)
-def test_missing_places_are_one_line(place, message):
-    with pytest.raises(RandSlotError, match=message) as caught:
-        load(place)
-    assert "\n" not in str(caught.value)
+def test_the_command_writes_titles_and_spans_that_a_student_can_learn_from(texts, tmp_path):
+    (texts / "torn.pdf").write_bytes(b"%PDF-1.4 torn")
+    output = tmp_path / "queries.jsonl"
+    answer = CliRunner().invoke(app, ["pairs", str(texts), "-o", str(output), "--spans", "5"])
+    assert answer.exit_code == 1  # one file could not be read
+    assert answer.stderr.count("could not read") == 1
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    titles = find_pairs(texts).pairs
+    assert rows[0]["query"] == titles[0]["query"] == "Drum and belt"
+    assert len(rows) > len(titles)
+    assert read_queries([str(output)]) == [row["query"] for row in rows]
 
 
-def test_torn_files_are_one_line(tmp_path, encoded):
-    (tmp_path / "torn.jsonl").write_text('{"query": "a", "image": "b"}\n{"query": \n')
-    with pytest.raises(RandSlotError, match=r"torn\.jsonl: row 2 is not valid JSON"):
-        load(tmp_path / "torn.jsonl")
-    (tmp_path / "list.jsonl").write_text("[1]\n")
-    with pytest.raises(RandSlotError, match="row 1 is not an object"):
-        load(tmp_path / "list.jsonl")
-    (tmp_path / "latin.jsonl").write_bytes('{"query": "Größe", "image": "b"}'.encode("latin-1"))
-    with pytest.raises(RandSlotError, match=r"latin\.jsonl is not UTF-8 text"):
-        load(tmp_path / "latin.jsonl")
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UsageError, match=r"empty\.jsonl has no rows"):
-        load(tmp_path / "empty.jsonl")
-    Dataset.from_dict({"query": ["a"], "image": [1]}).save_to_disk(tmp_path / "numbers")
-    with pytest.raises(UsageError, match="column 'image' holds neither images nor paths"):
-        load(tmp_path / "numbers")
-    (tmp_path / "torn.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(RandSlotError, match=r"cannot load pairs from .*torn\.parquet"):
-        load(tmp_path / "torn.parquet")
-    DatasetDict({"dev": encoded}).save_to_disk(tmp_path / "splits")
-    with pytest.raises(UsageError, match="has no split 'train'; it has dev"):
-        load(tmp_path / "splits")
+def test_no_text_at_all_is_one_line(tmp_path):
+    answer = CliRunner().invoke(app, ["pairs", str(tmp_path), "-o", str(tmp_path / "x.jsonl"), "--spans", "5"])
+    assert "has text" in str(answer.exception)
+    answer = CliRunner().invoke(app, ["pairs", str(tmp_path), "-o", str(tmp_path / "x.jsonl"), "--spans", "-1"])
+    assert answer.exit_code == 2

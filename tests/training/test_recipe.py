@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from randslot.training.arguments import choose_hardware, make_arguments
 
 import randslot
 from randslot.errors import UsageError
+from randslot.training.hardware import choose_hardware
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
+from randslot.training.train import make_arguments
 
 SHIPPED = ("qwen2.5-vl-3b", "qwen3-vl-4b")
 
@@ -48,12 +49,10 @@ def test_the_shipped_recipes_resolve_to_the_papers_table(name):
     assert args.num_train_epochs == 1
 
 
-@pytest.mark.parametrize("slots", ["random", "zero", "fixed", "learned", "feedback"])
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_strategy_is_one_change_away(name, slots):
-    recipe = read_recipe(name, [f"slots={slots}"])
-    assert recipe.slots == slots
-    assert recipe.output == f"runs/{name}-{slots}-42"
+def test_every_strategy_is_one_change_away():
+    for slots in ("random", "zero", "fixed", "learned", "feedback"):
+        recipe = read_recipe("qwen2.5-vl-3b", [f"slots={slots}"])
+        assert (recipe.slots, recipe.output) == (slots, f"runs/qwen2.5-vl-3b-{slots}-42")
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl-2b", "qwen3.5-0.8b", "qwen3.5-2b", "smolvlm-256m", "smolvlm-500m"])
@@ -128,27 +127,24 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
         ({"learning_rat": 1e-3}, "unknown key 'learning_rat'; did you mean 'learning_rate'"),
         ({"zzz": 1}, "unknown key 'zzz'$"),
         ({"prefixes": [1, 2.5]}, "prefixes must be a list of whole numbers"),
-        ({"prefixes": [1, 1]}, r"prefixes must rise, .* not \[1, 1\]"),
-        ({"prefixes": [0, 4]}, "prefixes must rise, from 1"),
-        ({"prefixes": [1, 8]}, "at most the vectors of a side"),
-        ({"prefixes": [1], "slots": "tokens"}, "prefixes go with slots"),
-        ({"window": 8, "shuffle": False}, "window .* goes with shuffle = true"),
+        ({"prefixes": [1, 1]}, r"prefixes must rise .* not \[1, 1\]"),
+        ({"prefixes": [0, 4]}, "prefixes must rise from 1"),
+        ({"prefixes": [1, 8]}, "prefixes must rise from 1 to 4"),
+        ({"prefixes": [1], "slots": "tokens"}, "prefixes do not work with slots = 'tokens'"),
+        ({"window": 8, "shuffle": False}, "window needs shuffle = true"),
         ({"batch": "many"}, "batch must be a whole number, not 'many'"),
-        ({"batch": 1.5}, "batch must be a whole number"),
         ({"lora": 1}, "lora must be true or false, not 1"),
-        ({"learning_rate": "fast"}, "learning_rate must be a number"),
         ({"query_vectors": 0}, "query_vectors must be a whole number from 1"),
         ({"slots": "rand"}, "slots='rand' is not one of"),
         ({"on_bad_row": "weep"}, "on_bad_row = 'weep' is not one of stop, skip"),
-        ({"batch": 1}, "batch must be at least 2"),
-        ({"temperature": 0}, "temperature must be between 1e-06 and 1e\\+06, not 0"),
+        ({"batch": 1}, "batch must be between 2 and"),
+        ({"temperature": 0}, "temperature must be between 1e-06 and"),
         ({"learning_rate": float("nan")}, "learning_rate must be between 0 and"),
-        ({"rate_left": 1.5}, "rate_left must be between 0 and 1"),
         ({"clip": float("inf")}, "clip must be between"),
-        ({"beta1": 2.0}, "beta1 must be between 0 and"),
-        ({"weight_decay": -1}, "weight_decay must be between 0 and"),
-        ({"data": ""}, "a recipe needs data"),
-        ({"backbone": "a/b"}, "needs either backbone .* or untrained"),
+        ({"data": ""}, "set data"),
+        ({"backbone": "a/b"}, "set either backbone .* or untrained"),
+        ({"still_vision": True, "workers": 0}, "still_vision needs lora = false"),
+        ({"still_vision": True, "lora": False}, "still_vision needs workers = 0"),
         ({"validate_every": 5}, "validate_every needs validation"),
     ],
 )
@@ -159,7 +155,7 @@ def test_wrong_values_are_one_line(values, message):
 
 
 def test_wrong_files_and_changes_are_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"no recipe nowhere\.toml: not a file here.*qwen2\.5-vl-3b, .*qwen3-vl-4b"):
+    with pytest.raises(UsageError, match=r"no recipe nowhere\.toml: neither a file.*qwen2\.5-vl-3b, .*qwen3-vl-4b"):
         read_recipe("nowhere.toml")
     (tmp_path / "torn.toml").write_text("batch = ")
     with pytest.raises(UsageError, match=r"torn\.toml is not valid TOML"):

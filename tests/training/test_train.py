@@ -46,6 +46,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "randslot", *words]
 
 
+@pytest.mark.nightly
 def test_learning_is_real_for_every_strategy(strategy, tmp_path):
     """Four pairs, trained until each query ranks its own page first."""
     data = write_pairs(tmp_path / "few", 4)
@@ -60,6 +61,7 @@ def test_learning_is_real_for_every_strategy(strategy, tmp_path):
     assert values[-1] < 0.1 < 1.0 < values[0]
 
 
+@pytest.mark.nightly
 def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
     """The recipe's settings on a tiny copy: before a step one vector is the copy's own, then every budget learns."""
     data = write_pairs(tmp_path / "few", 4)
@@ -112,15 +114,7 @@ def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
     assert "MultipleNegatives" not in card
 
 
-def test_pages_with_several_queries_train(data, tmp_path):
-    lines = [json.loads(line) for line in data.read_text().splitlines()]
-    rows = [{"query": [row["query"], row["query"].removeprefix("about ")], "image": row["image"]} for row in lines]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    randslot.train(small(data, tmp_path / "run"))
-    assert (tmp_path / "run" / "losses.csv").read_text().count("\n") == 4
-    assert "3 steps of 4 pages with 2 queries each out of 8 from" in (tmp_path / "run" / "README.md").read_text()
-
-
+@pytest.mark.nightly
 def test_118195_rows_make_923_steps(tmp_path):
     """The last partial batch is dropped."""
     data = write_pairs(tmp_path / "data", 1)
@@ -188,6 +182,7 @@ def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(
     assert set(keys["zero", 1][:8]) == set(keys["zero", 2][:8])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("slots", "workers"), [("random", 1), ("learned", 0)])
 def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, workers, tmp_path):
     """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""
@@ -227,9 +222,9 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, wor
 def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
     recipe = small(data, tmp_path / "run")
     randslot.train(recipe)
-    with pytest.raises(UsageError, match="holds a run already: go on with it by --resume"):
+    with pytest.raises(UsageError, match="already holds a run: add --resume"):
         randslot.train(recipe)
-    with pytest.raises(UsageError, match="holds a run with another slots"):
+    with pytest.raises(UsageError, match="holds a run with slots = 'random'"):
         randslot.train(recipe | {"slots": "zero"}, resume=True)
     randslot.train(recipe | {"output": f"{tmp_path}/./run", "micro_batch": 1}, resume=True)  # these may differ
 
@@ -254,11 +249,6 @@ def test_what_would_fail_at_the_end_is_said_at_the_start(data, tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         randslot.train(small(data, tmp_path / "run", validation="gone.jsonl", validate_every=1))
     assert not (tmp_path / "run").exists()
-
-
-def test_steps_end_a_run_early_but_do_not_prolong_it(data, tmp_path):
-    randslot.train(small(data, tmp_path / "run", epochs=1, steps=20))
-    assert len(losses(tmp_path / "run")) == 2
 
 
 def test_a_machine_without_git_still_finishes(data, tmp_path, monkeypatch):
@@ -298,12 +288,7 @@ def test_validation_searches_held_out_pairs_during_training(data, tmp_path, caps
     assert losses(tmp_path / "blind") == losses(tmp_path / "run")
 
 
-def test_gradient_checkpointing_and_workers_change_no_loss(data, tmp_path):
-    randslot.train(small(data, tmp_path / "a", steps=2))
-    randslot.train(small(data, tmp_path / "b", steps=2, gradient_checkpointing=True, workers=1, micro_batch=2))
-    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), abs=1e-5)
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["qwen3.5", "smolvlm"])
 def test_other_families_train_with_the_same_losses_in_every_execution(family, data, tmp_path):
     common = {"untrained": f"{family}-tiny", "lora": True, "lora_dropout": 0.0}
@@ -333,13 +318,8 @@ def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
-    with pytest.raises(RandSlotError, match=r"the loss is nan at step .*; try a lower learning_rate"):
+    with pytest.raises(RandSlotError, match=r"the loss is nan at step .*lower learning_rate"):
         randslot.train(small(data, tmp_path / "run", steps=20, learning_rate=1e6, clip=1e30))
-
-
-def test_too_few_pairs_are_said(data, tmp_path):
-    with pytest.raises(UsageError, match="has 8 good pairs, fewer than one batch of 16"):
-        randslot.train(small(data, tmp_path / "run", batch=16))
 
 
 def test_a_batch_that_processes_cannot_share_is_said(data, tmp_path, monkeypatch):
@@ -375,19 +355,7 @@ def torchrun(*words: str) -> None:
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 
-def torchrun_on_two_nodes(*words: str) -> None:
-    """Launch twice, a process each, which meet at a port, as on two machines."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    base = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "two"]
-    nodes = [
-        subprocess.Popen([*base, *meet, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    errors = [node.communicate(timeout=240)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], errors
-
-
+@pytest.mark.nightly
 def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data, tmp_path):
     write_recipe(make_recipe(small(data, tmp_path / "run", lora=True, steps=2)), tmp_path / "recipe.toml")
     (tmp_path / "watched.py").write_text(WATCHED)
@@ -402,13 +370,20 @@ def test_processes_draw_different_slots_while_adapters_start_and_end_equal(data,
     assert any(not torch.equal(first["start"][name], first["end"][name]) for name in first["start"])
 
 
-@pytest.mark.parametrize("start", [torchrun, torchrun_on_two_nodes])
-def test_torchrun_with_the_real_command_gives_the_losses_of_one_process(start, data, tmp_path):
-    """Zero slots and no dropout leave nothing random: two processes and one must agree step by step."""
+@pytest.mark.nightly
+def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(data, tmp_path):
+    """Two launchers with a process each, as on two machines; zero slots and no dropout leave nothing random."""
     recipe = small(data, tmp_path / "one", lora=True, lora_dropout=0.0, slots="zero", steps=4, micro_batch=1)
     randslot.train(recipe)
     write_recipe(make_recipe(recipe | {"output": str(tmp_path / "two")}), tmp_path / "two.toml")
-    start("-m", "randslot", "train", str(tmp_path / "two.toml"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "two"]
+    words += ["-m", "randslot", "train", str(tmp_path / "two.toml")]
+    nodes = [subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [node.communicate(timeout=240)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], errors
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
 

@@ -126,7 +126,7 @@ def count_on_meta(model: RandSlotModel) -> Iterator[MetaCounter]:
     counter = MetaCounter(model)
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         output: Tensor = FusedAttention.apply(counter, query, key, value)
         return output.transpose(1, 2).contiguous(), None

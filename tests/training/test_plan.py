@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import randslot
 from randslot.errors import UsageError
 from randslot.model.backbone import find_shape
-from randslot.training import plan as dry_run
+from randslot.training import plan
+from randslot.training.hardware import largest_page
 from randslot.training.loss import Loss
 from randslot.training.plan import (
     count_on_meta,
     describe_run,
-    largest_page,
     make_model_on_meta,
     measure_page,
     memory_by_part,
@@ -172,24 +172,24 @@ def test_a_dry_run_follows_the_length_of_texts():
 
 
 def test_a_dry_run_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(dry_run, "free_shared_memory", lambda: 1000)
+    monkeypatch.setattr(plan, "free_shared_memory", lambda: 1000)
     text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)
     assert "1 worker on each of 1 device;" in text
     assert "| RTX 4090, 24 GB | yes |" in text
-    assert "GB with --set gradient_cache=true, for one forward pass more" in text
-    assert "missing        that much shared memory: set fewer workers" in text
-    assert "no GPU with flash-linear-attention here: plain PyTorch instead of its kernels" in text
+    assert "GB with --set gradient_cache=true, for one more forward pass" in text
+    assert "missing        shared memory: set fewer workers" in text
+    assert "no GPU with flash-linear-attention: plain PyTorch instead of its kernels" in text
     assert "not installed  fla: pip install flash-linear-attention" in text
-    monkeypatch.setattr(dry_run, "GPUS", {"Small": (1, 100)})
+    monkeypatch.setattr(plan, "GPUS", {"Small": (1, 100)})
     text = describe_run(tiny_recipe("qwen3-vl", workers=0, gradient_cache=True, micro_batch=1), 1)
     assert "| Small, 1 GB | no |" in text  # CUDA alone takes more
     assert "less memory" not in text
-    assert "that much shared memory" not in text
+    assert "missing        shared memory" not in text
     assert "kernels" not in text
 
 
 def test_a_dry_run_of_an_unknown_backbone_is_refused():
-    with pytest.raises(UsageError, match="shape of someone/else is not known"):
+    with pytest.raises(UsageError, match="shape of someone/else is unknown"):
         describe_run(make_recipe({"backbone": "someone/else"}), 1)
     with pytest.raises(UsageError, match="cannot be shared evenly by 3"):
         describe_run(tiny_recipe("qwen3-vl"), 3)
