@@ -46,8 +46,8 @@ from randslot.library.stores.qdrant_connection import (
     connect,
 )
 from randslot.pages.text import PageText
-from randslot.serve.access import UploadLimits
 from randslot.serve.service import Choice, Service
+from randslot.serve.uploads import UploadLimits
 from randslot.words.analyzer import get_analyzer
 from support.libraries import visible, write_tiff
 from support.models import noise

@@ -15,12 +15,13 @@ from randslot.errors import RandSlotError
 from randslot.library.library import Library
 from randslot.library.stores.base import page_id
 from randslot.model import open_model
-from randslot.serve.access import PAGE, Access, Refused, UploadLimits
-from randslot.serve.app import PAGES, make_app
-from randslot.serve.service import Options, Searches
+from randslot.serve.access import Access, Refused
+from randslot.serve.app import make_app
+from randslot.serve.batches import Batches
+from randslot.serve.uploads import UploadLimits
 from support import others
 from support.libraries import ToyReader
-from support.services import HOME, SCRIPT, client_of, documents, pdf, serving, upload, wait_for
+from support.services import HOME, client_of, documents, pdf, serving, upload, wait_for
 
 
 def test_a_search_finds_what_the_library_finds(client, service):
@@ -55,38 +56,6 @@ def test_an_explanation_adds_up_to_the_score(client, service):
         service.library.compare("tax", page_id(hit["document"]["id"], 99))
 
 
-def test_head_is_answered_where_get_is(client):
-    for path in ("/", "/api/status", documents(client)["alpha.pdf"]["file"]):
-        answer = client.head(path)
-        assert answer.status_code == 200
-        assert answer.headers["content-length"] == client.get(path).headers["content-length"]
-    assert client.head("/api/search").status_code == 405
-
-
-def test_a_wrong_method_is_told_the_right_one(client):
-    answer = client.get("/api/search", params={"query": "tax"})
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert answer.json() == {"error": "method not allowed: /api/search takes POST, not GET"}
-
-
-def test_documents_are_listed_by_name(client):
-    found = client.get("/api/documents").json()
-    assert [one["name"] for one in found["documents"]] == [SCRIPT, "alpha.pdf", "beta.pdf"]
-    assert [one["pages"] for one in found["documents"]] == [1, 3, 2]
-    second = client.get("/api/documents", params={"offset": 1, "limit": 1, "name": "A.PDF"}).json()
-    assert second["total"] == 2
-    assert [one["name"] for one in second["documents"]] == ["beta.pdf"]
-    alpha = documents(client)["alpha.pdf"]
-    assert client.get(f"/api/documents/{alpha['id']}").json() == alpha
-
-
-def test_a_document_comes_as_the_file_it_is(client, papers):
-    answer = client.get(documents(client)["alpha.pdf"]["file"])
-    assert answer.content == (papers / "alpha.pdf").read_bytes()
-    assert answer.headers["content-type"] == "application/pdf"
-    assert answer.headers["content-disposition"].startswith("inline")
-
-
 @pytest.mark.parametrize(("size", "pixels"), [("small", 360 * 480), ("large", 1200 * 1600), ("full", 2400 * 3200)])
 def test_a_page_comes_as_an_image(client, size, pixels):
     id = documents(client)["beta.pdf"]["id"]
@@ -99,38 +68,13 @@ def test_a_page_comes_as_an_image(client, size, pixels):
 
 def test_a_page_is_drawn_once(client, service):
     id = documents(client)["alpha.pdf"]["id"]
-    before = service._draw.cache_info().misses
+    before = service._draw_cached.cache_info().misses
     for _ in range(3):
         client.get(f"/api/documents/{id}/pages/3/image")
-    assert service._draw.cache_info().misses == before + 1
-
-
-def test_status_and_health(client):
-    status = client.get("/api/status").json()
-    assert (status["library"], status["documents"], status["pages"]) == ("mylib", 3, 6)
-    assert (status["page_vectors"], status["read_only"], status["uploads_waiting"]) == (4, False, 0)
-    assert client.get("/api/health").json() == {"status": "ok"}
-
-
-def test_the_pages_are_served_and_name_nothing_elsewhere(client):
-    assert {*PAGES, "/openapi.json"} == PAGE
-    for path in PAGES:
-        answer = client.get(path)
-        assert answer.status_code == 200
-        for word in ("https://", 'src="http', 'href="http', "@import", "url("):
-            assert word not in answer.text
+    assert service._draw_cached.cache_info().misses == before + 1
 
 
 # -- uploads
-
-
-def test_an_upload_is_indexed_and_found(client, tmp_path):
-    job = upload(client, "gamma.pdf", pdf(tmp_path, 2))
-    assert (job["state"], job["pages_done"], job["num_pages"], job["error"]) == ("done", 2, 2, None)
-    hits = client.post("/api/search", json={"query": "x", "source": "gamma.pdf"}).json()["hits"]
-    assert sorted(hit["page"] for hit in hits) == [1, 2]
-    assert hits[0]["document"]["folder"] == "uploads"
-    assert client.get("/api/uploads").json()["uploads"][0] == job
 
 
 @pytest.mark.slow
@@ -184,15 +128,6 @@ def test_closing_finishes_what_was_acknowledged(model, tmp_path):
         assert len(service.library) == 6
 
 
-def test_read_only_takes_no_uploads_but_shows_them(model, tmp_path):
-    with serving(tmp_path / "lib", model, read_only=True) as service:
-        client = client_of(service)
-        assert client.get("/api/status").json()["read_only"]
-        for answer in (client.post("/api/uploads?name=a.pdf", content=pdf(tmp_path, 1)), client.get("/api/uploads")):
-            assert (answer.status_code, answer.json()) == (403, {"error": "this library is served read-only"})
-        assert client.post("/api/search", json={"query": "tax"}).json()["hits"] == []
-
-
 @pytest.mark.slow
 def test_uploads_move_with_their_library(model, tmp_path):
     with serving(tmp_path / "lib", model) as service:
@@ -202,14 +137,6 @@ def test_uploads_move_with_their_library(model, tmp_path):
         client = client_of(service)
         assert client.get(documents(client)["a.pdf"]["file"]).content == pdf(tmp_path, 1)
         assert service.uploads.list_jobs() == []
-
-
-@pytest.mark.slow
-def test_a_removed_upload_is_deleted(model, tmp_path):
-    with serving(tmp_path / "lib", model) as service:
-        upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
-        service.library.remove("a.pdf")
-        assert not list(service.uploads.folder.iterdir())
 
 
 # -- many at once
@@ -227,51 +154,37 @@ class Gate:
         return self.function(*args, **options)
 
 
-class Searched:
-    """Stands in for a library: searches as a function does."""
-
-    def __init__(self, search_all) -> None:
-        self.search_all = search_all
-
-
-def test_queries_that_wait_together_are_searched_together(service):
-    gate = Gate(service.library.search_all)
-    searches = Searches(Searched(gate))
-    first = searches.ask("first", Options())
+def test_requests_that_wait_together_are_answered_together():
+    gate = Gate(lambda kind, items: [f"{kind} {item}" for item in items])
+    batches = Batches("searches", gate, batch=32, most=100)
+    first = batches.ask("a", 0)
     wait_for(lambda: gate.calls)
-    others = [searches.ask(f"number {i}", Options(k=1 + i % 2)) for i in range(10)]
+    others = [batches.ask("ab"[i % 2], i) for i in range(10)]
     gate.door.set()
-    assert len(first.result(60)) > 2
-    assert [len(one.result(60)) for one in others] == [1, 2] * 5
-    assert [args[0] for args in gate.calls] == [
-        ["first"],
-        [f"number {i}" for i in range(0, 10, 2)],
-        [f"number {i}" for i in range(1, 10, 2)],
-    ]
-    searches.close()
+    assert first.result(60) == "a 0"
+    assert [one.result(60) for one in others] == [f"{'ab'[i % 2]} {i}" for i in range(10)]
+    assert gate.calls == [("a", [0]), ("a", [0, 2, 4, 6, 8]), ("b", [1, 3, 5, 7, 9])]
+    batches.close()
 
 
-def test_a_search_that_fails_does_not_stop_the_others(service):
-    def fail_once(queries, *args, **options):
-        return 1 / 0 if queries == ["fail"] else service.library.search_all(queries, *args, **options)
-
-    searches = Searches(Searched(fail_once))
+def test_a_request_that_fails_does_not_stop_the_others():
+    batches = Batches("searches", lambda kind, items: [1 / item for item in items], batch=1, most=100)
     with pytest.raises(ZeroDivisionError):
-        searches.ask("fail", Options()).result(60)
-    assert searches.ask("tax", Options(k=2)).result(60) == service.library.search("tax", 2)
-    searches.close()
+        batches.ask("a", 0).result(60)
+    assert batches.ask("a", 2).result(60) == 0.5
+    batches.close()
 
 
-def test_a_full_queue_is_refused(service):
-    gate = Gate(service.library.search_all)
-    searches = Searches(Searched(gate), most=1)
-    searches.ask("one", Options())
+def test_a_full_queue_is_refused():
+    gate = Gate(lambda kind, items: items)
+    batches = Batches("searches", gate, batch=1, most=1)
+    batches.ask("a", 1)
     wait_for(lambda: gate.calls)
-    searches.ask("two", Options())
+    batches.ask("a", 2)
     with pytest.raises(Refused, match="1 searches are waiting"):
-        searches.ask("three", Options())
+        batches.ask("a", 3)
     gate.door.set()
-    searches.close()
+    batches.close()
 
 
 def test_the_event_loop_is_free_while_a_search_runs(service, monkeypatch):
@@ -331,7 +244,7 @@ def test_indexing_an_upload_does_not_block_searches(client, service, tmp_path, m
 
 
 def test_an_explanation_of_many_readouts_shows_those_that_are_nearest(papers, tmp_path, monkeypatch):
-    monkeypatch.setattr("randslot.serve.service.MOST_COLUMNS", 8)
+    monkeypatch.setattr("randslot.serve.service.MAX_COLUMNS", 8)
     model = open_model(str(others.save_colqwen2(tmp_path / "model")))
     with Library(tmp_path / "lib", model) as library:
         library.add(papers / "alpha.pdf", workers=1)

@@ -188,7 +188,7 @@ class EmbedBody(BaseModel):
         texts = given if isinstance(given, list) else [given]
         if given is None or (1 <= len(texts) <= EMBED_INPUTS and all(isinstance(text, str) for text in texts)):
             return given
-        raise PydanticCustomError("texts", "neither a text nor texts", {"most": EMBED_INPUTS})
+        raise PydanticCustomError("texts", "must be a text, or a list of 1 to {most} texts", {"most": EMBED_INPUTS})
 
     def texts(self) -> list[str]:
         return [self.input] if isinstance(self.input, str) else list(self.input or [])

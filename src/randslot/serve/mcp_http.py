@@ -43,7 +43,7 @@ class ServiceTools(AgentTools):
     def find(self, query: str, k: int, document: File | None) -> list[Hit]:
         source = None if document is None else frozenset([document.source])
         with self.use():
-            return self.service.searches.ask(query, Options(k, source, collapse=True)).result(60)
+            return self.service.searches.ask(Options(k, source, collapse=True), query).result(60)
 
     def draw(self, source: str, number: int, pixels: int) -> Image.Image:
         return self.service.threads.submit(self.service.pool.render, source, number, pixels).result()

@@ -1,7 +1,8 @@
-"""Uploads: what may come in, where it is kept, and the thread that indexes it while searches go on.
+"""Uploads: receive files, and index them in a thread while searches continue.
 
-An upload is acknowledged once its file is on the disk, in the library's folder `uploads/`. From then on it is indexed,
-at the latest when the library is next served. One that cannot be indexed is deleted, and its job says why.
+An upload is acknowledged once its file is on disk, in the library's folder `uploads/`. From then on it is a job of the
+queue; jobs that a stopped process left behind are queued again at the next start. A file that cannot be indexed is
+deleted, and its job says why.
 """
 
 from __future__ import annotations
@@ -13,56 +14,73 @@ import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
 from threading import Event, Lock, Thread
-from typing import IO
+from typing import Any, Literal
 
 from ..errors import BusyError, RandSlotError
 from ..library.folder import UPLOADS
 from ..library.library import Library
-from ..library.manifest import File, show_name
+from ..library.manifest import show_name
 from ..library.results import Progress
 from ..library.workers import WorkerPool
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from ..pages.ocr import find_engine
-from .access import NAME_BYTES, Refused, UploadLimits
+from .access import Refused
 
-REMEMBERED = 100  # jobs that are over
-PART = ".part"
 LOG = logging.getLogger("randslot")
+PART = ".part"
+MAX_NAME_BYTES = 255  # what file systems take
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """Limits of one upload, of uploads in progress, and the pause before a retry while another process writes."""
+
+    bytes: int = 100 * 2**20
+    pages: int = 2_000
+    waiting: int = 20
+    retry_seconds: float = 5.0
+
+    def check_size(self, size: int) -> None:
+        """Refuse an upload of too many bytes."""
+        if size > self.bytes:
+            raise Refused(413, f"the file is larger than {self.bytes >> 20} MB")
 
 
 @dataclass(frozen=True)
 class UploadJob:
-    """What becomes of an upload: "waiting", "reading", "done" or "failed"; `error` says why."""
+    """An upload and its state."""
 
     id: str
     name: str
-    state: str = "waiting"
+    state: Literal["waiting", "reading", "done", "failed"] = "waiting"
     pages_done: int = 0
     num_pages: int = 0
     error: str | None = None
-    same_as: str | None = None  # the name of the document that has this content already: nothing was added
+    same_as: str | None = field(
+        default=None, metadata={"description": "the document that has this content already: nothing was added"}
+    )
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.state in ("done", "failed")
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not that of a document, or that a file in a folder cannot have."""
+    """Refuse a name that is a path, or not that of a document."""
     if os.path.basename(name) != name or "\0" in name or name in (".", ".."):
         raise Refused(400, "that is not a file name: it is a path, or has characters that no file has in its name")
-    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES:
-        raise Refused(400, f"the file name is longer than {NAME_BYTES} bytes")
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise Refused(400, f"the file name is longer than {MAX_NAME_BYTES} bytes")
     if Path(name).suffix.lower() not in KINDS:
         raise Refused(415, f"only PDFs and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
 
 
 def check_head(name: str, head: bytes) -> None:
-    """Refuse a file that does not begin as its name says."""
+    """Refuse a file whose first bytes do not match its name."""
     suffix = Path(name).suffix.lower()
     if not head:
         raise Refused(400, "the file is empty")
@@ -71,7 +89,7 @@ def check_head(name: str, head: bytes) -> None:
 
 
 class Uploads:
-    """Takes files in, and indexes them one after the other."""
+    """Receives files, and indexes them one after the other."""
 
     def __init__(self, library: Library, pool: WorkerPool, limits: UploadLimits) -> None:
         self.library, self.pool, self.limits = library, pool, limits
@@ -82,29 +100,28 @@ class Uploads:
         self.closing = Event()
         self.waiting: Queue[tuple[str, Path] | None] = Queue()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._resume()
+        for file in sorted(self.folder.iterdir()):  # what a stopped process left behind
+            if file.suffix == PART:
+                file.unlink()
+            elif not library.manifest.find(source=str(file), state="done"):
+                self._queue(file)
         self.thread = Thread(target=self._run, name="uploads", daemon=True)
         self.thread.start()
 
-    def _resume(self) -> None:
-        """Queue what a stopped process had acknowledged, and delete what it had not."""
-        for file in sorted(self.folder.iterdir()):
-            if file.suffix == PART:
-                file.unlink()
-            elif not self.library.manifest.find(source=str(file), state="done"):
-                self._queue(file)
+    def close(self) -> None:
+        """Index what was acknowledged, then stop; what waits for another process is left for the next start."""
+        self.closing.set()
+        self.waiting.put(None)
+        self.thread.join()
 
     # -- from the network to the disk
 
     async def receive(self, name: str, content: AsyncIterator[bytes], size: int) -> UploadJob:
-        """Keep an upload and queue it; size: its bytes, as the visitor says, or 0.
-
-        Errors: Refused for a name, kind or size that is not taken, or if too many are in progress.
-        """
+        """Store an upload and queue it; size: its length in bytes as the client says, or 0."""
         self.limits.check_size(size)
         check_name(name)
         with self.lock:
-            waiting = sum(not job.over for job in self.jobs.values())
+            waiting = sum(not job.is_over for job in self.jobs.values())
             if self.coming + waiting >= self.limits.waiting:
                 raise Refused(429, f"{self.limits.waiting} uploads are in progress: wait until some are done")
             self.coming += 1
@@ -113,11 +130,11 @@ class Uploads:
         finally:
             with self.lock:
                 self.coming -= 1
-        return self._queue(await asyncio.to_thread(self._settle, part, name))
+        return self._queue(await asyncio.to_thread(self._give_name, part, name))
 
     async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
-        """Write what comes in to a file, as long as it is what it should be."""
-        head, size, checked = b"", 0, False
+        """Write the content to a temporary file, and check its size and first bytes on the way."""
+        head, size, is_checked = b"", 0, False
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PART, delete=False) as file:
             part = Path(file.name)
             try:
@@ -125,38 +142,43 @@ class Uploads:
                     size += len(chunk)
                     self.limits.check_size(size)
                     head += chunk[: HEAD - len(head)]
-                    if not checked and len(head) == HEAD:
+                    if not is_checked and len(head) == HEAD:
                         check_head(name, head)
-                        checked = True
+                        is_checked = True
                     await asyncio.to_thread(file.write, chunk)
                 check_head(name, head)
-                await asyncio.to_thread(_save, file)
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
             except BaseException:
                 part.unlink()
                 raise
         return part
 
-    def _settle(self, part: Path, name: str) -> Path:
-        """Give a file its name; if another file has that, one with a number: report-2.pdf.
-
-        Errors: Refused if the file system does not take the name.
-        """
+    def _give_name(self, part: Path, name: str) -> Path:
+        """Rename a temporary file; a name that another file has gets a number: report-2.pdf."""
+        stem, suffix = os.path.splitext(name)
         with self.lock:
             try:
                 file, number = self.folder / name, 1
                 while file.exists() and not filecmp.cmp(file, part, shallow=False):
                     number += 1
-                    file = self.folder / _add_number(name, number)
+                    end = f"-{number}{suffix}"
+                    max_bytes = MAX_NAME_BYTES - len(os.fsencode(end))
+                    file = self.folder / (os.fsencode(stem)[:max_bytes].decode("utf-8", "ignore") + end)
                 os.replace(part, file)
             except OSError as error:
                 part.unlink(missing_ok=True)
                 raise Refused(400, f"the file cannot be kept under this name: {error.strerror}") from error
-        _sync(self.folder)
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         return file
 
     def _queue(self, file: Path) -> UploadJob:
         job = UploadJob(str(uuid.uuid4()), file.name)
-        self._note(job)
+        self._store(job)
         self.waiting.put((job.id, file))
         return job
 
@@ -168,77 +190,69 @@ class Uploads:
             try:
                 self._index(id, file)
                 self._read_scans()
-            except BusyError:  # another process writes, or the library is out of reach: the file stays
-                self._note(replace(self.jobs[id], state="waiting"))
+            except BusyError:  # another process writes, or the library is out of reach
+                self._update(id, state="waiting")
                 if not self.closing.wait(self.limits.retry_seconds):
                     self.waiting.put(work)
             except RandSlotError as error:
-                self._fail(id, file, str(error).replace(str(file), file.name))
-            except Exception:  # the thread must go on; the file stays, and is tried again at the next start
+                file.unlink(missing_ok=True)
+                self._update(id, state="failed", error=str(error).replace(str(file), file.name))
+            except Exception:  # the thread must survive; the file is tried again at the next start
                 LOG.exception("could not index %r", str(file))
-                self._note(replace(self.jobs[id], state="failed", error="an error of the service: see its log"))
+                self._update(id, state="failed", error="an error of the service: see its log")
 
     def _index(self, id: str, file: Path) -> None:
-        """Bring a file into the library.
+        def report(now: Progress) -> None:
+            self._update(id, pages_done=now.pages_done, num_pages=now.num_pages)
 
-        Errors: RandSlotError if it cannot be read, or has too many pages.
-        """
-
-        def tell(now: Progress) -> None:
-            self._note(replace(self.jobs[id], pages_done=now.pages_done, num_pages=now.num_pages))
-
-        self._note(replace(self.jobs[id], state="reading"))
+        self._update(id, state="reading")
         found = self.pool.inspect(str(file))
         num = found.num_pages
         if num > self.limits.pages:
             raise RandSlotError(f"{file.name} has {num:,} pages, more than {self.limits.pages:,}")
-        same = self._find_same(found.hash, str(file))
-        if same is not None:
-            if same.source != str(file):
-                file.unlink()
-            name = show_name(same)
-            self._note(replace(self.jobs[id], state="done", pages_done=num, num_pages=num, same_as=name))
-            return
-        summary = self.library.add([file], workers=1, progress=tell)
-        if summary.failed:
-            raise RandSlotError(next(iter(summary.failed.values())))
-        self._note(replace(self.jobs[id], state="done", pages_done=num, num_pages=num))
+        same_as = self._find_same(found.hash, file)
+        if same_as is None:
+            summary = self.library.add([file], workers=1, progress=report)
+            if summary.failed:
+                raise RandSlotError(next(iter(summary.failed.values())))
+        self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
+
+    def _find_same(self, hash: str, file: Path) -> str | None:
+        """Return the name of a document with this content, and delete the file if it is another one."""
+        same = [one for one in self.library.manifest.find(hash=hash, state="done") if os.path.isfile(one.source)]
+        if not same:
+            return None
+        for one in same:
+            if one.source == str(file):
+                return show_name(one)
+        file.unlink()
+        return show_name(same[0])
 
     def _read_scans(self) -> None:
-        """Read pages without text by OCR while no upload waits: they can be opened meanwhile."""
+        """Run OCR on pages without text while no upload waits."""
         if self.waiting.empty() and find_engine() and self.library.count_without_text():
             self.library.read_words(ocr="missing", workers=1, stop=lambda: not self.waiting.empty())
 
-    def _find_same(self, hash: str, source: str) -> File | None:
-        """Return the document that has this content already and can still be opened; the file itself first."""
-        same = self.library.manifest.find(hash=hash, state="done")
-        same.sort(key=lambda file: file.source != source)
-        return next((file for file in same if os.path.isfile(file.source)), None)
-
-    def _fail(self, id: str, file: Path, reason: str) -> None:
-        file.unlink(missing_ok=True)
-        self._note(replace(self.jobs[id], state="failed", error=reason))
-
-    def _note(self, job: UploadJob) -> None:
-        """Remember the state of an upload, and forget the oldest ones that are over."""
-        with self.lock:
-            self.jobs[job.id] = job
-            over = [one.id for one in self.jobs.values() if one.over]
-            for id in over[: len(over) - REMEMBERED]:
-                del self.jobs[id]
-
     # -- state
 
+    def _update(self, id: str, **changes: Any) -> None:
+        self._store(replace(self.jobs[id], **changes))
+
+    def _store(self, job: UploadJob) -> None:
+        """Store the state of a job; of jobs that are over, only the last hundred are kept."""
+        with self.lock:
+            self.jobs[job.id] = job
+            over = [one.id for one in self.jobs.values() if one.is_over]
+            for id in over[:-100]:
+                del self.jobs[id]
+
     def list_jobs(self) -> list[UploadJob]:
-        """Return the recent uploads, the latest first."""
+        """Return the recent uploads, latest first."""
         with self.lock:
             return list(reversed(self.jobs.values()))
 
     def find_job(self, id: str) -> UploadJob:
-        """Return one upload.
-
-        Errors: Refused if it is not known, or not any more.
-        """
+        """Return one upload."""
         with self.lock:
             if id not in self.jobs:
                 raise Refused(404, "no such upload")
@@ -246,31 +260,4 @@ class Uploads:
 
     def num_waiting(self) -> int:
         """Return how many uploads are not done yet."""
-        return sum(not job.over for job in self.list_jobs())
-
-    def close(self) -> None:
-        """Index what was acknowledged, then stop; what has to wait for another process is left for the next start."""
-        self.closing.set()
-        self.waiting.put(None)
-        self.thread.join()
-
-
-def _add_number(name: str, number: int) -> str:
-    """Return a name with a number before its suffix; one that is too long then loses the end of its stem."""
-    stem, suffix = os.path.splitext(name)
-    ending = f"-{number}{suffix}"
-    return os.fsencode(stem)[: NAME_BYTES - len(os.fsencode(ending))].decode("utf-8", "ignore") + ending
-
-
-def _save(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Bring a folder's list of names to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return sum(not job.is_over for job in self.list_jobs())
