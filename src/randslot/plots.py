@@ -1,4 +1,4 @@
-"""Pictures of results. The only file that imports matplotlib."""
+"""Figures of results. The only file that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ matplotlib.use("Agg")
 # Colour-blind safe (Okabe and Ito); markers and dashes tell lines apart without colour too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", "-", "--", "-.")
-INK, LINE, RATE = "#1f2430", COLOURS[0], COLOURS[4]
-PANEL = 3.4  # inches
-APART = {"wspace": 0.06}  # so that a label does not stand against the panel before it
+INK = "#1f2430"
 DOTTED: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1}
-BAND: dict[str, Any] = {"alpha": 0.12, "linewidth": 0}
 plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
 
 
@@ -26,12 +23,12 @@ def draw_losses(steps: list[int], losses: list[float], rates: list[float], file:
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(7, 4.4), height_ratios=(3, 1), sharex=True, layout="constrained"
     )
-    top.plot(steps, losses, color=LINE, alpha=0.3, linewidth=1, label="each step")
-    top.plot(steps, _smooth(losses), color=LINE, linewidth=2, label="smoothed")
+    top.plot(steps, losses, color=COLOURS[0], alpha=0.3, linewidth=1, label="each step")
+    top.plot(steps, _smooth(losses), color=COLOURS[0], linewidth=2, label="smoothed")
     top.set_ylabel("loss")
     top.set_ylim(bottom=0)
     top.legend(frameon=False)
-    bottom.plot(steps, rates, color=RATE, linewidth=2)
+    bottom.plot(steps, rates, color=COLOURS[4], linewidth=2)
     bottom.set_ylabel("learning rate")
     bottom.set_xlabel("step")
     bottom.set_ylim(bottom=0)
@@ -46,20 +43,21 @@ def draw_budgets(
     file: Path,
     spreads: dict[str, dict[str, list[float]]] | None = None,
 ) -> None:
-    """Draw panels of scores by budget, each from a budget on: what varies stands below it, lines are by run.
+    """Draw panels of scores by budget, each from its start on, with a line per run.
 
-    `spreads`, by panel and run too, are drawn as bands on either side of a line.
+    `spreads`, also by panel and run, are drawn as bands around a line.
     """
-    figure, row = plt.subplots(1, len(panels), figsize=(PANEL * len(panels), 3), layout="constrained", squeeze=False)
-    figure.get_layout_engine().set(**APART)
+    figure, row = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3), layout="constrained", squeeze=False)
+    figure.get_layout_engine().set(wspace=0.06)  # room between a label and the panel before it
     for axes, start, (label, lines) in zip(row[0], starts, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
             axes.plot(range(start, len(values) + 1), values[start - 1 :], label=name, **_look(number))
             axes.set_xticks(range(start, len(values) + 1))
             if spread := (spreads or {}).get(label, {}).get(name):
-                ends = [[value + sign * by for value, by in zip(values, spread, strict=True)] for sign in (-1, 1)]
-                low, high = (end[start - 1 :] for end in ends)
-                axes.fill_between(range(start, len(values) + 1), low, high, color=_look(number)["color"], **BAND)
+                low = [value - by for value, by in zip(values, spread, strict=True)][start - 1 :]
+                high = [value + by for value, by in zip(values, spread, strict=True)][start - 1 :]
+                places, color = range(start, len(values) + 1), _look(number)["color"]
+                axes.fill_between(places, low, high, color=color, alpha=0.12, linewidth=0)
         axes.set_xlabel(label)
         axes.set_ylabel("nDCG@5 (%)")
         axes.margins(y=0.12)
@@ -69,23 +67,20 @@ def draw_budgets(
 
 
 def draw_frontier(points: dict[str, tuple[float, float]], frontier: list[str], file: Path) -> None:
-    """Draw searches by what they keep of a page (bytes, on a log scale) and how well they find it (nDCG@5 in percent).
+    """Draw searches by bytes per page (on a log scale) and nDCG@5 in percent.
 
-    frontier: names of those that no other beats at the same size or less, joined by steps.
+    frontier: the searches that no other beats at the same size or less, joined by steps.
     """
     figure, axes = plt.subplots(figsize=(7.6, 3.4), layout="constrained")
-    sizes = [points[name][0] for name in frontier] + [2 * max(size for size, _ in points.values())]
+    least, most = min(size for size, _ in points.values()), max(size for size, _ in points.values())
+    sizes = [points[name][0] for name in frontier] + [2 * most]
     scores = [points[name][1] for name in frontier]
     axes.step(
         sizes, [*scores, scores[-1]], where="post", color=INK, alpha=0.5, label="the best for its bytes", **DOTTED
     )
     for number, (name, (size, score)) in enumerate(points.items()):
-        look = _look(number)
-        axes.plot(
-            [size], [score], color=look["color"], marker=look["marker"], markersize=8, linestyle="none", label=name
-        )
+        axes.plot([size], [score], label=name, **(_look(number) | {"markersize": 8, "linestyle": "none"}))
     axes.set_xscale("log")
-    least, most = min(size for size, _ in points.values()), max(size for size, _ in points.values())
     axes.set_xlim(least / 2, 2 * most)
     axes.set_ylim(0, 1.15 * max(score for _, score in points.values()) + 1)
     axes.set_xlabel("bytes of a page")
@@ -122,15 +117,14 @@ def draw_readouts(
     gains: dict[str, dict[str, float]],
     file: Path,
 ) -> None:
-    """Draw scores without each readout of a side (dotted: with all), and what page readouts gain together.
+    """Draw scores without each readout of a side (dotted: with all), and the gain of joint use.
 
-    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout. Tasks have no
-    order: points without lines, those of a task beside each other.
+    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout.
     """
     figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(3.3 * PANEL, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
+        1, 3, figsize=(3.3 * 3.4, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
     )
-    figure.get_layout_engine().set(**APART)
+    figure.get_layout_engine().set(wspace=0.06)  # room between a label and the panel before it
     everything = list(full.values())
     for runs in without.values():
         for line in runs.values():
@@ -185,7 +179,7 @@ def _legend(figure: Any, axes: Any) -> None:
 
 
 def _save(figure: Any, file: Path) -> None:
-    """Write a figure without a date, so that the same results give the same file."""
+    """Write a figure without a date: the same results give the same file."""
     figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     if file.suffix == ".svg":
         figure.savefig(file.with_suffix(".png"), dpi=150)
@@ -193,7 +187,7 @@ def _save(figure: Any, file: Path) -> None:
 
 
 def _smooth(values: list[float], weight: float = 0.9) -> list[float]:
-    """Return the running average, free of the pull to zero that its start would have."""
+    """Return the exponential moving average, with bias correction."""
     smoothed, total, share = [], 0.0, 0.0
     for value in values:
         total = weight * total + (1 - weight) * value
