@@ -216,7 +216,7 @@ def measure_shapes(repeats: int) -> list[dict[str, Any]]:
     )
     times = (depth - few) / (some - few)
     whole = seconds["first"] + times * (seconds["second"] - seconds["first"])
-    vision = [weight for part in first.family.vision_parts(first.encoder.backbone) for weight in part.parameters()]
+    vision = list(first.backbone.vision_parts.parameters())
     weights = count_weights(first) + times * (count_weights(second) - count_weights(first))
     weights -= sum(weight.numel() for weight in vision) / 1e6
     rows = []

@@ -95,10 +95,10 @@ def counting_passes(model: RandSlotModel) -> Iterator[Passes]:
         passes.positions += rows * columns
 
     backbone = model.backbone
-    tower = backbone.family.vision_parts(backbone.model)[0]
+    tower = backbone.vision_parts[0]
     hooks = [
         tower.register_forward_pre_hook(see),
-        backbone.family.language_model(backbone.model).register_forward_pre_hook(run, with_kwargs=True),
+        backbone.language_model.register_forward_pre_hook(run, with_kwargs=True),
     ]
     try:
         yield passes

@@ -55,7 +55,7 @@ def own_inputs(model: MultiVectorEncoder, features: dict, ids: torch.Tensor | No
 
 
 def language_model(model: MultiVectorEncoder) -> torch.nn.Module:
-    return model.family.language_model(model.encoder.backbone)
+    return model.backbone.language_model
 
 
 def count_visual(model: MultiVectorEncoder, features: dict) -> list[int]:

@@ -40,7 +40,7 @@ def count(model) -> Counts:
     def run(module, args, kwargs, output) -> None:
         counts.positions.append(tuple(kwargs["inputs_embeds"].shape[:2]))
 
-    model.family.vision_parts(model.encoder.backbone)[0].register_forward_hook(see, with_kwargs=True)
+    model.backbone.vision_parts[0].register_forward_hook(see, with_kwargs=True)
     language_model(model).register_forward_hook(run, with_kwargs=True)
     return counts
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import RandSlotError, UsageError
 from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, read_files, save_files
-from .families.base import Backbone, Family, VisionOutput
+from .families.base import Backbone, VisionOutput
 from .hub import Source, find
 from .preprocessing import Preprocessor, Processors, sort_inputs
 from .reader import Identity, Side
@@ -42,8 +42,11 @@ class SlotEncoder(InputModule):
         super().__init__()
         self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
         self.parts = replace(backbone, processors=replace(backbone.processors, template=self.template))
+        self.family, self.source = backbone.family, backbone.source
         self.home = backbone.source  # where the model came from; the backbone of a saved adapter is elsewhere
         self.backbone = backbone.model
+        # The dimension of slots, and of vectors before a projection.
+        self.hidden_size: int = backbone.model.config.get_text_config().hidden_size
         self.tokenizer = backbone.processors.tokenizer
         self.image_processor = backbone.processors.image
         self.rows = rows or {"query": settings.query_vectors - 1, "page": settings.page_vectors - 1}
@@ -91,14 +94,6 @@ class SlotEncoder(InputModule):
             nn.init.zeros_(self.head.bias)
 
     @property
-    def family(self) -> Family:
-        return self.parts.family
-
-    @property
-    def source(self) -> Source:
-        return self.parts.source
-
-    @property
     def processors(self) -> Processors:
         """The current tokenizer and image processor: sentence-transformers lets users replace the tokenizer."""
         return Processors(self.tokenizer, self.image_processor, self.template, self.plain_queries)
@@ -120,12 +115,6 @@ class SlotEncoder(InputModule):
     def max_seq_length(self) -> int:
         length: int = self.backbone.config.get_text_config().max_position_embeddings
         return length
-
-    @property
-    def hidden_size(self) -> int:
-        """The dimension of slots, and of vectors before a projection."""
-        dim: int = self.backbone.config.get_text_config().hidden_size
-        return dim
 
     def get_embedding_dimension(self) -> int:
         return self.head.out_features if self.head is not None else self.hidden_size
@@ -194,34 +183,34 @@ class SlotEncoder(InputModule):
 
     def read(self, content: Content, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return the result of `forward` for embedded features."""
-        side: Side = features["side"]
+        settings, side, keys = self.settings, features["side"], features["keys"]
         if self.teacher is not None and side == "page":
             self.refuse_pages()
-        num, keys = self.settings.vectors(side) - 1, features["keys"]
         strategy = self.slots if self.training else self.inference_slots
         if strategy.every_token:
-            return self._read_tokens(content, side, keys)
-        if isinstance(strategy, Sequential):
-            # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
-            checkpointed = self.training and self.backbone.is_gradient_checkpointing
-            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
-            vectors = read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
-        elif self.training and self.loops:
-            slots_BSD = strategy(side, num, keys)
-            vectors = read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
+            vectors, mask = read_tokens(self.parts, content), content.mask_BL
         else:
-            vectors = read_once(self.parts, content, strategy(side, num, keys))
+            vectors = self._read_slots(content, strategy, side, keys)
+            mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
         if self.head is not None:
             vectors = F.normalize(self.head(vectors.to(self.head.weight.dtype)).float(), dim=-1)
-        mask = torch.ones(vectors.shape[:2], dtype=torch.long, device=vectors.device)
-        return {"token_embeddings": vectors, "attention_mask": mask}
-
-    def _read_tokens(self, content: Content, side: Side, keys: Tensor) -> dict[str, Tensor]:
-        vectors, mask, settings = read_tokens(self.parts, content), content.mask_BL, self.settings
         if settings.is_reduced and side == "page" and not self.training:
             seeds = [(settings.seed, key) for key in keys.tolist()]
             vectors, mask = reduce_pages(settings.reduction, vectors, mask, settings.page_vectors, seeds)
         return {"token_embeddings": vectors, "attention_mask": mask}
+
+    def _read_slots(self, content: Content, strategy: Strategy, side: Side, keys: Tensor) -> Tensor:
+        """Append the slots of a strategy, and return K readouts (B, K, D)."""
+        num = self.settings.vectors(side) - 1
+        if isinstance(strategy, Sequential):
+            # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
+            checkpointed = self.training and self.backbone.is_gradient_checkpointing
+            cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
+            return read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
+        slots_BSD = strategy(side, num, keys)
+        if self.training and self.loops:
+            return read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
+        return read_once(self.parts, content, slots_BSD)
 
     # -- files
 

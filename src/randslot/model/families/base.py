@@ -45,7 +45,8 @@ class Family(ABC):
     image_token: the token in the page prompt that visual tokens replace.
     kernels: packages that make it fast on a GPU, by module; without them transformers falls back to plain torch.
     sizes: required keys of a config.json without text_config. spare_weights: prefixes of weights that are ignored.
-    cache_keeps_gradients: whether gradients can flow through its cache.
+    vision_modules: the vision tower and its connector in the backbone. language_module: its language model; empty if
+    the backbone is the language model. cache_keeps_gradients: whether gradients can flow through its cache.
     guide: the guide that goes with an export. export_example: its Python code that makes `image` and `prompts`.
 
     `num_tokens` in its methods is the most tokens that a page may take: `visual_tokens` or `text_tokens`.
@@ -63,6 +64,8 @@ class Family(ABC):
     kernels: ClassVar[Mapping[str, str]] = {}
     sizes: ClassVar[tuple[str, ...]] = ("hidden_size", "num_hidden_layers")
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    vision_modules: ClassVar[tuple[str, ...]] = ()
+    language_module: ClassVar[str] = ""
     cache_keeps_gradients: ClassVar[bool] = True
     guide: ClassVar[str] = "serving.md"
     export_example: ClassVar[str] = ""
@@ -148,10 +151,6 @@ class Family(ABC):
 
     # -- from features to the input of the language model
 
-    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
-        """Return the modules that `run_vision` runs: a vision tower and its connector; none for text."""
-        return []
-
     def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
         """Run the vision tower over the pages in the features; None if there are no images."""
         return None
@@ -161,10 +160,6 @@ class Family(ABC):
         mask_BL = features["attention_mask"]
         embeds_BLD = model.get_input_embeddings()(features["input_ids"])
         return Content(embeds_BLD, mask_BL, (mask_BL.cumsum(-1) - 1).clamp(min=0))
-
-    def language_model(self, model: PreTrainedModel) -> Any:
-        """Return the language model inside a backbone."""
-        return model
 
     # -- serving
 
@@ -217,18 +212,27 @@ class Backbone:
     bare: dict[str, Tensor] = field(default_factory=dict)  # weights under an adapter, if they are in no folder
 
     @property
+    def language_model(self) -> nn.Module:
+        """The language model inside the backbone."""
+        found: nn.Module = self.model.get_submodule(self.family.language_module)
+        return found
+
+    @property
+    def vision_parts(self) -> nn.ModuleList:
+        """The vision tower and its connector; empty in a model that reads text."""
+        return nn.ModuleList(self.model.get_submodule(name) for name in self.family.vision_modules)
+
+    @property
     def vision_is_frozen(self) -> bool:
         """Whether there is a vision tower without trainable weights."""
-        parts = self.family.vision_parts(self.model)
-        return bool(parts) and not any(weight.requires_grad for part in parts for weight in part.parameters())
+        parts = self.vision_parts
+        return len(parts) > 0 and not any(weight.requires_grad for weight in parts.parameters())
 
     def freeze_vision(self) -> None:
         """Exclude the vision tower from training."""
-        parts = self.family.vision_parts(self.model)
-        if not parts:
+        if not self.vision_parts:
             raise UsageError(f"a {self.family} model has no vision tower to freeze")
-        for part in parts:
-            part.requires_grad_(False)
+        self.vision_parts.requires_grad_(False)
 
     def run_vision(self, features: Features) -> VisionOutput | None:
         """Run the vision tower over the pages in the features, without gradients if it is frozen."""
@@ -241,7 +245,7 @@ class Backbone:
 
     def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
         """Run the language model and return its last hidden states (B, L, D) and its cache."""
-        output = self.family.language_model(self.model)(
+        output = self.language_model(
             inputs_embeds=content.embeds_BLD,
             attention_mask=content.mask_BL,
             position_ids=content.positions,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, Idefics3ImageProcessorPil, PreTrainedModel
 from transformers.image_utils import SizeDict
 
@@ -51,6 +51,8 @@ class SmolVLM(VisionFamily):
     )
     end_token = "<end_of_utterance>"
     image_token = "<image>"
+    vision_modules = ("vision_model", "connector")
+    language_module = "text_model"
 
     # -- making a backbone
 
@@ -110,9 +112,6 @@ class SmolVLM(VisionFamily):
 
     # -- from features to the input of the language model
 
-    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [model.vision_model, model.connector]
-
     def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
         if "pixel_values" not in features:
             return None
@@ -130,9 +129,6 @@ class SmolVLM(VisionFamily):
         is_visual = features["input_ids"] == model.config.image_token_id
         merged = vision[0].to(content.embeds_BLD.dtype)
         return replace(content, embeds_BLD=content.embeds_BLD.masked_scatter(is_visual[..., None], merged))
-
-    def language_model(self, model: PreTrainedModel) -> Any:
-        return model.text_model
 
     # -- serving
 

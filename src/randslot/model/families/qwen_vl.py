@@ -50,6 +50,8 @@ class QwenVL(VisionFamily):
     image = image_processor(images, return_tensors="pt")
     counts = image["image_grid_thw"].prod(-1) // image_processor.merge_size**2
     prompts = [serving["page_prompt"].replace("<|image_pad|>", "<|image_pad|>" * num) for num in counts.tolist()]"""
+    vision_modules = ("visual",)
+    language_module = "language_model"
     video_processor: ClassVar[str]  # servers load it too, and would guess the wrong one
 
     # -- making a backbone
@@ -101,9 +103,6 @@ class QwenVL(VisionFamily):
 
     # -- from features to the input of the language model
 
-    def vision_parts(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [model.visual]
-
     def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
         if "pixel_values" not in features:
             return None
@@ -128,9 +127,6 @@ class QwenVL(VisionFamily):
         flags = {"visual_pos_masks": is_visual} if deeper else {}
         more = {"deepstack_visual_embeds": deeper} if deeper else {}
         return Content(embeds_BLD, mask_BL, positions, flags, more)
-
-    def language_model(self, model: PreTrainedModel) -> Any:
-        return model.language_model
 
     # -- serving
 
