@@ -102,7 +102,7 @@ def test_a_search_that_finds_nothing_tells_of_files_that_are_not_complete(run, p
         library.manifest.put(*(replace(file, state="pending") for file in library.files()))
     code, out, err = run("search", "tax", "-l", "lib")
     assert (code, out) == (0, "no pages found\n")
-    assert "3 files are not complete yet, and cannot be found: randslot index goes on" in err
+    assert "3 files not complete yet: randslot index resumes" in err
 
 
 def test_search_prints_pages_or_json(run, indexed):
@@ -241,7 +241,7 @@ def test_library_commands(run, indexed, papers):
     assert out.splitlines() == ["  papers/a.tif", "  papers/b.tif", "2 files would be removed"]
     assert "2 files would be removed" in run("library", "remove", "*.tif", "-l", "lib", "--dry-run")[1]
     assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 7
-    assert "2 files forgotten" in run("library", "remove", "*.tif", "-l", "lib", "--yes")[1]
+    assert "2 files removed" in run("library", "remove", "*.tif", "-l", "lib", "--yes")[1]
     assert json.loads(run("library", "status", "-l", "lib", "--json")[1])["pages"] == 1
 
 

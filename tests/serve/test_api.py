@@ -128,7 +128,7 @@ def test_closing_finishes_what_was_acknowledged(model, tmp_path):
         assert len(service.library) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_uploads_move_with_their_library(model, tmp_path):
     with serving(tmp_path / "lib", model) as service:
         upload(client_of(service), "a.pdf", pdf(tmp_path, 1))
@@ -205,7 +205,7 @@ def test_the_event_loop_is_free_while_a_search_runs(service, monkeypatch):
     assert asyncio.run(visit()) == [200, 200]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_links_of_hits_work_while_their_file_is_indexed_again(model, tmp_path, monkeypatch):
     """The hits are those of the old version: so are their links."""
     (tmp_path / "papers").mkdir()

@@ -44,7 +44,7 @@ def address(service) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser, address) -> Iterator:
-    """A fresh page; whatever it loads is from the service, and it has nothing to complain about."""
+    """A new page; everything it loads is from the service, and it has nothing to complain about."""
     with visiting(browser, address) as page:
         yield page
 
@@ -161,6 +161,7 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     expect(page.locator("#hits li")).to_have_count(3)
 
 
+@pytest.mark.nightly
 def test_what_is_typed_stays_when_an_upload_is_done(page, tmp_path):
     from playwright.sync_api import expect
 
@@ -171,6 +172,7 @@ def test_what_is_typed_stays_when_an_upload_is_done(page, tmp_path):
     expect(page.get_by_label("Search the pages")).to_have_value("half a que")
 
 
+@pytest.mark.nightly
 def test_files_can_be_dropped(page, tmp_path):
     from playwright.sync_api import expect
 
@@ -188,6 +190,7 @@ def test_files_can_be_dropped(page, tmp_path):
     expect(page.locator("#uploads li")).to_contain_text("Added, 1 page")
 
 
+@pytest.mark.nightly
 def test_markup_in_a_name_is_text(page):
     from playwright.sync_api import expect
 
@@ -200,6 +203,7 @@ def test_markup_in_a_name_is_text(page):
     assert page.locator("img[onerror], b").count() == 0
 
 
+@pytest.mark.nightly
 def test_everything_has_a_label(page):
     search(page, "tax")
     page.locator("#hits a").first.click()
@@ -217,6 +221,7 @@ def test_everything_has_a_label(page):
     assert page.locator("html").get_attribute("lang") == "en"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_page_fits_in_either_scheme(browser, address, scheme):
     size = {"width": 360, "height": 740}
@@ -251,6 +256,7 @@ def luminance(*rgb: int) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.nightly
 def test_a_token_is_asked_for_and_an_empty_library_says_so(browser, model, tmp_path):
     from playwright.sync_api import expect
 
@@ -277,6 +283,7 @@ def test_a_token_is_asked_for_and_an_empty_library_says_so(browser, model, tmp_p
         expect(page.get_by_role("status")).to_contain_text("The library is empty")
 
 
+@pytest.mark.nightly
 def test_the_api_page_describes_every_endpoint(browser, address):
     with visiting(browser, address, "/docs") as page:
         page.locator("section").first.wait_for()
@@ -285,6 +292,7 @@ def test_the_api_page_describes_every_endpoint(browser, address):
             assert page.get_by_role("heading", name=path).count() >= 1
 
 
+@pytest.mark.nightly
 def test_commands_on_the_api_page_are_whole_on_a_phone(browser, address):
     with visiting(browser, address, "/docs", viewport={"width": 360, "height": 740}) as page:
         page.locator("pre").first.wait_for()
@@ -330,6 +338,7 @@ def reader(browser, wordy) -> Iterator:
         yield page
 
 
+@pytest.mark.nightly
 def test_words_are_marked_in_snippets_and_on_pages(reader):
     from playwright.sync_api import expect
 
@@ -354,6 +363,7 @@ def test_words_are_marked_in_snippets_and_on_pages(reader):
     assert (first["y"] - sheet["y"]) / sheet["height"] == pytest.approx(1 - 560 / 600, abs=0.02)
 
 
+@pytest.mark.nightly
 def test_matches_results_and_zoom_by_keyboard(reader):
     from playwright.sync_api import expect
 
@@ -384,6 +394,7 @@ def test_matches_results_and_zoom_by_keyboard(reader):
     expect(viewer.locator("#result-place")).to_have_text("Result 2")
 
 
+@pytest.mark.nightly
 def test_more_hits_come_as_one_scrolls(reader):
     from playwright.sync_api import expect
 
@@ -396,6 +407,7 @@ def test_more_hits_come_as_one_scrolls(reader):
     expect(reader.locator("#more")).to_be_hidden()
 
 
+@pytest.mark.nightly
 def test_copies_of_a_page_are_one_hit(reader):
     from playwright.sync_api import expect
 
@@ -408,6 +420,7 @@ def test_copies_of_a_page_are_one_hit(reader):
     expect(reader.locator("#result-place")).to_have_text("Result 1")
 
 
+@pytest.mark.nightly
 def test_a_match_stays_where_it_is_while_the_page_grows(reader):
     search(reader, "deferred tax")
     reader.locator("#hits li a").first.click()
@@ -424,6 +437,7 @@ def test_a_match_stays_where_it_is_while_the_page_grows(reader):
     assert stage["y"] <= y <= stage["y"] + stage["height"]
 
 
+@pytest.mark.nightly
 def test_what_the_pointer_is_on_stays_under_it(reader):
     from playwright.sync_api import expect
 
@@ -452,6 +466,7 @@ def middle(mark) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
+@pytest.mark.nightly
 def test_a_word_that_no_page_has_is_pointed_out(reader):
     from playwright.sync_api import expect
 
@@ -463,6 +478,7 @@ def test_a_word_that_no_page_has_is_pointed_out(reader):
     expect(reader.locator("#empty")).to_contain_text('No page has "xyzzy": is it spelled right?')
 
 
+@pytest.mark.nightly
 def test_documents_of_one_name_are_told_apart_on_a_phone(browser, tmp_path):
     from playwright.sync_api import expect
 
@@ -482,6 +498,7 @@ def test_documents_of_one_name_are_told_apart_on_a_phone(browser, tmp_path):
             expect(page.locator("#documents tbody .place")).to_have_text([" in 2023/…", " in 2024/…"])
 
 
+@pytest.mark.nightly
 def test_a_part_of_a_name_completes_itself(reader):
     from playwright.sync_api import expect
 
@@ -503,6 +520,7 @@ def test_a_part_of_a_name_completes_itself(reader):
     expect(reader.locator("#hits li")).to_have_count(1)
 
 
+@pytest.mark.nightly
 def test_a_document_is_chosen_alone_though_others_have_its_name(browser, tmp_path):
     from playwright.sync_api import expect
 
@@ -524,6 +542,7 @@ def test_a_document_is_chosen_alone_though_others_have_its_name(browser, tmp_pat
             expect(page.locator("#hits li .where")).to_contain_text(["in 2023"])
 
 
+@pytest.mark.nightly
 def test_a_page_that_cannot_be_drawn_says_so(browser, tmp_path):
     from playwright.sync_api import expect
 
@@ -538,6 +557,7 @@ def test_a_page_that_cannot_be_drawn_says_so(browser, tmp_path):
             assert lost.bounding_box()["height"] > 50
 
 
+@pytest.mark.nightly
 def test_filters_by_folder_date_and_metadata(reader):
     from playwright.sync_api import expect
 
@@ -557,6 +577,7 @@ def test_filters_by_folder_date_and_metadata(reader):
     expect(reader.locator("#hits li")).to_have_count(20)
 
 
+@pytest.mark.nightly
 def test_nothing_found_says_what_to_do(reader):
     from playwright.sync_api import expect
 
@@ -569,6 +590,7 @@ def test_nothing_found_says_what_to_do(reader):
     )
 
 
+@pytest.mark.nightly
 def test_a_slide_keeps_its_shape_and_a_long_name_its_end(browser, wordy):
     from playwright.sync_api import expect
 
@@ -592,6 +614,7 @@ def test_a_slide_keeps_its_shape_and_a_long_name_its_end(browser, wordy):
             assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.nightly
 def test_documents_are_sorted_found_and_removed(browser, wordy, shelf):
     from playwright.sync_api import expect
 
@@ -628,6 +651,7 @@ def test_documents_are_sorted_found_and_removed(browser, wordy, shelf):
     assert (shelf / "logs" / "log-37.pdf").is_file()
 
 
+@pytest.mark.nightly
 def test_uploads_are_seen_from_every_view(reader, shelf):
     from playwright.sync_api import expect
 
@@ -648,6 +672,7 @@ def test_uploads_are_seen_from_every_view(reader, shelf):
     expect(reader.locator("#failures li")).to_have_text(re.compile("torn.pdf.*corrupt"))
 
 
+@pytest.mark.nightly
 def test_a_library_of_scans_without_text_says_so(browser, papers, tmp_path):
     from playwright.sync_api import expect
 
@@ -661,6 +686,7 @@ def test_a_library_of_scans_without_text_says_so(browser, papers, tmp_path):
             expect(page.get_by_role("button", name=re.compile("^Remove "))).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_notes_of_the_library_are_shown(browser, wordy, monkeypatch):
     from playwright.sync_api import expect
 

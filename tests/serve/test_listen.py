@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +12,10 @@ import urllib.request
 import pytest
 
 from randslot.cli import main
-from randslot.errors import RandSlotError, UsageError
-from randslot.library.library import Library
+from randslot.errors import UsageError
 from randslot.serve.run import Settings, is_local, listen, serve, show_address
 from support.pdf import write_pages
-from support.services import TOKEN, pdf
+from support.services import TOKEN
 
 pytestmark = [pytest.mark.xdist_group("listen"), pytest.mark.slow]
 
@@ -100,38 +97,3 @@ def test_the_owner_may_change_what_is_served_read_only(tmp_path):
             status = json.loads(answer.read())
         process.terminate()
     assert (status["pages"], status["read_only"]) == (1, True)
-
-
-def test_sigterm_finishes_what_was_acknowledged(model, tmp_path):
-    """A real process: it owns the library, takes an upload, is told to stop, and has indexed it all the same."""
-    model.save_pretrained(str(tmp_path / "model"))
-    Library(tmp_path / "lib", tmp_path / "model").close()
-    command = [sys.executable, "-m", "randslot", "serve", "-l", str(tmp_path / "lib"), "--port", "0"]
-    environment = {**os.environ, "RANDSLOT_TOKEN": TOKEN}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            said = process.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+", said)[0]
-            with pytest.raises(RandSlotError, match="in use by another process"):
-                Library(tmp_path / "lib", model)
-            request = urllib.request.Request(
-                f"{address}/api/uploads?name=late.pdf",
-                pdf(tmp_path, 12),
-                {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/octet-stream"},
-            )
-            with urllib.request.urlopen(request) as answer:
-                assert (answer.status, json.load(answer)["state"]) == (202, "waiting")
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=240)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert "1 upload still to be read" in out
-    assert err.endswith("stopped\n")
-    assert "Traceback" not in err
-    with Library(tmp_path / "lib", model) as library:
-        assert [file.num_pages for file in library.files()] == [12]
-        assert len(library) == 12
-        assert library.verify() == []

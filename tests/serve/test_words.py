@@ -11,7 +11,6 @@ import grpc
 import pytest
 from starlette.testclient import TestClient
 
-from randslot.library.library import Library
 from randslot.library.manifest import File, tell_apart
 from randslot.serve import service as serving_module
 from randslot.serve.app import BUSY
@@ -65,12 +64,6 @@ def found_names(client: TestClient, query: str, **options) -> set[str]:
     return {hit["document"]["name"] for hit in find(client, query, k=100, **options)}
 
 
-def test_a_library_without_a_model_says_what_it_has(visitor):
-    status = visitor.get("/api/status").json()
-    assert (status["model"], status["by"], status["language"]) == (None, "words", "english")
-    assert status["pages_with_text"] == status["pages"] == 32
-
-
 def test_a_page_tells_which_words_it_has_and_where(visitor):
     hit = find(visitor, "taxes on tape and boats", name="3M")[0]
     begin, end = hit["snippet"]["marks"][0]
@@ -84,13 +77,6 @@ def test_a_page_tells_which_words_it_has_and_where(visitor):
     ]
     assert (found["snippet"], found["boxes"]) == (hit["snippet"], hit["boxes"])
     assert len(found["boxes"]) == 3
-
-
-def test_more_hits_follow_without_a_gap(visitor):
-    everything = find(visitor, "tide", k=100)
-    parts = [find(visitor, "tide", k=10, offset=offset) for offset in (0, 10, 20, 30)]
-    assert [len(part) for part in parts] == [10, 10, 8, 0]
-    assert [hit for part in parts for hit in part] == everything
 
 
 @pytest.mark.parametrize(
@@ -119,28 +105,6 @@ def test_filters_leave_the_documents_that_are_meant(visitor, filters, names):
 def test_a_name_that_looks_like_a_pattern_is_also_a_name(visitor):
     assert found_names(visitor, "brook stream", name="a[1].pdf") == {"a[1].pdf", "a1.pdf"}
     assert found_names(visitor, "brook", name="A[1]") == {"a[1].pdf"}
-
-
-def test_what_can_be_chosen(visitor):
-    found = visitor.get("/api/choices").json()
-    assert found["folders"] == {"harbours": 29, "rivers": 3}
-    assert found["years"]["2017"] == 1
-    assert found["metadata"] == {"team": {"sea": 29, "land": 3}, "year": {"2018": 29}}
-
-
-def test_copies_of_a_page_are_known_as_such(visitor):
-    hits = find(visitor, "deferred tax")
-    assert len(hits) == 2
-    assert hits[0]["twin"] == hits[1]["twin"] is not None
-    others = find(visitor, "tide", k=28)
-    assert len({hit["twin"] for hit in others}) == 28
-
-
-def test_copies_are_one_hit_if_that_is_asked_for(visitor):
-    (hit,) = find(visitor, "deferred tax", collapse=True)
-    (copy,) = hit["copies"]
-    assert (hit["document"]["name"], copy["document"]["name"], copy["page"]) == ("3M_2018_10K.pdf", "copy.pdf", 1)
-    assert find(visitor, "deferred tax", collapse=True, offset=1) == []
 
 
 def test_words_that_no_page_has_are_told_with_the_first_hits(visitor):
@@ -246,16 +210,6 @@ def test_a_removed_upload_is_deleted(tmp_path):
         assert list(service.uploads.folder.iterdir()) == []
 
 
-def test_nothing_is_removed_when_read_only(filed, tmp_path):
-    with Library(tmp_path / "lib") as library:
-        library.add(filed / "rivers", workers=1)
-    with serving(tmp_path / "lib", None, read_only=True) as service:
-        client = client_of(service)
-        answer = client.delete(f"/api/documents/{documents(client)['a1.pdf']['id']}")
-        assert (answer.status_code, answer.json()) == (403, {"error": "this library is served read-only"})
-        assert "a1.pdf" in documents(client)
-
-
 # -- uploads
 
 
@@ -274,6 +228,7 @@ def test_a_file_that_is_there_is_not_added_twice(tmp_path):
         assert list(documents(client)) == ["other name.pdf"]
 
 
+@pytest.mark.nightly
 def test_an_uploaded_scan_is_read_while_nothing_else_waits(tmp_path, ocr_engine):
     write_scan(tmp_path / "scan.png", "Second invoice", "of the warehouse")
     with serving(tmp_path / "lib", None) as service:

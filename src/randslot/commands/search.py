@@ -26,7 +26,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..library.manifest import File
+    from ..library.library import Library
+    from ..library.results import Hit
+    from ..library.sharing import LibraryClient
 
 
 class SearchCommand(TyperCommand):
@@ -87,7 +89,7 @@ def search(
     randslot search "deferred tax" -l mylib --query-model light
     """
     from ..library.sharing import open_library
-    from ..library.terminal import list_missing, list_unmatched, list_unreadable, open_hit, print_hits, show_waiting
+    from ..library.terminal import open_hit, print_hits, show_waiting
 
     from_stdin = query == ["-"]
     queries = [" ".join(query)]
@@ -110,15 +112,7 @@ def search(
         results = opened.search_all(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
         )
-        notes = opened.notes()
-        if not all(results):
-            notes += _look_at_files(opened.files())
-        unmatched = list_unmatched(chosen, opened.files()) if chosen and not all(results) else []
-        notes += unmatched
-        for one, hits in zip(queries, results, strict=True):
-            if not unmatched and not (how == "vectors" or (hits and hits[0].by == "vectors")):
-                notes += list_missing(opened.find_unknown(one, filters=chosen), bool(chosen))
-                notes += [] if hits else list_unreadable(opened.count_without_text())
+        notes = _list_notes(opened, queries, results, how, chosen)
     if ignored and all(hit.by == "words" for hits in results for hit in hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):
@@ -137,15 +131,28 @@ def search(
             raise typer.Exit(1)
 
 
-def _look_at_files(files: list[File]) -> list[str]:
-    """Return what may be the reason that nothing is found."""
-    if not files:
-        return ["the library is empty: randslot index adds files"]
-    pending = sum(file.state == "pending" for file in files)
-    if not pending:
-        return []
-    some = "1 file is" if pending == 1 else f"{pending:,} files are"
-    return [f"{some} not complete yet, and cannot be found: randslot index goes on, if it is not running"]
+def _list_notes(
+    opened: Library | LibraryClient, queries: list[str], results: list[list[Hit]], by: Any, filters: dict[str, Any]
+) -> list[str]:
+    """Return notes on the library and on what was not found."""
+    from ..library.terminal import list_missing, list_unmatched, list_unreadable, plural
+
+    notes, unmatched = opened.notes(), []
+    if not all(results):
+        files = opened.files()
+        pending = sum(file.state == "pending" for file in files)
+        if not files:
+            notes.append("the library is empty: randslot index adds files")
+        elif pending:
+            notes.append(f"{plural(pending, 'file')} not complete yet: randslot index resumes")
+        unmatched = list_unmatched(filters, files) if filters else []
+    if unmatched:
+        return [*notes, *unmatched]
+    for query, hits in zip(queries, results, strict=True):
+        if by != "vectors" and not (hits and hits[0].by == "vectors"):
+            notes += list_missing(opened.find_unknown(query, filters=filters), bool(filters))
+            notes += [] if hits else list_unreadable(opened.count_without_text())
+    return notes
 
 
 def _filters(given: list[str]) -> dict[str, Any]:
