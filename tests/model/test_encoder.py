@@ -143,13 +143,6 @@ def test_one_vector_is_the_plain_last_state(family, queries):
     assert close(torch.stack(model.encode_query(queries)), expected)
 
 
-def test_zero_inference_is_the_default_after_random_training(pages):
-    model = make("qwen3-vl", slots="random")
-    assert model.settings.inference == "zero"
-    assert torch.equal(model.encode_document(pages[0]), model.encode_document(pages[0]))
-    assert close(model.encode_document(pages[0]), make("qwen3-vl", slots="zero").encode_document(pages[0]))
-
-
 def test_random_inference_is_reproducible_whatever_the_batch(pages, queries):
     model = make("qwen3-vl", inference="random")
     one_by_one = model.encode_document(pages, batch_size=1)
@@ -191,14 +184,6 @@ def test_queries_stay_raw_with_a_tokenizer_that_adds_tokens(queries):
     assert torch.equal(encoder.preprocess(queries, task="query")["input_ids"], expected)
 
 
-def test_training_resamples_at_every_encoding(pages):
-    model = make("qwen3-vl", slots="random").train()
-    features = model.preprocess(pages, task="document")
-    first, second = (model(features)["token_embeddings"] for _ in range(2))
-    assert close(first[:, 0], second[:, 0])  # the content's own readout has no slot before it
-    assert not close(first[:, 1], second[:, 1])
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_vectors_are_unit_length_in_float32_whatever_the_compute_type(family, dtype, pages, queries):
     model = make(family, dtype=dtype)
@@ -207,18 +192,6 @@ def test_vectors_are_unit_length_in_float32_whatever_the_compute_type(family, dt
         vectors = torch.stack(model.encode_query(queries) + model.encode_document(pages))
     assert vectors.dtype == torch.float32
     assert (vectors.norm(dim=-1) - 1).abs().max() < 1e-6
-
-
-def test_similarity_is_maxsim(pages, queries):
-    """Against three loops."""
-    model = make("qwen3-vl", query_vectors=3)
-    q, p = model.encode_query(queries), model.encode_document(pages)
-    scores = model.similarity(q, p)
-    assert scores.dtype == torch.float32
-    for i in range(3):
-        for j in range(3):
-            expected = sum(max(float(a @ b) for b in p[j]) for a in q[i])
-            assert scores[i, j].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_broken_characters_in_a_query_are_named():

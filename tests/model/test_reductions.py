@@ -171,7 +171,7 @@ def test_training_reduces_nothing(name, pages):
     assert model(features)["token_embeddings"].shape[1] == features["input_ids"].shape[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_does_not_wait_for_what_only_a_reduction_needs():
     code = "import sys, randslot.model.remote_model, randslot.model.loading; print('sklearn.cluster' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
