@@ -98,7 +98,7 @@ class ExactStore:
             words = f" {page.text.words} " if page.text else ""
             has_all = all(f" {phrase} " in words for phrase in query.phrases)
             allowed[i] &= has_all and not any(f" {phrase} " in words for phrase in query.excluded)
-        pool = self.tuning.pool_for(k)
+        pool = max(self.tuning.pool, 2 * k)
         by_words = self._best(self._score_words(query, where), pool, allowed) if query.terms else []
         by_words = [hit for hit in by_words if hit.score > 0]
         by_vectors = self._best(self.score([query.vectors])[0], pool, allowed) if query.vectors is not None else []

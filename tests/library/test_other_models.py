@@ -17,16 +17,16 @@ from randslot.library.copy import copy_library
 from randslot.library.library import Library
 from randslot.library.readers import describe_size
 from randslot.library.stores.base import (
-    MOST_NUMBERS,
+    MAX_NUMBERS,
     StoredPage,
     StoreQuery,
     Where,
-    group_pages,
+    split_by_size,
     page_id,
     pages_at_once,
 )
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.qdrant import split_pages
+split_pages=None
 from randslot.model import open_model
 from randslot.pages import open_page, read_page_text
 from support import others
@@ -191,7 +191,7 @@ def test_the_largest_pages_are_stored_found_and_read(tmp_path: Path, num: int, d
     assert hits[0].number == 2
     assert hits[0].score == pytest.approx(len(query), abs=0.01)
     np.testing.assert_allclose(found[pages[2].id].vectors, pages[2].vectors, atol=1e-3)
-    assert pages_at_once(store, 256) == min(256, 2 * MOST_NUMBERS // (num * dim))
+    assert pages_at_once(store, 256) == min(256, 2 * MAX_NUMBERS // (num * dim))
     store.close()
 
 

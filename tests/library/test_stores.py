@@ -34,7 +34,7 @@ from randslot.library.stores.base import (
     page_id,
 )
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.qdrant import ServerStore
+ServerStore = None
 from randslot.library.stores.qdrant_connection import connect
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer

@@ -1,21 +1,34 @@
-"""Where a library is kept: what a folder and a server have in common."""
+"""Where a library is: a folder of this machine, which one process at a time has open, or a server (qdrant_records.py).
+
+A folder has `library.json` (format, model and language), `files.sqlite` (the manifest), `pages/` (the store), `images/`
+(what was added without a file), `uploads/` (what was added in a browser), `lock`, and blobs such as `sketches.npz`.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import RandSlotError
-from .manifest import File, Manifest
+from filelock import FileLock, Timeout
+
+from ..errors import RandSlotError, UsageError
+from ..files import read_json, write_json, write_whole
+from .address import is_address, read_address
+from .manifest import File, FileManifest, Manifest
+from .sources import is_below
 from .stores.base import Store
+from .stores.edge import EdgeStore
 
 FORMAT = 2  # of new libraries
-SKETCHED = 3  # of libraries with sketches: a version that does not know them would add pages without
-FORMATS = (FORMAT, SKETCHED)  # that can be opened
+FORMATS = (2, 3)  # that can be opened; 3 has sketches
+LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
+OWNER = "owner"  # the file that says which process has the library open
+BEGUN = ("lock", OWNER, f"{OWNER}.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
 
 
 class InUseError(RandSlotError):
@@ -26,85 +39,231 @@ class InUseError(RandSlotError):
         self.socket = socket
 
 
-class Location(Protocol):
+class Location(ABC):
     """A place with one library, or none yet.
 
-    name: what messages call it. folder: on this machine, for images and uploads that have no other file. shared:
-    whether other processes may have it open.
+    name: in messages. folder: on this machine, for images and uploads that have no other file. shared: whether other
+    processes may have it open. manifest, store: its files and pages, once it is open.
     """
 
     name: str
     folder: Path
     shared: bool
+    manifest: Manifest
+    store: Store
 
-    @property
-    def manifest(self) -> Manifest:
-        """The files of the library, once it is open."""
-
-    @property
-    def store(self) -> Store:
-        """The pages of the library, once it is open."""
-
+    @abstractmethod
     def read(self) -> dict[str, Any] | None:
-        """Return what was written about the library; None if there is none."""
+        """Return the description of the library; None if there is none."""
 
+    @abstractmethod
     def write(self, about: dict[str, Any]) -> None:
-        """Write about the library; from then on there is one."""
+        """Write the description of the library; from then on there is one."""
 
+    @abstractmethod
     def open(self, dim: int | None, *, repair: bool) -> None:
         """Open the manifest and the store, or make them.
 
         dim: of the vectors; None if the library has none. repair: make the store also where there was one.
 
-        Errors: RandSlotError if it is lost, and not to be repaired.
+        Errors: RandSlotError if the store or the list of files is lost.
         """
 
-    def read_sketcher(self) -> bytes | None:
-        """Return what makes the sketches of pages, as it was kept; None if there is nothing."""
+    @abstractmethod
+    def read_blob(self, kind: str, file: str) -> bytes | None:
+        """Return bytes that belong to the library; None if there are none. kind, file: names on a server, in a folder."""
 
-    def keep_sketcher(self, content: bytes) -> None:
-        """Keep what makes the sketches of pages."""
+    @abstractmethod
+    def write_blob(self, kind: str, file: str, content: bytes) -> None:
+        """Keep bytes that belong to the library."""
 
-    def hold_lease(self) -> AbstractContextManager[None]:
-        """Return a block in which this process may write, and no other one does.
-
-        Errors: BusyError if another process is writing.
-        """
-
-    def announce(self, socket: str | None) -> None:
-        """Say where this process answers other ones that want the library; None: nowhere any more."""
-
-    def is_same(self, other: Location) -> bool:
-        """Whether another location, whose write lease this process holds, is this one by another name."""
-
+    @abstractmethod
     def check(self) -> None:
         """Ask for something small of all that a search needs.
 
-        Errors: RandSlotError if searches would not be answered.
+        Errors: RandSlotError if searches would fail.
         """
 
+    @abstractmethod
     def size(self) -> int:
-        """Return the bytes that it takes on disk, or those of the vectors where that cannot be known."""
+        """Return the bytes on disk, or those of the vectors on a server."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Close the library."""
+
+    def hold_lease(self) -> AbstractContextManager[None]:
+        """Return a block in which only this process writes.
+
+        Errors: BusyError if another process is writing.
+        """
+        return nullcontext()
+
+    def announce(self, socket: str | None) -> None:
+        """Tell other processes where this one answers them; None: nowhere any more."""
+
+    def is_same(self, other: Location) -> bool:
+        """Whether another location, whose write lease this process holds, is this one by another name."""
+        return False
 
     def abandon(self) -> None:
-        """Let go of it, and remove what was begun of a library that could not be made."""
+        """Close a library that could not be opened, and remove what was begun of it."""
+        self.close()
+
+
+def open_location(place: str | os.PathLike[str], *, create: bool) -> Location:
+    """Return the location of a library, by its folder or its address.
+
+    Errors: RandSlotError if there is something else, or it is open in another process, or the server does not answer.
+    """
+    if not os.fspath(place):
+        raise UsageError("an empty path of a library: name its folder, or an address such as qdrant://host:6334/papers")
+    if is_address(os.fspath(place)):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
+        from .stores.qdrant_records import ServerLocation
+
+        return ServerLocation(read_address(os.fspath(place)), create=create)
+    return FolderLocation(Path(place).expanduser(), create=create)
+
+
+class FolderLocation(Location):
+    """A library in a folder, whose lock this process holds: so nobody else writes, and it is not opened twice."""
+
+    shared = False
+
+    def __init__(self, folder: Path, *, create: bool) -> None:
+        """Lock a folder."""
+        self.folder, self.name = folder, str(folder)
+        self.new_parents: list[Path] = []
+        try:
+            if not (folder / LIBRARY_FILE).is_file():
+                self._make_folder(create)
+        except OSError as error:
+            raise UsageError(f"cannot make or read a library at {folder}: {error.strerror or error}") from error
+        self._acquire_lock()
+
+    def _make_folder(self, create: bool) -> None:
+        if not create:
+            raise UsageError(f"no library at {self.folder}: randslot index makes one")
+        self.new_parents = [parent for parent in self.folder.parents if not parent.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(path.name not in BEGUN for path in self.folder.iterdir()):
+            raise UsageError(f"{self.folder} is not a library and not empty: name another folder")
+
+    def _acquire_lock(self) -> None:
+        self.lock = FileLock(self.folder / "lock", thread_local=False)  # another thread may close the library
+        owner: dict[str, Any] = {}
+        with suppress(RandSlotError):  # it is being written just now
+            owner = read_json(self.folder / OWNER)
+        try:
+            # A process that a killed one was about to start may keep its lock for a moment.
+            self.lock.acquire(timeout=5.0 if has_ended(owner.get("pid", os.getpid())) else 0)
+            self.announce(None)
+        except Timeout as error:
+            pid, socket = owner.get("pid", "unknown"), owner.get("socket")
+            remedy = "stop it" if socket else "share it with randslot serve"
+            raise InUseError(
+                f"library {self.folder} is in use by another process ({pid}): wait until it ends, or {remedy}", socket
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot write into {self.folder}: {error.strerror or error}. Searching writes too (a lock, the engine's "
+                "log): copy the folder to where you may write (cp -r, then chmod -R u+w), or let its owner run randslot "
+                "serve"
+            ) from error
+
+    def announce(self, socket: str | None) -> None:
+        write_json(self.folder / OWNER, {"pid": os.getpid(), "socket": socket})
+
+    def read(self) -> dict[str, Any] | None:
+        if not (self.folder / LIBRARY_FILE).is_file():
+            return None
+        try:
+            return read_json(self.folder / LIBRARY_FILE)
+        except RandSlotError as error:
+            raise RandSlotError(f"{error}: bring it back from a copy, or index into another folder") from error
+
+    def write(self, about: dict[str, Any]) -> None:
+        write_json(self.folder / LIBRARY_FILE, {**about, "folder": str(self.folder.absolute())})
+
+    def open(self, dim: int | None, *, repair: bool) -> None:
+        pages, files = self.folder / "pages", self.folder / "files.sqlite"
+        if pages.exists() and not repair and not (files.exists() and files.stat().st_size):
+            # An empty list of files would hide all pages.
+            raise RandSlotError(
+                f"the list of files of library {self.name} is lost (files.sqlite): bring it back from a copy, or run "
+                f"randslot library verify --repair -l {self.name}, then index its files"
+            )
+        self.manifest = FileManifest(files)
+        if not (repair or pages.exists()) and self.manifest.find():
+            raise lost_pages(self.name)
+        self.store = EdgeStore(pages, dim)
+        self._follow_images()
+        clear(self.manifest, self.store, self.manifest.find(state="gone"))
+
+    def _follow_images(self) -> None:
+        """Update the paths of images that are kept in here, if the library was moved."""
+        now = str(self.folder.absolute())
+        about = read_json(self.folder / LIBRARY_FILE)
+        before = str(about.get("folder", now))
+        if before == now:
+            return
+        moved = []
+        for file in self.manifest.find():
+            if is_kept(file, before):
+                moved.append(replace(file, source=now + file.source.removeprefix(before)))
+        self.manifest.put(*moved)
+        self.write(about)
+
+    def read_blob(self, kind: str, file: str) -> bytes | None:
+        path = self.folder / file
+        return path.read_bytes() if path.is_file() else None
+
+    def write_blob(self, kind: str, file: str, content: bytes) -> None:
+        write_whole(self.folder / file, content)
+
+    def check(self) -> None:
+        self.manifest.totals()
+
+    def size(self) -> int:
+        return folder_size(self.folder)
+
+    def close(self) -> None:
+        for name in ("store", "manifest"):
+            if hasattr(self, name):  # it was opened
+                getattr(self, name).close()
+        self.lock.release()
+
+    def abandon(self) -> None:
+        self.close()
+        if not (self.folder / LIBRARY_FILE).is_file():
+            for name in BEGUN:
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
+            for parent in self.new_parents:  # the nearest first
+                with suppress(OSError):  # somebody else has put something there
+                    parent.rmdir()
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of a library on disk, without the logs of its engines, which come and go."""
+    log = folder / "pages" / "wal"
+    size = 0
+    for path in folder.rglob("*"):
+        if path.is_file() and log not in path.parents and not path.name.endswith(("-wal", "-shm", "journal.dat")):
+            size += path.stat().st_blocks * 512
+    return size
+
+
+def is_kept(file: File, library: str) -> bool:
+    """Whether a library keeps a file inside its folder."""
+    return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
 
 
 def lost_pages(name: str) -> RandSlotError:
-    """Return the error for a library with files and no store: an empty store would look as if nothing was found."""
+    """Return the error for a library with files and no store: in an empty store, nothing would be found."""
     return RandSlotError(
         f"the pages of library {name} are lost: randslot library verify --repair -l {name}, then index its files"
-    )
-
-
-def lost_files(name: str) -> RandSlotError:
-    """Return the error for a library with pages and no list of files: an empty list would hide them all."""
-    return RandSlotError(
-        f"the list of files of library {name} is lost (files.sqlite): bring it back from a copy, or run "
-        f"randslot library verify --repair -l {name}, then index its files"
     )
 
 
@@ -120,7 +279,7 @@ def has_ended(pid: int) -> bool:
 
 
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
-    """Hide files, delete their pages, and forget them: what is left undone is done when the library is next changed."""
+    """Hide files, delete their pages, and forget them; what is left undone is done when the library is next changed."""
     files = list(files)
     manifest.put(*(replace(file, state="gone") for file in files))
     for file in files:

@@ -14,7 +14,7 @@ from .location import FORMAT, SKETCHED, Location
 from .models import choose_line
 from .results import Progress
 from .stores.base import (
-    MOST_NUMBERS,
+    MAX_NUMBERS,
     Sketches,
     Store,
     StoreHit,
@@ -190,7 +190,7 @@ class Sketching:
         """Fit a sketcher, keep it, and make room for sketches."""
         dice = random.Random(1)
         ids = [page.id for page in self.store.find(None, vectors=True)]
-        most = min(PAGES, 8 * MOST_NUMBERS // max(mean_numbers(self.store), 1))
+        most = min(PAGES, 8 * MAX_NUMBERS // max(mean_numbers(self.store), 1))
         pages = self.store.read(dice.sample(ids, min(len(ids), most))).values()
         sketcher = fit_sketcher(queries, [page.vectors for page in pages if page.vectors is not None])
         # In this order, sketches and what made them belong together whenever the process is killed.

@@ -1,6 +1,6 @@
-"""A connection to a Qdrant server or cluster: requests, retries while it does not answer, other nodes when one is lost.
+"""A connection to a Qdrant server or cluster: requests, retries, and other nodes when one is lost.
 
-Every request may be sent again: ids are those of pages and files, so what arrives twice is stored once.
+Every request may be sent again: ids are those of pages and files, so a write that arrives twice is stored once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 import random
 import re
 import time
+import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, local
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from qdrant_client import QdrantClient, models
@@ -25,20 +26,14 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from ...errors import BusyError, RandSlotError, first_line
 from ..address import Address
 
-T = TypeVar("T")
-NOTES = logging.getLogger("randslot")
-
-KEY = "QDRANT_API_KEY"
-OLDEST = (1, 16)  # of servers: records need updates with a condition, and phrases an index of words
-LISTED_POINTS = 1000  # in one answer or update, without vectors
 WAITS = (0.25, 0.5, *(1.0,) * 30)  # seconds before a request is sent again
-NOTED_FROM = 2.0  # seconds of waiting after which the user is told about it
 RETRY_SECONDS = 30  # from the start of a request, after which it is not sent again
-ANSWER_SECONDS = 30  # that one answer may take; with the above, a request ends within a minute
-FIRST_SECONDS = 5  # the same of the first request, when it may be the address that is wrong
-AGREE_SECONDS = 3  # that a cluster may take to agree: a node that was not heard, since its leader died, must ask again
-LONGEST = 400  # characters of a server's reason
-PASSING = {
+ANSWER_SECONDS = 30  # timeout of one answer; with the above, a request ends within a minute
+FIRST_SECONDS = 5  # like RETRY_SECONDS for the first request, when the address may be wrong
+LISTED_POINTS = 1000  # in one answer or update, without vectors
+MAX_REASON = 400  # characters
+
+TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -46,19 +41,11 @@ PASSING = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,  # what a cluster answers while too few copies of a shard are there
 }
-PASSING_STATUSES = (429, 500, 502, 503, 504)  # of HTTP
-TOO_LARGE = "message larger than max"  # of a request that no waiting makes smaller
-NO_GRPC = "http2 header with status"  # in that of something else than a gRPC server
-# One node to another, as the answer tells it, in Rust: Tonic status error: status: Unavailable, message: "...", ...
-BETWEEN_NODES = r'Tonic status error: (?:status|code): \W*(\w+).*?(?:, message: "(.*?)", details|$)'
-AWAY = ("Unavailable", "DeadlineExceeded", "Cancelled", "Unknown")
-NO_MAJORITY = "Waiting for consensus operation"
-FROM_SERVER = "received from peer"  # in the description of an error that a server has answered with
 ERRORS = (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse)
 
-# gRPC waits up to two minutes before it connects again, and does not notice a machine that is gone without a word. Such
-# a machine is given up after ten seconds: on a slow line, an answer to a ping waits behind a large request.
-CHANNEL = {
+# By default gRPC waits up to two minutes before it connects again, and does not notice a machine that is gone. Ten
+# seconds for that: on a slow line, the answer to a ping waits behind a large request.
+CHANNEL_OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 1000,  # what connecting may take
     "grpc.max_reconnect_backoff_ms": 500,
@@ -71,7 +58,7 @@ CHANNEL = {
 
 
 class NotFoundError(RandSlotError):
-    """What was asked for is not on the server."""
+    """The server does not have what a request names."""
 
 
 class Connection:
@@ -82,14 +69,14 @@ class Connection:
         self.clients, self.address = list(clients), address
         self.current = 0  # the node that is asked
         self.check_write: Callable[[], None] = lambda: None  # raises if this process may not write
-        self.catch_up: Callable[[], None] = lambda: None  # has the node know all that happened before
+        self.catch_up: Callable[[], None] = lambda: None  # has a node learn all earlier changes
         self.fresh = [False] * len(self.clients)  # whether a node has caught up since it last failed
         self.waits: tuple[float, ...] = WAITS
         self.retry_seconds = RETRY_SECONDS
-        self.away = Event()  # waited for in vain: until it answers again, nobody waits for it once more
-        self.lost: set[str] = set()  # collections of which that is so: others may answer, if only some nodes are away
-        self.noted = False  # that it does not answer
-        self.here = local()
+        self.away = Event()  # after a retry in vain: nobody waits for the server again until it answers
+        self.lost: set[str] = set()  # the same by collection: others may answer if only some nodes are away
+        self.noted = False  # whether the user knows that it does not answer
+        self.thread = local()
 
     @property
     def client(self) -> Any:
@@ -97,29 +84,26 @@ class Connection:
         return self.clients[self.current]
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the client; if it fails for now, ask the other nodes, wait, and ask again.
+        """Call a method of the client. If it fails for now, ask the other nodes, wait, and ask again.
 
-        Errors: RandSlotError in one line; a BusyError if that was not enough, within a minute.
+        Errors: RandSlotError; BusyError if the server does not answer within a minute.
         """
-        return self._ask(method, arguments, lambda: None)
+        return self._call(method, arguments)
 
     def write(self, method: str, **arguments: Any) -> Any:
         """Call a method that changes something, and return when it is safe on the server."""
-        return self._ask(method, {"wait": True, **arguments}, self.check_write)
+        return self._call(method, {"wait": True, **arguments}, self.check_write)
 
     def upsert(self, request: messages.UpsertPoints) -> None:
-        """Store points that are messages already: the client takes longer to make them from its own models."""
+        """Store points that are messages already, which is faster than the client's own models."""
 
         def send(client: Any) -> None:
             client.grpc_points.Upsert(request, timeout=ANSWER_SECONDS)
 
-        self._call(send, self.check_write, request.collection_name)
+        self._retry(send, request.collection_name, self.check_write)
 
     def arrive(self) -> str:
-        """Ask for the first time, and return the server's version.
-
-        Errors: as of ask, but sooner.
-        """
+        """Ask for the first time, and return the server's version."""
         self.retry_seconds = FIRST_SECONDS
         self.noted = True  # the error comes soon enough
         try:
@@ -128,58 +112,71 @@ class Connection:
             self.retry_seconds = RETRY_SECONDS
             self.noted = False
 
-    def _ask(self, method: str, arguments: Mapping[str, Any], check: Callable[[], None]) -> Any:
-        collection = str(arguments.get("collection_name", ""))
-        return self._call(lambda client: getattr(client, method)(**arguments), check, collection)
+    def agree(self, changes: Sequence[Any]) -> None:
+        """Change aliases, whose order all nodes of a cluster agree on.
 
-    def _call(self, send: Callable[[Any], Any], check: Callable[[], None], collection: str) -> Any:
-        """send: to a node, by its client. check: called each time before."""
+        Afterwards the node that was asked knows all earlier changes. The timeout is short: a node whose leader died
+        must ask again.
+
+        Errors: NotFoundError.
+        """
+        with self._without_catch_up():
+            self.ask("update_collection_aliases", change_aliases_operations=list(changes), timeout=3)
+            self.fresh = [number == self.thread.answered for number in range(len(self.clients))]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+    def _call(self, method: str, arguments: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> Any:
+        collection = str(arguments.get("collection_name", ""))
+        return self._retry(lambda client: getattr(client, method)(**arguments), collection, check)
+
+    def _retry(self, send: Callable[[Any], Any], collection: str, check: Callable[[], None]) -> Any:
+        """Send a request to one node after the other, wait, and begin again. check: called before each attempt."""
         start = time.monotonic()
         waits = iter(() if self.away.is_set() or collection in self.lost else self.waits)
         failures: list[Exception] = []  # of nodes, since the last wait
         while True:
-            number = self._catch_up()
+            number = self._choose_node()
             try:
                 check()
                 answer = send(self.clients[number])
             except ERRORS as error:
-                if not _is_passing(error):
-                    raise _make_error(self.address, error) from error
-                self._leave(number)
+                if not _is_transient(error):
+                    missing = isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.NOT_FOUND
+                    kind = NotFoundError if missing else RandSlotError
+                    raise kind(f"{self.address}: {_explain(error)}") from error
+                self.fresh[number] = False
+                if self.current == number:  # unless another thread has gone on to the next node
+                    self.current = (number + 1) % len(self.clients)
                 failures.append(error)
                 passed = time.monotonic() - start
                 if len(failures) < len(self.clients) and passed < RETRY_SECONDS + 1:
                     continue
-                failure = next(filter(_is_answer, failures), error)  # a node that is there knows more
+                failure = next(filter(_is_answer, failures), error)  # a node that answers knows more
                 failures = []
-                if passed >= NOTED_FROM:
-                    self._note(failure)
+                if passed >= 2.0 and not self.noted:
+                    self.noted = True
+                    note = "note: %s: %s; trying again for half a minute"
+                    logging.getLogger("randslot").warning(note, self.address, _explain(failure))
                 wait = next(waits, None)
                 if wait is None or passed + wait > self.retry_seconds or not self._wait(wait, failure):
                     self.away.set()
                     self.lost.add(collection)
-                    raise BusyError(f"{self.address}: {_reason(failure)}") from failure
+                    raise BusyError(f"{self.address}: {_explain(failure)}") from failure
             else:
-                self.here.answered = number
+                self.thread.answered = number
                 self.away.clear()
                 self.lost.discard(collection)
                 self.noted = False
                 return answer
 
-    def agree(self, changes: Sequence[Any]) -> None:
-        """Change aliases: the nodes of a cluster agree on the order of all such changes.
-
-        Afterwards the node that was asked knows all that happened before. Errors: NotFoundError.
-        """
-        with self._no_catching_up():
-            self.ask("update_collection_aliases", change_aliases_operations=list(changes), timeout=AGREE_SECONDS)
-            self.fresh = [number == self.here.answered for number in range(len(self.clients))]
-
-    def _catch_up(self) -> int:
-        """Return the node to ask; if this process writes, one that failed has to know first what happened."""
+    def _choose_node(self) -> int:
+        """Return the node to ask; one that failed before must catch up first."""
         number = self.current
-        while not self.fresh[number] and not getattr(self.here, "catching_up", False):
-            with self._no_catching_up():
+        while not self.fresh[number] and not getattr(self.thread, "catching_up", False):
+            with self._without_catch_up():
                 self.catch_up()
             if self.current == number:
                 self.fresh[number] = True
@@ -187,93 +184,79 @@ class Connection:
         return number
 
     @contextmanager
-    def _no_catching_up(self) -> Iterator[None]:
-        """A block in which requests of this thread are those by which a node catches up."""
-        before = getattr(self.here, "catching_up", False)
-        self.here.catching_up = True
+    def _without_catch_up(self) -> Iterator[None]:
+        """A block in which this thread asks nodes that have not caught up."""
+        before = getattr(self.thread, "catching_up", False)
+        self.thread.catching_up = True
         try:
             yield
         finally:
-            self.here.catching_up = before
-
-    def _leave(self, number: int) -> None:
-        """Go on with the next node, unless another thread has done so."""
-        self.fresh[number] = False
-        if self.current == number:
-            self.current = (number + 1) % len(self.clients)
-
-    def _note(self, error: Exception) -> None:
-        """Tell the user, once, that this takes longer, and why."""
-        if not self.noted:
-            self.noted = True
-            NOTES.warning("note: %s: %s; trying again for half a minute", self.address, _reason(error))
+            self.thread.catching_up = before
 
     def _wait(self, seconds: float, error: Exception) -> bool:
         """Wait; return False if another thread has given up meanwhile."""
-        least = getattr(error, "retry_after_s", 0)
         try:
-            return not self.away.wait(max(seconds * random.uniform(1.0, 1.5), least))
+            return not self.away.wait(max(seconds * random.uniform(1.0, 1.5), getattr(error, "retry_after_s", 0)))
         except KeyboardInterrupt:
             self.away.set()  # what is left to do on the way out is tried once
             raise
 
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-
-    # -- requests that pages and records have in common
+    # -- requests that pages and records share
 
     def exists(self, collection: str) -> bool:
         """Whether there is such a collection."""
         return bool(self.ask("collection_exists", collection_name=collection))
 
     def count(self, collection: str, *, exact: bool = True) -> int:
-        """Return how many points a collection has. Every shard is asked; about how many is cheap."""
+        """Return how many points a collection has. Every shard is asked; an estimate is cheap."""
         return int(self.ask("count", collection_name=collection, exact=exact).count)
 
     def make(self, collection: str, fields: Mapping[str, Any], **settings: Any) -> None:
-        """Make a collection with indexes of these fields; it may be half made by a node that was lost since."""
+        """Create a collection with payload indexes; a node that was lost may have created half of it."""
         try:
             self.ask("create_collection", collection_name=collection, **settings)
         except RandSlotError:
             if not self.exists(collection):
                 raise
-        self.index(collection, fields)
-
-    def index(self, collection: str, fields: Mapping[str, Any]) -> None:
-        """Make indexes of some fields."""
-        for field, kind in fields.items():
-            self.ask("create_payload_index", collection_name=collection, field_name=field, field_schema=kind, wait=True)
+        for name, schema in fields.items():
+            self.ask(
+                "create_payload_index", collection_name=collection, field_name=name, field_schema=schema, wait=True
+            )
 
     def scroll(self, collection: str, some: models.Filter, **options: Any) -> Iterator[Any]:
-        """Yield the points that a filter lets through, with their payload, or parts of it."""
-        options = {"with_payload": True, **options}
+        """Yield the points that pass a filter, with their payload."""
+        options = {"with_payload": True, "limit": LISTED_POINTS, **options}
         offset = None
         while True:
             records, offset = self.ask(
-                "scroll",
-                collection_name=collection,
-                scroll_filter=some,
-                limit=LISTED_POINTS,
-                offset=offset,
-                **options,
+                "scroll", collection_name=collection, scroll_filter=some, offset=offset, **options
             )
             yield from records
             if offset is None:
                 return
 
+    def facet(self, collection: str, key: str, some: models.Filter, limit: int) -> dict[str, int]:
+        """Count the points that pass a filter, by the values of a field."""
+        found = self.ask(
+            "facet", collection_name=collection, key=key, facet_filter=some, limit=limit, exact=True
+        )
+        return {str(hit.value): int(hit.count) for hit in found.hits if hit.count}
+
 
 def connect(address: Address) -> Connection:
     """Connect to a server by gRPC.
 
-    Errors: RandSlotError if it is out of reach, or too old.
+    Errors: RandSlotError if it does not answer, or is too old.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
         clients = [_make_client(host, port, address.tls) for host, port in address.nodes]
     connection = Connection(clients, address)
     try:
-        _check_version(connection)
+        version = connection.arrive()
+        if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < (1, 16):
+            # Records need conditional updates, and phrases an index of words.
+            raise RandSlotError(f"{address} is Qdrant {version}: 1.16 or newer is needed")
     except RandSlotError:
         connection.close()
         raise
@@ -286,61 +269,30 @@ def _make_client(host: str, port: int, tls: bool) -> QdrantClient:
         grpc_port=port,
         prefer_grpc=True,
         https=tls,
-        api_key=os.environ.get(KEY) or None,
+        api_key=os.environ.get("QDRANT_API_KEY") or None,
         timeout=ANSWER_SECONDS,
         check_compatibility=False,  # asks another port
-        grpc_options=dict(CHANNEL),  # the client adds to it
+        grpc_options=dict(CHANNEL_OPTIONS),  # the client adds to it
         pool_size=1,  # one connection, and so one node if the address stands for several
     )
 
 
-def _check_version(connection: Connection) -> None:
-    version = connection.arrive()
-    if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise RandSlotError(f"{connection.address} is Qdrant {version}: {oldest} or newer is needed")
+def is_id(text: str) -> bool:
+    """Whether a text can be an id: a server refuses others."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
-def _is_passing(error: Exception) -> bool:
+# -- errors
+
+
+def _is_transient(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, grpc.RpcError):
-        return error.code() in PASSING and TOO_LARGE not in str(error.details())
-    return not isinstance(error, UnexpectedResponse) or error.status_code in PASSING_STATUSES
-
-
-def _make_error(address: Address, error: Exception) -> RandSlotError:
-    missing = isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.NOT_FOUND
-    return (NotFoundError if missing else RandSlotError)(f"{address}: {_reason(error)}")
-
-
-def _reason(error: Exception) -> str:
-    """Return why a request failed, in one line."""
-    if not isinstance(error, grpc.RpcError):
-        return first_line(error)
-    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return f"the server refuses this key: put the right one into the environment as {KEY}"
-    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"no answer within {ANSWER_SECONDS} seconds"
-    if error.code() == grpc.StatusCode.UNAVAILABLE and not _is_answer(error):
-        return "no server answers there: is it running, is this its gRPC port, and does it speak TLS or not?"
-    if error.code() == grpc.StatusCode.UNIMPLEMENTED and NO_GRPC in str(error.details()):
-        return "what answers there is not Qdrant's gRPC port, or a proxy is in between"
-    details = " ".join(str(error.details()).split())  # a cluster has a line for each node
-    if passed_on := re.search(BETWEEN_NODES, details):
-        return _reason_between_nodes(*passed_on.groups(default=""))
-    if NO_MAJORITY in details:
-        return "the nodes that are left cannot agree on a change: most nodes of the cluster must be there"
-    if len(details) > LONGEST:
-        details = details[:LONGEST] + " ..."
-    return f"{details} ({error.code().name.lower().replace('_', ' ')})"
-
-
-def _reason_between_nodes(status: str, message: str) -> str:
-    """Return what one node says that it got from another one."""
-    if status not in AWAY:
-        return message[:LONGEST]
-    place = re.search(r"https?://([^/\s]+)", message)
-    return f"a node that has the only copy left of some data is away{f' ({place[1]})' if place else ''}: start it again"
+        return error.code() in TRANSIENT and "message larger than max" not in str(error.details())
+    return not isinstance(error, UnexpectedResponse) or error.status_code in (429, 500, 502, 503, 504)
 
 
 def _is_answer(error: Any) -> bool:
@@ -349,24 +301,32 @@ def _is_answer(error: Any) -> bool:
         return not isinstance(error, ResponseHandlingException)
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         describe = getattr(error, "debug_error_string", None)
-        return describe is not None and FROM_SERVER in str(describe())
+        return describe is not None and "received from peer" in str(describe())
     return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
-def any_of(key: str, values: Iterable[str]) -> models.FieldCondition:
-    """Return the condition that a field has one of these values."""
-    return models.FieldCondition(key=key, match=models.MatchAny(any=sorted(values)))
-
-
-def equal(**values: str | tuple[str, ...]) -> models.Filter:
-    """Return a filter for points with these values, or one of several."""
-    conditions: list[Any] = []
-    for key, value in values.items():
-        conditions.append(any_of(key, (value,) if isinstance(value, str) else value))
-    return models.Filter(must=conditions)
-
-
-def chunks(values: Sequence[T], num: int) -> Iterator[list[T]]:
-    """Yield values in lists of at most `num`."""
-    for start in range(0, len(values), num):
-        yield list(values[start : start + num])
+def _explain(error: Exception) -> str:
+    """Return in one line why a request failed, and what to do."""
+    if not isinstance(error, grpc.RpcError):
+        return first_line(error)
+    code, details = error.code(), " ".join(str(error.details()).split())  # a cluster has a line for each node
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return "the server refuses this key: put the right one into the environment as QDRANT_API_KEY"
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"no answer within {ANSWER_SECONDS} seconds"
+    if code == grpc.StatusCode.UNAVAILABLE and not _is_answer(error):
+        return "no server answers there: is it running, is this its gRPC port, and does it speak TLS or not?"
+    if code == grpc.StatusCode.UNIMPLEMENTED and "http2 header with status" in details:
+        return "what answers there is not Qdrant's gRPC port, or a proxy is in between"
+    if "Waiting for consensus operation" in details:
+        return "the nodes that are left cannot agree on a change: most nodes of the cluster must be there"
+    # What one node got from another, in Rust: Tonic status error: status: Unavailable, message: "...", details: ...
+    between = re.search(r'Tonic status error: (?:status|code): \W*(\w+).*?(?:, message: "(.*?)", details|$)', details)
+    if between is None:
+        short = details if len(details) <= MAX_REASON else details[:MAX_REASON] + " ..."
+        return f"{short} ({code.name.lower().replace('_', ' ')})"
+    status, message = between.groups(default="")
+    if status not in ("Unavailable", "DeadlineExceeded", "Cancelled", "Unknown"):
+        return message[:MAX_REASON]
+    place = re.search(r"https?://([^/\s]+)", message)
+    return f"a node that has the only copy left of some data is away{f' ({place[1]})' if place else ''}: start it again"

@@ -1,0 +1,532 @@
+"""What a library on a Qdrant server has beside its pages: its description, its files, and the write lease.
+
+COLLECTION-files holds points without vectors, called records here: one about the library (format and model), one for
+each file (the manifest), and one that says who holds the lease. It has one shard, so that one request is one step.
+
+The lease is an alias of that collection. A process acquires it by renaming the alias that it has seen to one of its own,
+which says until when it is valid. A server refuses to rename an alias that is not there any more, and the nodes of a
+cluster agree on the order of all renames by consensus. So of two processes one is refused, whichever nodes they ask and
+whichever nodes are lost meanwhile. See "Why there is one writer" in docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from threading import Event, RLock, Thread
+from typing import Any
+
+from qdrant_client import models
+
+from ...errors import BusyError, RandSlotError, UsageError
+from ..address import FILES, Address
+from ..location import Location, has_ended, lost_pages
+from ..manifest import File, replaced
+from ..models import read_binding
+from .base import BYTES_PER_NUMBER, mean_numbers
+from .qdrant import ServerStore
+from .qdrant_connection import LISTED_POINTS, Connection, NotFoundError, connect, is_id
+
+ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
+LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))
+LEASE_PREFIX = "randslot-lease"  # of an alias
+RAW = "bytes:"  # before the hexadecimal bytes of a path that is not valid text
+
+
+class ServerRecords:
+    """Records by id."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.name = connection.address.collection + FILES
+        self.lease_number: Callable[[], int] = lambda: 0
+        self.num_puts = count(1)
+
+    def exist(self) -> bool:
+        """Whether the collection is there."""
+        return self.connection.exists(self.name)
+
+    def make(self) -> None:
+        """Make the collection."""
+        fields: dict[str, Any] = dict.fromkeys(
+            ("kind", "source", "hash", "state", "token"), models.PayloadSchemaType.KEYWORD
+        )
+        fields |= dict.fromkeys(("num_pages", "stamp"), models.PayloadSchemaType.INTEGER)
+        self.connection.make(
+            self.name,
+            fields,
+            vectors_config={},
+            shard_number=1,
+            replication_factor=self.connection.address.replicas,
+            write_consistency_factor=self.connection.address.consistency,
+        )
+
+    def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep records by id.
+
+        A record is stamped with the number of the lease and a count, and replaces none with a later stamp. So a late
+        write, from a node that was frozen or a process that lost its lease, changes nothing.
+        """
+        stamp = self.lease_number() * 2**32 + next(self.num_puts)
+        earlier = models.FieldCondition(key="stamp", range=models.Range(lt=stamp))
+        missing = models.IsEmptyCondition(is_empty=models.PayloadField(key="stamp"))
+        points = []
+        for id, record in records.items():
+            points.append(models.PointStruct(id=id, vector={}, payload={**record, "stamp": stamp}))
+        for start in range(0, len(points), LISTED_POINTS):
+            self.connection.write(
+                "upsert",
+                collection_name=self.name,
+                points=points[start : start + LISTED_POINTS],
+                update_filter=models.Filter(should=[missing, earlier]),
+            )
+
+    def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return records by id; those that are not there are left out."""
+        found: dict[str, dict[str, Any]] = {}
+        ids = list(ids)
+        for start in range(0, len(ids), LISTED_POINTS):
+            some = ids[start : start + LISTED_POINTS]
+            for record in self.connection.ask("retrieve", collection_name=self.name, ids=some, with_payload=True):
+                found[str(record.id)] = record.payload
+        return found
+
+    def find(self, **values: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """Return the records with these values, or one of several."""
+        records = self.connection.scroll(self.name, _match(values))
+        return {str(record.id): record.payload for record in records}
+
+    def forget(self, id: str) -> None:
+        """Delete a record."""
+        self.connection.write("delete", collection_name=self.name, points_selector=[id])
+
+    def tally(self, key: str, **values: str) -> dict[str, int]:
+        """Count the records with these values, by the values of a key."""
+        return self.connection.facet(self.name, key, _match(values), self.connection.count(self.name) + 1)
+
+
+def _match(values: Mapping[str, str | tuple[str, ...]]) -> models.Filter:
+    must: list[Any] = []
+    for key, value in values.items():
+        wanted = [value] if isinstance(value, str) else list(value)
+        must.append(models.FieldCondition(key=key, match=models.MatchAny(any=wanted)))
+    return models.Filter(must=must)
+
+
+# -- files
+
+
+class ServerManifest:
+    """The files of a library, as records."""
+
+    def __init__(self, records: ServerRecords) -> None:
+        self.records = records
+
+    def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
+        wanted = {"kind": "file"}
+        if source is not None:
+            wanted["source"] = _write_source(source)
+        if hash is not None:
+            wanted["hash"] = hash
+        if state is not None:
+            wanted["state"] = state
+        files = [_read_file(id, record) for id, record in self.records.find(**wanted).items()]
+        return sorted(files, key=lambda file: os.fsencode(file.source))
+
+    def get(self, ids: Iterable[str]) -> dict[str, File]:
+        found = self.records.get({id for id in ids if is_id(id)})
+        return {id: _read_file(id, record) for id, record in found.items() if record.get("kind") == "file"}
+
+    def hidden(self) -> frozenset[str]:
+        return frozenset(self.records.find(kind="file", state=("pending", "gone")))
+
+    def put(self, *files: File) -> None:
+        records = {}
+        for file in files:
+            records[file.id] = {
+                "kind": "file",
+                "source": _write_source(file.source),
+                "hash": file.hash,
+                "size": file.size,
+                "modified": file.modified,
+                "num_pages": file.num_pages,
+                "state": file.state,
+                "metadata": json.dumps(dict(file.metadata)),
+            }
+        if records:
+            self.records.put(records)
+
+    def show(self, file: File) -> list[File]:
+        old = replaced(self, file)
+        self.put(replace(file, state="done"), *old)  # one request, which the server logs as one
+        return old
+
+    def forget(self, file: File) -> None:
+        self.records.forget(file.id)
+
+    def totals(self) -> tuple[int, int]:
+        tally = self.records.tally("num_pages", kind="file", state="done")
+        return sum(tally.values()), sum(int(num) * count for num, count in tally.items())
+
+    def check(self) -> None:
+        """Nothing to do: a server checks its own files."""
+
+    def close(self) -> None:
+        """Nothing to do: the location closes the connection."""
+
+
+def _write_source(source: str) -> str:
+    """Return a path as text that a server takes."""
+    raw = os.fsencode(source)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return RAW + raw.hex()
+
+
+def _read_file(id: str, record: Mapping[str, Any]) -> File:
+    source = record["source"]
+    raw = bytes.fromhex(source.removeprefix(RAW)) if source.startswith(RAW) else source.encode()
+    return File(
+        os.fsdecode(raw),
+        record["hash"],
+        int(record["size"]),
+        int(record["modified"]),
+        int(record["num_pages"]),
+        json.loads(record["metadata"]),
+        record["state"],
+        id,
+    )
+
+
+# -- the write lease
+
+
+class LeaseNames:
+    """Aliases of the collection of records. Their changes are ordered and durable."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.collection = connection.address.collection + FILES
+
+    def list(self) -> list[str]:
+        found = self.connection.ask("get_collection_aliases", collection_name=self.collection).aliases
+        return [alias.alias_name for alias in found]
+
+    def add(self, name: str) -> None:
+        created = models.CreateAlias(collection_name=self.collection, alias_name=name)
+        self.connection.agree([models.CreateAliasOperation(create_alias=created)])
+
+    def rename(self, old: str, new: str, drop: Sequence[str] = ()) -> bool:
+        """Rename an alias and delete some that may be there; return False if the old one is not there."""
+        renamed = models.RenameAlias(old_alias_name=old, new_alias_name=new)
+        changes: list[Any] = [models.RenameAliasOperation(rename_alias=renamed)]
+        try:
+            self.connection.agree([*changes, *map(_delete_alias, drop)])
+        except NotFoundError:
+            return False
+        return True
+
+    def drop(self, name: str) -> None:
+        self.connection.agree([_delete_alias(name)])
+
+
+def _delete_alias(name: str) -> models.DeleteAliasOperation:
+    return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the name of a lease says: how often it had been acquired, until when it is valid, and by whom."""
+
+    number: int
+    until: float
+    token: str
+
+    def __str__(self) -> str:
+        return f"{LEASE_PREFIX}.{self.number}.{round(1000 * self.until)}.{self.token}"
+
+
+def read_name(name: str) -> Held | None:
+    """Read the name of a lease; None if it is another name."""
+    prefix, *parts = name.split(".")
+    if prefix != LEASE_PREFIX or len(parts) != 3:
+        return None
+    return Held(int(parts[0]), int(parts[1]) / 1000, parts[2])
+
+
+class WriteLease:
+    """The right to write. The process that holds it renews it.
+
+    A killed process loses it after a minute, or at once if the next one is on the same machine and sees that it is dead.
+    A process that was held up for too long renews it before its next write, or finds that another one has it. The clocks
+    of the machines should agree within some seconds.
+    """
+
+    def __init__(self, names: LeaseNames, records: ServerRecords, id: str, library: str, seconds: float = 60.0) -> None:
+        """Make a lease that nobody holds.
+
+        id: of the record that says who holds it. library: its name in messages. seconds: that it is valid unless it is
+        renewed.
+        """
+        self.names, self.records, self.id, self.library, self.seconds = names, records, id, library, seconds
+        self.now, self.monotonic = time.time, time.monotonic  # what machines share, and what nobody can set
+        self.held: Held | None = None
+        self.ended: set[str] = set()  # tokens of leases that this process released, even if the server was away
+        self.safe_until = 0.0  # by the monotonic clock
+        self.owner = {"host": socket.gethostname(), "machine": _identify_machine(), "pid": os.getpid()}
+        self._lock = RLock()
+
+    @property
+    def number(self) -> int:
+        """How often the lease had been acquired when this process acquired it; 0 if it does not hold it."""
+        return self.held.number if self.held else 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the lease in a block.
+
+        Errors: BusyError if another process holds it.
+        """
+        try:
+            self._acquire()
+        except BaseException:
+            self._release()  # it may have been stopped halfway
+            raise
+        over = Event()
+        thread = Thread(target=self._keep_renewing, args=[over], name="write lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self._release()
+
+    def check(self) -> None:
+        """Renew the lease if it is about to expire.
+
+        Errors: RandSlotError if this process does not hold it.
+        """
+        if self.held is None:
+            raise self._make_lost_error()
+        if self.monotonic() >= self.safe_until:
+            self.renew()
+
+    def renew(self) -> None:
+        """Renew the lease, if it is held. Afterwards the node that was asked knows all earlier changes.
+
+        Errors: RandSlotError if it is lost.
+        """
+        with self._lock:
+            if self.held is not None and not self._rename(self.held, replace(self.held, until=self._expiry())):
+                self.held = None
+                raise self._make_lost_error()
+
+    def _expiry(self) -> float:
+        return round(self.now() + self.seconds, 3)
+
+    def _rename(self, old: Held, new: Held, drop: Sequence[str] = ()) -> bool:
+        """Rename the alias; return whether this process holds the lease now."""
+        start = self.monotonic()
+        if not self.names.rename(str(old), str(new), drop):
+            # This process may have renamed it, now or in an earlier renewal: an answer can get lost.
+            mine = next((held for held in self._list() if held.token == new.token), None)
+            if mine is None or (mine != new and not self.names.rename(str(mine), str(new))):
+                return False
+        # A write may begin until then: it has half a lease to end, and clocks may differ by a tenth.
+        self.held, self.safe_until = new, start + 0.4 * self.seconds
+        return True
+
+    def _acquire(self) -> None:
+        seen = self._list()
+        self._check_free(seen)
+        if not seen:
+            seen = [Held(0, 0.0, str(uuid.uuid4()))]
+            self.names.add(str(seen[0]))
+        last = max(seen, key=lambda held: held.number)
+        others = [str(held) for held in seen if held != last]
+        if not self._rename(last, Held(last.number + 1, self._expiry(), str(uuid.uuid4())), others):
+            raise self._make_busy_error(self._list())
+        # Two processes that saw no lease may each have added one: the second one sees the first, and steps back.
+        rivals = [held for held in self._list() if held != self.held]
+        if rivals:
+            mine, self.held = self.held, None
+            self.names.drop(str(mine))
+            raise self._make_busy_error(rivals)
+        self._write_owner()
+
+    def _list(self) -> list[Held]:
+        read = [read_name(name) for name in self.names.list()]
+        return [held for held in read if held is not None]
+
+    def _check_free(self, seen: list[Held]) -> None:
+        """Refuse a lease that another process holds.
+
+        Errors: BusyError.
+        """
+        owner = self._read_owner()
+        for held in seen:
+            is_dead = held.token == owner.get("token") and self._is_dead(owner)
+            if held.until > self.now() and held.token not in self.ended and not is_dead:
+                raise self._make_busy_error([held])
+
+    def _is_dead(self, owner: Mapping[str, Any]) -> bool:
+        """Whether the owner was a process of this machine that has ended."""
+        if owner["machine"] != self.owner["machine"] or owner["pid"] == os.getpid():
+            return False
+        return has_ended(int(owner["pid"]))
+
+    def _read_owner(self) -> dict[str, Any]:
+        return self.records.get([self.id]).get(self.id, {})
+
+    def _write_owner(self) -> None:
+        """Write down who holds the lease: for messages, and for `_is_dead`."""
+        held = self.held
+        if held is not None:
+            record = {"kind": "turn", **self.owner, "token": held.token, "until": held.until}
+            with suppress(RandSlotError):
+                self.records.put({self.id: record})
+
+    def _release(self) -> None:
+        with self._lock:
+            if self.held is None:
+                return
+            self.ended.add(self.held.token)
+            try:
+                with suppress(RandSlotError):  # it will expire by itself
+                    free = replace(self.held, until=0.0)
+                    if self.names.rename(str(self.held), str(free)):
+                        self.held = free
+                        self._write_owner()
+            finally:
+                self.held = None
+
+    def _keep_renewing(self, over: Event) -> None:
+        while not over.wait(self.seconds / 6):
+            with suppress(RandSlotError):  # a server that is away for a moment: tried again until the lease expires
+                self.renew()
+                self._write_owner()
+
+    def _make_lost_error(self) -> RandSlotError:
+        return RandSlotError(f"lost the write lease of {self.library} (timeout): run the command again")
+
+    def _make_busy_error(self, held: Sequence[Held]) -> BusyError:
+        owner = self._read_owner()
+        process = "another process"
+        if owner.get("token") in [one.token for one in held]:
+            process = f"process {owner['pid']} of {owner['host']}"
+        return BusyError(
+            f"library {self.library} is being written by {process}: wait until it ends, or a minute if it was killed"
+        )
+
+
+def _identify_machine() -> str:
+    """Return what two processes share if one can see whether the other is alive."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+# -- the library
+
+
+class ServerLocation(Location):
+    """A library on a server, which many processes may search and one at a time may write."""
+
+    shared = True
+
+    def __init__(self, address: Address, *, create: bool) -> None:
+        """Connect to a server.
+
+        Errors: RandSlotError if it does not answer, or the collection is there and not a library.
+        """
+        self.name, self.folder, self.collection = str(address), address.folder, address.collection
+        self.connection = connect(address)
+        self.records = ServerRecords(self.connection)
+        self.manifest = ServerManifest(self.records)
+        self.lease = WriteLease(LeaseNames(self.connection), self.records, LEASE_ID, self.name)
+        self.records.lease_number = lambda: self.lease.number
+        self.connection.check_write = self.lease.check
+        self.connection.catch_up = self.lease.renew
+        if self.read() is not None:
+            return
+        if not create:
+            self.close()
+            raise UsageError(f"no library at {self.name}: randslot index makes one")
+        if self.connection.exists(self.collection) and self.connection.count(self.collection):
+            self.close()
+            raise UsageError(f"{self.name} is not a library and not empty: name another collection")
+
+    def read(self) -> dict[str, Any] | None:
+        if not self.records.exist():
+            return None
+        return self.records.get([ABOUT_ID]).get(ABOUT_ID)
+
+    def write(self, about: dict[str, Any]) -> None:
+        """Write about the library last: one that is half made is not a library yet, and can be made again."""
+        if not self.records.exist():
+            self.records.make()
+        if self.read() is None:
+            ServerStore(self.connection, about["model"] and int(about["model"]["dimension"]))
+        with nullcontext() if self.lease.held else self.hold_lease():
+            self.records.put({ABOUT_ID: about})
+
+    def open(self, dim: int | None, *, repair: bool) -> None:
+        if not (repair or self.connection.exists(self.collection)):
+            raise lost_pages(self.name)
+        self.store = ServerStore(self.connection, dim)
+
+    def read_blob(self, kind: str, file: str) -> bytes | None:
+        parts = self.records.find(kind=kind).values()
+        newest = max(parts, key=lambda part: int(part["stamp"]), default=None)
+        if newest is None:
+            return None
+        kept = [part for part in parts if part["token"] == newest["token"]]
+        kept.sort(key=lambda part: int(part["number"]))
+        if len(kept) < int(newest["parts"]):  # of a process that was killed here
+            return None
+        return b"".join(base64.b64decode(part["content"]) for part in kept)
+
+    def write_blob(self, kind: str, file: str, content: bytes) -> None:
+        parts = [content[start : start + 2**19] for start in range(0, len(content), 2**19)]
+        token = uuid.uuid4().hex
+        for number, part in enumerate(parts):
+            id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"randslot:{kind}:{number}"))
+            record = {"kind": kind, "token": token, "number": number, "parts": len(parts)}
+            self.records.put({id: {**record, "content": base64.b64encode(part).decode()}})
+
+    def hold_lease(self) -> AbstractContextManager[None]:
+        return self.lease.hold()
+
+    def is_same(self, other: Location) -> bool:
+        return isinstance(other, ServerLocation) and str(other.lease.held) in self.lease.names.list()
+
+    def check(self) -> None:
+        """Count in both collections, which asks every shard: if nodes are lost, some may answer and others not."""
+        for collection in (self.records.name, self.collection):
+            self.connection.count(collection, exact=False)
+
+    def size(self) -> int:
+        """Return the bytes of the vectors: a server does not say what it takes on disk."""
+        about = self.read() or {}
+        if about.get("model") is None:
+            return 0
+        model = read_binding(about["model"], self.name)
+        num = model.num_vectors("page")
+        numbers = num * model.dimension if num else mean_numbers(self.store)
+        return BYTES_PER_NUMBER * numbers * self.connection.count(self.collection)
+
+    def close(self) -> None:
+        self.connection.close()
