@@ -24,8 +24,8 @@ from record import keep, print_table
 
 from randslot.evaluation.analysis import Budget
 from randslot.library.address import Address, read_address
-from randslot.library.stores.base import StoredPage
-from randslot.library.stores.qdrant import ServerStore, make_point, split_pages
+from randslot.library.stores.base import Point, StoredPage, make_payload, make_vectors
+from randslot.library.stores.qdrant import ServerStore, make_message, split_pages
 from randslot.library.stores.qdrant_connection import connect
 
 SIZES = ((4, 2048), (4, 256))
@@ -106,7 +106,7 @@ def measure(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
     start = time.process_time()
     requests = 0
     for some in split_pages(pages):
-        points = [make_point(page) for page in some]
+        points = [make_message(Point(page.id, make_vectors(page), make_payload(page))) for page in some]
         connection.upsert(q.UpsertPoints(collection_name="pages", wait=True, points=points))
         requests += 1
     seconds = time.process_time() - start

@@ -20,6 +20,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from record import RESULTS, keep, print_table
 from scale import cpu_of
 
 from randslot.library.results import Progress
-from randslot.library.sketches import Sketching
+from randslot.library.sketches import LibrarySketches
 from randslot.library.stores.base import StoreQuery, Where
 
 SEARCHES = 100
@@ -97,16 +98,17 @@ def make_sketches(target: Target, lines: Floats) -> Any:
         if now.stage == "sketches" and now.pages_done % 100_000 == 0:
             say(f"{now.pages_done:,} sketches")
 
-    sketching = Sketching(
+    location: Any = SimpleNamespace(
         name="benchmark",
+        shared=False,
         store=target.store,
-        visible=(),
-        hidden=frozenset(),
-        embed=lambda texts: [lines[int(text)] for text in texts],
-        save=lambda _: None,
-        note=lambda _: None,
+        manifest=SimpleNamespace(find=lambda **_: [], hidden=frozenset),
+        read=dict,
+        write=lambda _: None,
+        write_blob=lambda *_: None,
     )
-    return sketching.make([str(number) for number in range(len(lines))], None, show)
+    texts = [str(number) for number in range(len(lines))]
+    return LibrarySketches(location).make(texts, lambda some: [lines[int(text)] for text in some], show)
 
 
 def search_all(target: Target, queries: Floats, pages: int, *, exact: bool) -> dict[str, tuple[list[set[str]], float]]:

@@ -79,7 +79,7 @@ def test_imports_point_one_way():
         ("qdrant_edge", "library.stores.edge"),
         (
             "qdrant_client",
-            ("library.stores.qdrant_connection", "library.stores.qdrant_manifest", "library.stores.qdrant"),
+            ("library.stores.qdrant_connection", "library.stores.qdrant_records", "library.stores.qdrant"),
         ),
         ("rapidocr", "pages.ocr"),
         ("ray", "library.ray_reader"),

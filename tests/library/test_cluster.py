@@ -20,8 +20,8 @@ from qdrant_nodes import Node, url_of
 from randslot.errors import BusyError, RandSlotError
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
-from randslot.library.stores.qdrant import ServerLocation
 from randslot.library.stores.qdrant_connection import Connection, connect
+from randslot.library.stores.qdrant_records import ServerLocation
 from support.libraries import ToyReader, new_collection, visible, write_tiff
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]

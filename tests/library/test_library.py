@@ -769,7 +769,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path, papers):
 
 
 def test_one_process_at_a_time(library, model, tmp_path):
-    with pytest.raises(RandSlotError, match=f"is in use by another process \\({os.getpid()}\\): one at a time"):
+    with pytest.raises(RandSlotError, match=f"is in use by another process \\({os.getpid()}\\): wait until it ends"):
         Library(tmp_path / "lib", model)
     assert library.search("tax") == []
 

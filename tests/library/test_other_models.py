@@ -21,12 +21,13 @@ from randslot.library.stores.base import (
     StoredPage,
     StoreQuery,
     Where,
-    split_by_size,
+    measure_page,
     page_id,
     pages_at_once,
+    split_by_size,
 )
 from randslot.library.stores.edge import EdgeStore
-split_pages=None
+from randslot.library.stores.qdrant import split_pages
 from randslot.model import open_model
 from randslot.pages import open_page, read_page_text
 from support import others
@@ -198,8 +199,8 @@ def test_the_largest_pages_are_stored_found_and_read(tmp_path: Path, num: int, d
 def test_pages_go_in_by_their_size() -> None:
     large = [StoredPage(FILE, number, "", np.zeros((3000, 512), np.float32)) for number in range(1, 6)]
     small = [StoredPage(FILE, number, "", np.zeros((1, 64), np.float32)) for number in range(6, 11)]
-    assert [len(some) for some in group_pages([*large, *small], 64)] == [2, 2, 6]
-    assert [len(some) for some in group_pages(small, 2)] == [2, 2, 1]
+    for pages, max_num, wanted in (([*large, *small], 64, [2, 2, 6]), (small, 2, [2, 2, 1])):
+        assert [len(some) for some in split_by_size(pages, measure_page, 4 * MAX_NUMBERS, max_num)] == wanted
 
 
 def test_a_page_that_no_request_can_hold_is_told() -> None:

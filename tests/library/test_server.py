@@ -27,14 +27,20 @@ from randslot.library.address import Address, read_address
 from randslot.library.languages import make_stored_text
 from randslot.library.library import Library
 from randslot.library.stores import qdrant_connection as connecting
-from randslot.library.stores.base import StoredPage, StoreQuery, Where, make_payload
+from randslot.library.stores.base import (
+    Filter,
+    Point,
+    StoredPage,
+    StoreQuery,
+    Where,
+    make_payload,
+    make_vectors,
+)
 from randslot.library.stores.qdrant import (
-    ABOUT_ID,
     DEFAULT_LIMITS,
     RequestLimits,
-    ServerRecords,
     ServerStore,
-    make_point,
+    make_message,
     split_pages,
 )
 from randslot.library.stores.qdrant_connection import (
@@ -45,6 +51,7 @@ from randslot.library.stores.qdrant_connection import (
     Connection,
     connect,
 )
+from randslot.library.stores.qdrant_records import ABOUT_ID, ServerRecords
 from randslot.pages.text import PageText
 from randslot.serve.service import Choice, Service
 from randslot.serve.uploads import UploadLimits
@@ -156,7 +163,7 @@ def test_requests_stay_below_the_limit(standin):
     assert sum(page.vectors.nbytes for page in pages) > LIMIT / 2
     assert standin.asked.count("Upsert") == len(list(split_pages(pages))) == 3
     assert DEFAULT_LIMITS.bytes / 2 < standin.largest < LIMIT / 3
-    assert store.num_pages() == 700
+    assert store.count(Filter()) == 700
     connection.close()
 
 
@@ -168,7 +175,8 @@ def test_a_point_is_what_the_client_makes_of_it():
         "words": models.SparseVector(indices=list(text.terms.numbers), values=list(text.terms.weights)),
     }
     wanted = models.PointStruct(id=page.id, vector=vectors, payload=make_payload(page))
-    assert make_point(page) == RestToGrpc.convert_point_struct(wanted)
+    point = Point(page.id, make_vectors(page), make_payload(page))
+    assert make_message(point) == RestToGrpc.convert_point_struct(wanted)
 
 
 def test_a_page_that_is_a_request_of_its_own():
@@ -186,7 +194,7 @@ def test_many_files_in_a_filter_are_several_requests(standin):
     (all_hits,) = store.search([StoreQuery(query)], 7, Where(), exact=True)
     standin.asked.clear()
     (hits,) = store.search([StoreQuery(query)], 3, Where(files=frozenset(files[:5])), exact=True)
-    assert standin.asked == ["QueryBatch"] * 3
+    assert standin.asked == ["QueryBatch"]
     assert hits == [hit for hit in all_hits if hit.file in files[:5]][:3]
     connection.close()
 
@@ -646,7 +654,7 @@ def test_the_commands_are_the_same(url, saved, papers):
     status = run("library", "status", "-l", url)
     assert str(read_address(url))[:30] in status  # as long as a terminal is wide
     assert "a.tif  (3 pages)" in run("library", "list", "-l", url)
-    assert "1 file forgotten" in run("library", "remove", "c.png", "-l", url, "--yes")
+    assert "1 file removed" in run("library", "remove", "c.png", "-l", url, "--yes")
     assert "6 pages, all as they should be" in run("library", "verify", "-l", url)
 
 

@@ -34,7 +34,7 @@ from randslot.library.stores.base import (
     page_id,
 )
 from randslot.library.stores.edge import EdgeStore
-ServerStore = None
+from randslot.library.stores.qdrant import ServerStore
 from randslot.library.stores.qdrant_connection import connect
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
@@ -288,9 +288,7 @@ def test_hidden_and_deleted_pages_do_not_count_for_how_rare_a_word_is(store, req
     assert found_by(store, ask("deferred")) == pytest.approx(before)
 
 
-def test_words_and_vectors_together_are_a_sum_over_ranks(store, request):
-    if request.node.callspec.params["store"] == "server":
-        pytest.skip("servers before 1.17 know no weights")
+def test_words_and_vectors_together_are_a_sum_over_ranks(store):
     pages = make_word_pages(vectors=True)
     store.add(pages)
     wanted = ExactStore(DIM)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
 from ..words.analyzer import Terms
-from .folder import is_kept
 from .ingest import SAFE_SECONDS
 from .library import Library
-from .location import clear
+from .location import clear, is_kept
 from .manifest import File
 from .models import check_model
 from .results import Progress

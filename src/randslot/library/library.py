@@ -25,12 +25,10 @@ from ..pages.ocr import MISSING, find_engine
 from ..words.language import find_language
 from ..words.query import read_query
 from ..words.snippets import Found, find_words
-from .address import is_address, read_address
 from .backfill import Backfill, Ocr
-from .folder import IMAGES, LIBRARY_FILE, FolderLocation, is_kept
 from .ingest import Ingest
 from .languages import LibraryWords, read_stored_text
-from .location import FORMAT, FORMATS, Location, clear
+from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, open_location
 from .manifest import File
 from .models import (
     EMBEDDED,
@@ -44,7 +42,7 @@ from .models import (
 from .readers import FileReader, LocalReader, TellingReader
 from .results import BY, By, Hit, Match, Progress, SearchResult, Status, Summary
 from .search import check_metadata, find_unknown, make_where, search
-from .sketches import LOOK_SECONDS, LibrarySketches, Made, Sketching
+from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.base import BYTES_PER_NUMBER, StoredPage, Vectors, mean_numbers
 from .verify import verify_library
@@ -279,24 +277,12 @@ class Library:
         """
         self.models.need_binding()
         with self.write():
-            sketching = Sketching(
-                name=self.name,
-                store=self.store,
-                visible={file.id for file in self.manifest.find(state="done")},
-                hidden=self.manifest.hidden(),
-                embed=self.models.embed_lines,
-                save=self.location.keep_sketcher,
-                note=self.sketches.note,
-            )
-            return sketching.make(queries, self.sketches.begun, progress)
+            return self.sketches.make(queries, self.models.embed_lines, progress)
 
     def remove_sketches(self) -> None:
         """Forget all sketches: searches by vectors look at all pages again."""
         with self.write():
-            if self.sketches.noted:
-                self.store.sketches = None
-                self.sketches.note(None)
-                self.store.clear_sketches()
+            self.sketches.remove()
 
     def _check_reading(self) -> None:
         """Check whether the model can read the pages, and keep the answer for searches."""
@@ -579,18 +565,6 @@ def _open_pool(workers: int) -> WorkerPool:
     if workers < 0:
         raise UsageError(f"workers must be at least 0, not {workers}")
     return WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1))
-
-
-def open_location(place: Name, *, create: bool) -> Location:
-    """Return the location of a library, by its folder or its address."""
-    if not os.fspath(place):
-        raise UsageError("an empty path of a library: name its folder, or an address such as qdrant://host:6334/papers")
-    if is_address(os.fspath(place)):
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
-        from .stores.qdrant import ServerLocation
-
-        return ServerLocation(read_address(os.fspath(place)), create=create)
-    return FolderLocation(Path(place).expanduser(), create=create)
 
 
 def delete_library(folder: Path) -> None:

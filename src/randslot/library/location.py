@@ -71,7 +71,7 @@ class Location(ABC):
 
     @abstractmethod
     def read_blob(self, kind: str, file: str) -> bytes | None:
-        """Return bytes that belong to the library; None if there are none. kind, file: names on a server, in a folder."""
+        """Return bytes that belong to the library, if any. kind, file: their name on a server, and in a folder."""
 
     @abstractmethod
     def write_blob(self, kind: str, file: str, content: bytes) -> None:
@@ -99,7 +99,7 @@ class Location(ABC):
         """
         return nullcontext()
 
-    def announce(self, socket: str | None) -> None:
+    def announce(self, socket: str | None) -> None:  # noqa: B027
         """Tell other processes where this one answers them; None: nowhere any more."""
 
     def is_same(self, other: Location) -> bool:
@@ -152,25 +152,32 @@ class FolderLocation(Location):
 
     def _acquire_lock(self) -> None:
         self.lock = FileLock(self.folder / "lock", thread_local=False)  # another thread may close the library
-        owner: dict[str, Any] = {}
-        with suppress(RandSlotError):  # it is being written just now
-            owner = read_json(self.folder / OWNER)
         try:
-            # A process that a killed one was about to start may keep its lock for a moment.
-            self.lock.acquire(timeout=5.0 if has_ended(owner.get("pid", os.getpid())) else 0)
+            try:
+                self.lock.acquire(timeout=0)
+            except Timeout:
+                if not has_ended(self._read_owner().get("pid", os.getpid())):
+                    raise
+                self.lock.acquire(timeout=5.0)  # a process that a killed one was about to start may keep it so long
             self.announce(None)
         except Timeout as error:
-            pid, socket = owner.get("pid", "unknown"), owner.get("socket")
-            remedy = "stop it" if socket else "share it with randslot serve"
+            owner = self._read_owner()
+            remedy = "stop it" if owner.get("socket") else "share it with randslot serve"
             raise InUseError(
-                f"library {self.folder} is in use by another process ({pid}): wait until it ends, or {remedy}", socket
+                f"library {self.folder} is in use by another process ({owner.get('pid', 'unknown')}): wait until it "
+                f"ends, or {remedy}",
+                owner.get("socket"),
             ) from error
         except OSError as error:
             raise UsageError(
-                f"cannot write into {self.folder}: {error.strerror or error}. Searching writes too (a lock, the engine's "
-                "log): copy the folder to where you may write (cp -r, then chmod -R u+w), or let its owner run randslot "
-                "serve"
+                f"cannot write into {self.folder}: {error.strerror or error}. Searching writes too (a lock, a log): "
+                "copy the folder to where you may write (cp -r, then chmod -R u+w), or let its owner run randslot serve"
             ) from error
+
+    def _read_owner(self) -> dict[str, Any]:
+        with suppress(RandSlotError):  # it is being written just now
+            return read_json(self.folder / OWNER)
+        return {}
 
     def announce(self, socket: str | None) -> None:
         write_json(self.folder / OWNER, {"pid": os.getpid(), "socket": socket})

@@ -31,7 +31,7 @@ from ..pages.ocr import show_advice
 from ..words.language import NO_STEMS
 from ..words.snippets import Snippet
 from .address import is_address
-from .folder import folder_size
+from .location import folder_size
 from .manifest import File
 from .results import Copy, Hit, Progress, Status, Summary
 from .search import is_meant

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import RandSlotError, first_line
-from ..library.folder import is_kept
 from ..library.library import Library
+from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name, tell_apart
 from ..library.results import By, Hit
 from ..library.search import has_metadata

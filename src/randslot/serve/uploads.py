@@ -21,8 +21,8 @@ from threading import Event, Lock, Thread
 from typing import Any, Literal
 
 from ..errors import BusyError, RandSlotError
-from ..library.folder import UPLOADS
 from ..library.library import Library
+from ..library.location import UPLOADS
 from ..library.manifest import show_name
 from ..library.results import Progress
 from ..library.workers import WorkerPool

@@ -45,8 +45,8 @@ class Tuning:
     certain_rank, witness_rank, certainty: a search by codes is certain if the score of the one is ahead of that of the
     other by `certainty` standard errors of a code. If not, all pages are scored.
 
-    pool, rank_offset: a search by words and vectors takes the best `pool` pages by each (at least two for each hit), and
-    a page at rank r gets 1 / (rank_offset + r / weight) from each. How these were chosen: research/log.md.
+    pool, rank_offset: a search by words and vectors takes the best `pool` pages by each (or two for each hit), and a
+    page at rank r gets 1 / (rank_offset + r / weight) from each. How these were chosen: research/log.md.
     """
 
     candidates: int = 1000
@@ -86,7 +86,7 @@ Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
 
 @dataclass(frozen=True)
 class StoredText:
-    """The text of a page. boxes: of its words, eight bytes each. words: in their order, for phrases. terms: for BM25."""
+    """The text of a page. boxes: of its words, eight bytes each. words: in order, for phrases. terms: for BM25."""
 
     origin: Origin
     text: str = ""
@@ -430,7 +430,8 @@ class Store(ABC):
             some = Filter(none_of={"origin": others} if others else {})
         elif origins is not None:
             some = Filter({"origin": origins})
-        has, lacks = [], []
+        has: list[str] = []
+        lacks: list[str] = []
         if vectors is not None and self.dim is not None:
             (has if vectors else lacks).append(VECTOR_NAME)
         if sketch is not None:
@@ -587,8 +588,9 @@ def make_changes(page: StoredPage) -> dict[str, Any]:
     return payload
 
 
-def read_page(payload: Mapping[str, Any], vectors: Mapping[str, Any]) -> StoredPage:
-    """Return the page of a point, as much as was read of it."""
+def read_page(record: Any) -> StoredPage:
+    """Return the page of a record, as much as was read of it; both engines have records of one shape."""
+    payload, vectors = record.payload, record.vector or {}
     own = np.array(vectors[VECTOR_NAME], np.float32) if VECTOR_NAME in vectors else None
     text = None
     if "origin" in payload:
@@ -612,6 +614,11 @@ def _make_filter(query: StoreQuery, where: Where) -> Filter:
 
 def _hide(files: Collection[str]) -> dict[str, Collection[str]]:
     return {"file": files} if files else {}
+
+
+def read_hit(point: Any) -> StoreHit:
+    """Return the hit of a scored point."""
+    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
 
 
 def fuse(lists: Sequence[tuple[Sequence[StoreHit], float]], rank_offset: int) -> list[StoreHit]:

@@ -37,6 +37,7 @@ from .base import (
     Tuning,
     Vectors,
     make_vector_field,
+    read_hit,
     read_page,
 )
 
@@ -68,7 +69,11 @@ class EdgeStore(Store):
         text = edge.TextIndexParams(
             tokenizer=edge.TokenizerType.Whitespace, phrase_matching=True, lowercase=False, memory=edge.Memory.Cold
         )
-        kinds = {KEYWORDS: edge.PayloadSchemaType.Keyword, INTEGERS: edge.PayloadSchemaType.Integer, TEXTS: text}
+        kinds: dict[tuple[str, ...], Any] = {
+            KEYWORDS: edge.PayloadSchemaType.Keyword,
+            INTEGERS: edge.PayloadSchemaType.Integer,
+            TEXTS: text,
+        }
         for names, kind in kinds.items():
             for name in names:
                 shard.update(edge.UpdateOperation.create_field_index(name, kind))
@@ -153,12 +158,12 @@ class EdgeStore(Store):
         with _reading():
             batch = edge.QueryBatchRequest([_make_request(request) for request in requests])
             found = self.shard.query_batch(batch)
-        return [[_read_hit(point) for point in points] for points in found]
+        return [[read_hit(point) for point in points] for points in found]
 
     def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
             records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
-        return {str(record.id): read_page(record.payload, record.vector or {}) for record in records}
+        return {str(record.id): read_page(record) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
         offset = None
@@ -166,7 +171,7 @@ class EdgeStore(Store):
             request = edge.ScrollRequest(offset, 1000, _make_filter(some), with_payload=[*PLACE, "image"])
             records, offset = self.shard.scroll(request)
             for record in records:
-                yield read_page(record.payload, {})
+                yield read_page(record)
             if offset is None:
                 return
 
@@ -198,8 +203,8 @@ def _reading() -> Iterator[None]:
         yield
     except Exception as error:  # the engine has no errors of its own
         raise DamagedError(
-            f"the library's vectors are damaged ({first_line(error)}): randslot library verify --repair, then index its "
-            "files"
+            f"the library's vectors are damaged ({first_line(error)}): "
+            "randslot library verify --repair, then index its files"
         ) from error
 
 
@@ -255,7 +260,9 @@ def _make_request(request: Nearest) -> edge.QueryRequest:
         params = edge.SearchParams(idf=edge.IdfParams(_make_filter(request.corpus)))
     else:
         by_codes = request.oversampling > 0
-        codes = edge.QuantizationSearchParams(ignore=not by_codes, rescore=True, oversampling=request.oversampling or None)
+        codes = edge.QuantizationSearchParams(
+            ignore=not by_codes, rescore=True, oversampling=request.oversampling or None
+        )
         params = edge.SearchParams(exact=not by_codes, quantization=codes)
     return edge.QueryRequest(
         request.limit,
@@ -265,10 +272,6 @@ def _make_request(request: Nearest) -> edge.QueryRequest:
         filter=some,
         with_payload=PLACE,
     )
-
-
-def _read_hit(point: Any) -> StoreHit:
-    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
 
 
 def _make_filter(some: Filter) -> edge.Filter:

@@ -39,6 +39,7 @@ from .base import (
     Vectors,
     make_vector_field,
     measure_page,
+    read_hit,
     read_page,
     split_by_size,
 )
@@ -213,7 +214,7 @@ class ServerStore(Store):
             asked = [_make_request(request) for _, request in batch]
             answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=asked)
             for (number, _), answer in zip(batch, answers, strict=True):
-                found[number] += [_read_hit(point) for point in answer.points]
+                found[number] += [read_hit(point) for point in answer.points]
         best = []
         for request, hits in zip(requests, found, strict=True):
             best.append(nlargest(request.limit, hits, key=lambda hit: hit.score))
@@ -224,11 +225,11 @@ class ServerStore(Store):
         records = self.connection.ask(
             "retrieve", collection_name=self.name, ids=able, with_payload=True, with_vectors=True
         )
-        return {str(record.id): read_page(record.payload, record.vector or {}) for record in records}
+        return {str(record.id): read_page(record) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
         for record in self.connection.scroll(self.name, make_filter(some), with_payload=[*PLACE, "image"]):
-            yield read_page(record.payload, {})
+            yield read_page(record)
 
     def count(self, some: Filter) -> int:
         found = self.connection.ask("count", collection_name=self.name, count_filter=make_filter(some), exact=True)
@@ -358,10 +359,6 @@ def _make_request(request: Nearest) -> models.QueryRequest:
         params=params,
         with_payload=PLACE,
     )
-
-
-def _read_hit(point: Any) -> StoreHit:
-    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
 
 
 def make_filter(some: Filter) -> models.Filter:

@@ -237,9 +237,7 @@ class Connection:
 
     def facet(self, collection: str, key: str, some: models.Filter, limit: int) -> dict[str, int]:
         """Count the points that pass a filter, by the values of a field."""
-        found = self.ask(
-            "facet", collection_name=collection, key=key, facet_filter=some, limit=limit, exact=True
-        )
+        found = self.ask("facet", collection_name=collection, key=key, facet_filter=some, limit=limit, exact=True)
         return {str(hit.value): int(hit.count) for hit in found.hits if hit.count}
 
 

@@ -3,8 +3,8 @@
 COLLECTION-files holds points without vectors, called records here: one about the library (format and model), one for
 each file (the manifest), and one that says who holds the lease. It has one shard, so that one request is one step.
 
-The lease is an alias of that collection. A process acquires it by renaming the alias that it has seen to one of its own,
-which says until when it is valid. A server refuses to rename an alias that is not there any more, and the nodes of a
+The lease is an alias of that collection. A process acquires it by renaming the alias that it has seen to its own, which
+says until when it is valid. A server refuses to rename an alias that is not there any more, and the nodes of a
 cluster agree on the order of all renames by consensus. So of two processes one is refused, whichever nodes they ask and
 whichever nodes are lost meanwhile. See "Why there is one writer" in docs/scale.md.
 """
@@ -266,9 +266,9 @@ def read_name(name: str) -> Held | None:
 class WriteLease:
     """The right to write. The process that holds it renews it.
 
-    A killed process loses it after a minute, or at once if the next one is on the same machine and sees that it is dead.
-    A process that was held up for too long renews it before its next write, or finds that another one has it. The clocks
-    of the machines should agree within some seconds.
+    A killed process loses it after a minute, or at once if the next one is on the same machine and sees that it is
+    dead. A process that was held up for too long renews it before its next write, or finds that another one has it. The
+    clocks of the machines should agree within some seconds.
     """
 
     def __init__(self, names: LeaseNames, records: ServerRecords, id: str, library: str, seconds: float = 60.0) -> None:
