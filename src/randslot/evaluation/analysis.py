@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..library.library import Library
-from ..library.location import LIBRARY_FILE
 from ..model.reader import SIDES, Side
 from ..tables import Cell, Table
 from .cached_runs import CachedRun, CachedSubset, View, full_view, macro, score_subset, score_views

@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from ..errors import UsageError
-from ..library.folder import LIBRARY_FILE
+from ..library.location import LIBRARY_FILE
 from ..model.reader import SIDES
 from ..tables import Cell, Table, write_table
 from .analysis import (
