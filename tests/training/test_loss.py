@@ -193,15 +193,6 @@ def test_nested_budgets_by_hand_in_loss_and_gradients(strategy, micro_batch):
     assert max(grad.abs().max() for grad in slow.values()) > 1e-3
 
 
-def test_all_vectors_as_the_only_prefix_are_the_plain_loss():
-    model, plain = model_and_loss("qwen3-vl", "zero", 8, 0)
-    options = {"temperature": 0.5, "batch": 8, "micro_batch": 0, "mask_repeats": True}
-    expected, _ = gradients(model, plain, slice(0, 8))
-    for prefixes, same in (((4,), True), ((1, 2, 4), False)):
-        value, _ = gradients(model, Loss(model, **options, prefixes=prefixes), slice(0, 8))
-        assert (abs(value - expected) < 1e-6) == same
-
-
 def test_scores_stay_in_float32_under_autocast():
     vectors = [torch.nn.functional.normalize(torch.randn(3, 4, 64), dim=-1) for _ in range(2)]
     queries, pages = ((side, torch.ones(3, 4, dtype=torch.bool)) for side in vectors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -92,28 +91,6 @@ def test_a_retrieval_model_learns_nested_budgets_from_where_it_is(tmp_path):
     assert values[-1] < 0.1 < 1.0 < values[0]
 
 
-def test_the_output_folder_has_all_that_made_the_model(data, tmp_path):
-    model = randslot.train(small(data, tmp_path / "run", slots="fixed", lora=True, save_every=2))
-    folder = tmp_path / "run"
-    assert torch.equal(randslot.load(folder).encode_query("tax"), model.encode_query("tax"))
-    assert read_recipe(folder / "recipe.toml") == make_recipe(
-        small(data, folder, slots="fixed", lora=True, save_every=2)
-    )
-    record = json.loads((folder / "run.json").read_text())
-    assert (record["steps"], record["seed"], record["processes"]) == (3, 42, 1)
-    assert {"torch", "transformers", "randslot"} <= record["versions"].keys()
-    with (folder / "losses.csv").open() as rows:
-        table = list(csv.DictReader(rows))
-    assert [row["step"] for row in table] == ["1", "2", "3"]
-    assert float(table[0]["learning_rate"]) == 1e-3
-    assert (folder / "losses.png").stat().st_size > 5000
-    assert list((folder / "tensorboard").iterdir())
-    assert (folder / "checkpoints" / "checkpoint-2").is_dir()
-    card = (folder / "README.md").read_text()
-    assert f"3 steps of 4 pairs out of 8 from {data}" in card
-    assert "MultipleNegatives" not in card
-
-
 @pytest.mark.nightly
 def test_118195_rows_make_923_steps(tmp_path):
     """The last partial batch is dropped."""
@@ -183,13 +160,10 @@ def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("slots", "workers"), [("random", 1), ("learned", 0)])
-def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, workers, tmp_path):
+def test_a_killed_run_with_workers_resumes_with_the_losses_of_an_uninterrupted_one(tmp_path):
     """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""
     data = write_pairs(tmp_path / "dozen", 12)
-    recipe = make_recipe(
-        small(data, tmp_path / "whole", slots=slots, lora=True, steps=40, save_every=4, workers=workers)
-    )
+    recipe = make_recipe(small(data, tmp_path / "whole", lora=True, steps=40, save_every=4, workers=1))
     whole = tmp_path / "whole"
     randslot.train(recipe)
     killed = tmp_path / "killed"
@@ -203,9 +177,6 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(slots, wor
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "run.json").exists()
-    torn = killed / "checkpoints" / "checkpoint-9999"  # a checkpoint that was never finished is passed over
-    torn.mkdir()
-    (torn / "trainer_state.json").write_text('{"epoch": ')
     subprocess.run(
         command("train", str(tmp_path / "killed.toml"), "--resume"),
         env=ENVIRONMENT,
@@ -249,22 +220,6 @@ def test_what_would_fail_at_the_end_is_said_at_the_start(data, tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         randslot.train(small(data, tmp_path / "run", validation="gone.jsonl", validate_every=1))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_machine_without_git_still_finishes(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    randslot.train(small(data, tmp_path / "run"))
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["commit"] is None
-
-
-def test_a_finished_run_is_not_trained_again(data, tmp_path, capsys):
-    recipe = small(data, tmp_path / "run")
-    model = randslot.train(recipe)
-    record = (tmp_path / "run" / "run.json").read_text()
-    again = randslot.train(recipe, resume=True)
-    assert "is finished already" in capsys.readouterr().err
-    assert (tmp_path / "run" / "run.json").read_text() == record
-    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
 
 
 def test_learned_tables_have_the_optimizer_settings_of_the_adapter(data, tmp_path):
