@@ -40,7 +40,7 @@ def test_from_a_folder_of_pdfs_to_a_model(manual, tmp_path, monkeypatch, capsys)
     assert "trained 2 steps" in capsys.readouterr().err
     assert randslot.load("runs/first").encode_document(f"{manual}/washer.pdf#page=1").shape == (4, 64)
     assert run(monkeypatch, *words) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
