@@ -29,7 +29,7 @@ def test_scores_are_those_of_mteb_for_the_same_model(name: str, tmp_path: Path) 
 
     write_v2(tmp_path / "copies")
     model = open_model(str(getattr(others, f"save_{name}")(tmp_path / "model")), device="cpu")
-    wrap = MultiVectorWrapper if model.settings.several else SentenceTransformerMultimodalEncoderWrapper
+    wrap = MultiVectorWrapper if model.settings.is_multi_vector else SentenceTransformerMultimodalEncoderWrapper
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (task,) = find_tasks([], ["esg"], tmp_path / "copies")

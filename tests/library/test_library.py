@@ -140,7 +140,7 @@ def test_the_second_time_nothing_is_opened(library, papers):
 def test_the_model_is_not_loaded_where_nothing_is_to_be_read(tmp_path, saved, papers, monkeypatch):
     with Library(tmp_path / "lib", saved) as library:
         library.add(papers)
-    monkeypatch.setattr("randslot.model.remote_model.open_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("randslot.model.opening.open_torch_model", lambda *_, **__: pytest.fail("loaded"))
     with Library(tmp_path / "lib") as library:
         (papers / "a.tif").rename(papers / "x.tif")
         summary = library.add(papers)

@@ -22,10 +22,10 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
+from randslot.model import open_model
 from randslot.model.export import export_model
 from randslot.model.families import find_family
 from randslot.model.preprocessing import PAPER, Processors, Template
-from randslot.model.remote_model import open_model
 from support.exports import far, follow, save
 from support.models import make, noise
 from support.pooling_server import TokenStates, serve

@@ -16,8 +16,8 @@ from randslot.library.library import Library
 from randslot.library.models import ACROSS, LIGHT, STRONG, ReadingCheck
 from randslot.library.stores.base import StoreHit, StoreQuery
 from randslot.model import open_model
-from randslot.model import remote as remote_model
 from randslot.model import text_reader as use_reader
+from randslot.model.opening import open_torch_model
 from randslot.model.reader import read_identity
 from randslot.model.text_reader import NAME, UseReader
 from support.pdf import write_drawings
@@ -97,7 +97,7 @@ def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_needs_torch_refuses_it() -> None:
     with pytest.raises(UsageError, match="use-multilingual is for libraries"):
-        remote_model.open_model(NAME)
+        open_torch_model(NAME)
 
 
 def write_papers(folder: Path) -> Path:

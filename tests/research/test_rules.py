@@ -185,7 +185,6 @@ def test_a_study_without_its_preparations_says_so_at_once(tmp_path, monkeypatch)
         conduct(study, Console(quiet=True))
     Path("data/train").mkdir(parents=True)
     Path("data/train/lessons.jsonl").write_text("{}")
-    monkeypatch.setattr("randslot.model.hub.ask_hub", lambda *_: (None, "no network"))
     with pytest.raises(UsageError, match=r"no backbone 'runs/embedded-reading': .*samples.*pretrain"):
         conduct(study, Console(quiet=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "research"]

@@ -19,9 +19,9 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError
 from ..model.batching import Ahead, in_groups, return_freed_memory
 from ..model.model import RandSlotModel
+from ..model.opening import open_torch_model
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
-from ..model.remote_model import open_model
 from ..model.sentence_model import EmbeddingModel
 from ..pages import NoTextError, open_page, read_page_text
 from .cache import JUDGED, Judged, VectorCache, content_key, open_cache
@@ -186,7 +186,7 @@ def evaluate_model(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
-    opened = open_model(model, **settings)
+    opened = open_torch_model(model, **settings)
     evaluation = Evaluation(opened, name or model, output, cache, batch)
     results = evaluation.run(tasks)
     published = [task for task in tasks if task.benchmark in TASKS]

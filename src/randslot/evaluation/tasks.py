@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import RandSlotError, UsageError, first_line
-from ..model.hub import ask_hub
+from ..model.hub import check_dataset
 from ..pages import PageInput, list_pages, page_file
 from .cache import content_key
 from .published import TASKS
@@ -171,7 +171,7 @@ class MtebSource:
 
     def load(self) -> Iterator[Subset]:
         path, revision = self.task.metadata.dataset["path"], self.task.metadata.dataset["revision"]
-        offline = None if self.folder else ask_hub(path, revision, kind="dataset")[1]
+        offline = None if self.folder else check_dataset(path, revision)
         try:
             with _quiet(self.folder, offline is not None):
                 self.task.data_loaded = False  # another run may have freed its subsets

@@ -220,7 +220,7 @@ class LibraryModels:
             reader: PageReader = model
             return reader
         with needs_extra():
-            from ..model.loading import adopt
+            from ..model.sentence_loading import adopt
 
         return adopt(model)
 

@@ -1,4 +1,4 @@
-"""Where model files are: a folder, or a hub repository that is downloaded into the local cache once."""
+"""Where model files are: a folder, or a hub repository in the local cache."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
 from ..errors import RandSlotError, UsageError, first_line
 
-SERVING = "serving.json"  # what only an exported model has
-EMBEDDED = "embedded"  # the model that ships with the package, in a folder of that name
-# What a model is made of. Pickles in a repository are never even fetched, and Python files only if it is trusted.
+SERVING = "serving.json"  # only an exported model has it
+# Pickles are never downloaded, and Python files only if the user trusts them.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.md", "*.model", "*.metadata")
 WITH_CODE = (*MODEL_FILES, "*.py")
 
@@ -43,38 +43,36 @@ def find(
     local_files_only: bool = False,
     files: Sequence[str] = MODEL_FILES,
 ) -> Source:
-    """Find a model by folder or hub id, or the one that ships with the package by its name, "embedded".
+    """Resolve a model: a folder, a hub id (downloaded unless cached), or "embedded", which ships with the package.
 
-    A hub repository is downloaded unless it is in the cache. files: patterns of what is needed of it.
+    files: patterns of the files to download.
 
-    Errors: RandSlotError in one line if there is no such folder (a UsageError) or repository, or no network to get it.
+    Errors: UsageError if there is no such folder; RandSlotError if the hub has no such model or cannot be reached.
     """
-    if name == EMBEDDED:
-        return Source(EMBEDDED, None, Path(str(resources.files("randslot") / EMBEDDED)))
+    if name == "embedded":
+        return Source(name, None, Path(str(resources.files("randslot") / name)))
     folder = Path(name).expanduser()
     if str(name) and folder.is_dir():
         if revision is not None:
             raise UsageError(f"revision={revision!r} goes with a hub id, and {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
-    if folder.is_file():
-        raise UsageError(f"{name} is a file: name the folder of a model, or a hub id like owner/name")
-    if isinstance(name, Path) or not is_hub_id(name):
+    if isinstance(name, Path) or folder.is_file() or not is_hub_id(name):
         raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
-    commit, offline = (None, "only local files") if local_files_only else ask_hub(name, revision, token)
     try:
         snapshot = snapshot_download(
             name,
-            revision=commit or revision,
+            revision=revision,
             cache_dir=cache_folder,
             token=token,
             allow_patterns=list(files),
-            local_files_only=offline is not None,
+            local_files_only=local_files_only,
         )
-    except (OSError, HfHubHTTPError) as error:
-        reason = f"not in the local cache, and the hub gave no answer ({offline})" if offline else first_line(error)
-        raise RandSlotError(
-            f"cannot get model {name}: {reason}; check the name and the network, or pass a folder"
-        ) from error
+    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _explain(error, "model", name, revision) from error
+    except Exception as error:  # no network, a proxy, a full disk
+        absent = "not in the local cache: " if isinstance(error, LocalEntryNotFoundError) else ""
+        line = f"cannot get model {name}: {absent}{first_line(error)}"
+        raise RandSlotError(f"{line}; check the name and the network, or pass a folder") from error
     return Source(name, Path(snapshot).name, Path(snapshot))
 
 
@@ -83,21 +81,22 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and not name.startswith(".")
 
 
-def ask_hub(
-    name: str, revision: str | None, token: bool | str | None = None, kind: str = "model"
-) -> tuple[str | None, str | None]:
-    """Return the commit that a revision of a model or dataset stands for, or why the hub cannot be asked.
+def check_dataset(name: str, revision: str | None) -> str | None:
+    """Return None if the hub has a dataset, or the reason why the hub cannot be asked.
 
-    Errors: RandSlotError in one line if the hub answers that there is none, or that it is gated.
+    Errors: RandSlotError if the hub answers that there is no such dataset, or that it is gated.
     """
     try:
-        return HfApi(token=token).repo_info(name, revision=revision, repo_type=kind, timeout=10).sha, None
-    except GatedRepoError as error:
-        raise RandSlotError(
-            f"{kind} {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
-        ) from error
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
-        raise RandSlotError(f"no {kind} {name} {where} on the hub, and no folder of that name here") from error
+        HfApi().repo_info(name, revision=revision, repo_type="dataset", timeout=10)
+    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _explain(error, "dataset", name, revision) from error
     except Exception as error:  # no network, offline mode, a proxy: the cache may still have it
-        return None, first_line(error)
+        return first_line(error)
+    return None
+
+
+def _explain(error: HfHubHTTPError, kind: str, name: str, revision: str | None) -> RandSlotError:
+    if isinstance(error, GatedRepoError):
+        return RandSlotError(f"{kind} {name} is gated: accept its terms on the hub and log in with 'hf auth login'")
+    where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
+    return RandSlotError(f"no {kind} {name} {where} on the hub, and no folder of that name here")

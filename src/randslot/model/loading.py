@@ -1,4 +1,4 @@
-"""A student: a small text model that makes the vectors of queries as a large one does. Whose, it records by hash."""
+"""Makes RandSlot models: loads them, adds slots to a backbone, builds untrained ones and students."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.util import get_device_name
 from torch import Tensor
 
@@ -17,13 +16,10 @@ from .backbone import build_backbone, list_shapes, load_backbone
 from .checkpoint import add_adapter, is_saved_model, merge_adapter, read_files
 from .encoder import SlotEncoder, load_encoder
 from .families import find_family
-from .families.base import Backbone
 from .families.text import TextFamily
 from .hub import Source, find
 from .model import RandSlotModel
 from .reader import Identity
-from .sentence_loading import adopt_embedding_model
-from .sentence_model import EmbeddingModel
 from .settings import Settings
 
 
@@ -71,19 +67,19 @@ def load_source(
     backbone: str | Path | None = None,
     **settings: Any,
 ) -> RandSlotModel:
-    """As `load`, of a model that was found."""
+    """Like `load`, for a resolved source."""
     changes = {key: value for key, value in settings.items() if value is not None}
     device = str(device or get_device_name())
-    kind = choose_dtype(dtype, device)
+    weights = choose_dtype(dtype, device)
     if is_saved_model(source):
         encoder = load_encoder(
-            source, changes=changes, backbone=backbone, dtype=kind, attn_implementation=attn_implementation
+            source, changes=changes, backbone=backbone, dtype=weights, attn_implementation=attn_implementation
         )
         return _finish(encoder, lora, device)
     if backbone is not None:
         raise UsageError(f"backbone= goes with a saved RandSlot model, and {source.name} is not one")
-    chosen = Settings().change(**_with_inference(changes))
-    parts = load_backbone(source, dtype=kind, attn_implementation=attn_implementation)
+    chosen = Settings().change(**{"inference": "", **changes})  # "": what the strategy appends
+    parts = load_backbone(source, dtype=weights, attn_implementation=attn_implementation)
     return _finish(SlotEncoder(parts, chosen), lora, device)
 
 
@@ -102,7 +98,7 @@ def untrained(
     JSON like those in `randslot/model/shapes`, where all are. `device="meta"` makes the shape without memory. Other
     options as `load`.
     """
-    chosen = Settings().change(**_with_inference(settings))
+    chosen = Settings().change(**{"inference": "", **settings})  # "": what the strategy appends
     device = str(device or get_device_name())
     backbone = build_backbone(
         shape,
@@ -122,23 +118,6 @@ def tiny(family: str, **options: Any) -> RandSlotModel:
     return untrained(f"{find_family(family).name}-tiny", **options)
 
 
-def adopt(model: Any) -> RandSlotModel | EmbeddingModel:
-    """Return a model that plain sentence-transformers has loaded as a reader of pages.
-
-    Errors: UsageError if it is something else.
-    """
-    if isinstance(model, MultiVectorEncoder) and isinstance(model[0], SlotEncoder):
-        return RandSlotModel(modules=list(model), device=str(model.device))
-    if isinstance(model, MultiVectorEncoder | SentenceTransformer):
-        return adopt_embedding_model(model)
-    raise UsageError(f"a library takes a loaded model, or the folder or hub id of one, not {type(model).__name__}")
-
-
-def _with_inference(settings: dict[str, Any]) -> dict[str, Any]:
-    """Let the strategy decide what is appended when encoding, unless it is said."""
-    return {"inference": "", **settings}
-
-
 def _finish(encoder: SlotEncoder, lora: bool | PeftConfig | Mapping[str, Any], device: str) -> RandSlotModel:
     if lora is True:
         lora = {}
@@ -150,7 +129,7 @@ def _finish(encoder: SlotEncoder, lora: bool | PeftConfig | Mapping[str, Any], d
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
-    """Return the type of weights that is meant: by default bfloat16 on a GPU and float32 elsewhere."""
+    """Return the dtype of weights: by default bfloat16 on a GPU and float32 elsewhere."""
     if dtype is None:
         return torch.bfloat16 if device.startswith("cuda") else torch.float32
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -159,51 +138,40 @@ def choose_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
     return found
 
 
-TINY = "llama-tiny"  # the shape that "tiny" stands for
-
-
 def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 42) -> RandSlotModel:
-    """Make a student that has not learned yet, in float32, with zero slots.
+    """Make a student, a small text model that learns the query vectors of a teacher: in float32, with zero slots.
 
-    name: a folder or hub id of a text model, whose weights it begins with, an adapter merged; or a shape to build with
-    random ones, by its name, "tiny", or a JSON file. layers: only so many, the first ones, but of a model that makes
-    vectors its last one too, if there are two; 0: all.
+    name: a folder or hub id of a text model to start from, adapter merged; or a shape to build with random weights: its
+    name, "tiny", or a JSON file. layers: keep only this many, the first ones, and the last one if the start makes
+    vectors; 0: all. A student of the same teacher continues from its weights.
 
-    An earlier student of the same teacher goes on from where it is.
-
-    Errors: UsageError for a teacher without a fixed number of vectors, for a student that is no text model, and for one
-    of another teacher.
+    Errors: UsageError for a teacher without a fixed number of vectors, a start that is no text model, or a student of
+    another teacher.
     """
     num = teacher.num_vectors("query")
     if num is None:
         raise UsageError(f"{teacher} has a vector for every token of a query: a student learns a fixed number of them")
-    parts, makes_vectors, head = _find_parts(name, teacher, seed)
+    head: dict[str, Tensor] = {}
+    makes_vectors = False
+    shape = "llama-tiny" if name == "tiny" else name
+    if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):
+        parts = build_backbone(shape, seed=seed, dtype=torch.float32)
+    elif not is_saved_model(source := find(name)):
+        parts = load_backbone(source, dtype=torch.float32)
+    else:
+        saved = read_files(source, dtype=torch.float32)
+        old = saved.teacher
+        if old is not None and (old.weights, old.settings) != (teacher.weights, teacher.settings):
+            raise UsageError(f"student {name} has learned from {old}, and this is {teacher}: name another start")
+        merge_adapter(saved.backbone.model).requires_grad_(True)
+        parts, head, makes_vectors = saved.backbone, saved.head, True
     if not isinstance(parts.family, TextFamily):
         raise UsageError(f"student {name} is a {parts.family} model: queries are text, so name a text model")
     if layers:
         # The last layer of a model that was trained to make vectors makes them; one that predicts words does not.
         parts.family.keep_layers(parts.model, layers, last=makes_vectors and layers > 1)
-    settings: dict[str, Any] = {"slots": "zero", "query_vectors": num, "page_vectors": num, "seed": seed}
-    encoder = SlotEncoder(parts, Settings(**settings))
+    encoder = SlotEncoder(parts, Settings(slots="zero", query_vectors=num, page_vectors=num, seed=seed))
     encoder.follow(teacher)
     if encoder.head is not None and head:
         encoder.head.load_state_dict(head)
     return RandSlotModel(modules=[encoder], device=get_device_name())
-
-
-def _find_parts(name: str, teacher: Identity, seed: int) -> tuple[Backbone, bool, dict[str, Tensor]]:
-    """Return what a student begins with, whether that makes vectors, and the projection of an earlier student."""
-    shape = TINY if name == "tiny" else name
-    if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):
-        return build_backbone(shape, seed=seed, dtype=torch.float32), False, {}
-    source = find(name)
-    if not is_saved_model(source):
-        return load_backbone(source, dtype=torch.float32), False, {}
-    saved = read_files(source, dtype=torch.float32)
-    if saved.teacher is not None and (saved.teacher.weights, saved.teacher.settings) != (
-        teacher.weights,
-        teacher.settings,
-    ):
-        raise UsageError(f"student {name} has learned from {saved.teacher}, and this is {teacher}: name another start")
-    merge_adapter(saved.backbone.model).requires_grad_(True)
-    return saved.backbone, True, saved.head

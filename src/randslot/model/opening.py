@@ -1,14 +1,13 @@
-"""Opens any model by its name. What most models need takes seconds to import: it is imported only for them."""
+"""Opens any model by its name. Imports torch only for models that need it."""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingError, UsageError
+from ..errors import UsageError
 from ..extras import needs_extra
-from .text_reader import NAME, UseReader, open_use
+from .reader import is_url
+from .text_reader import NAME, UseReader
 
 if TYPE_CHECKING:
     from .model import RandSlotModel
@@ -18,21 +17,39 @@ if TYPE_CHECKING:
 def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | UseReader:
     """Open any model to search with: by its folder or hub id, at the address of a server, or "use-multilingual".
 
-    A saved RandSlot model, a backbone that gets new slots, a model of sentence-transformers, of several vectors a page
-    or of one, or the small reader of text that the extra `reader` installs. If a `template` is named, it is a backbone
-    that gets new slots. Options are those of `load` or `load_embedding_model`; those that are None are left.
+    A folder or hub id holds a saved RandSlot model, a backbone, which gets new slots, or a model of
+    sentence-transformers, with several vectors a page or one. With a `template`, it is a backbone. Options are those of
+    `load` or `load_embedding_model`; None means the default.
 
-    Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
-    such model, or none that can be run here.
+    Errors: UsageError for an option that this kind of model does not have. RandSlotError if there is no such model, or
+    it cannot run here. MissingError without the extra that it needs.
     """
-    if name == NAME:
-        return open_use(**options)
-    try:
-        with needs_extra():
-            from .remote_model import open_model as open_with_torch
-    except MissingError as error:
-        if get_close_matches(name, [NAME]) and not Path(name).exists():
-            raise UsageError(f"no model {name!r}: did you mean {NAME}?") from error
-        raise
+    if name != NAME:
+        return open_torch_model(name, **options)
+    reader = UseReader()
+    for option, value in options.items():  # it has only one revision, dtype and device, and no code
+        if value is not None and option not in ("revision", "dtype", "device", "trust_remote_code"):
+            reader.use(**{option: value})
+    return reader
 
-    return open_with_torch(name, **options)
+
+def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
+    """Like `open_model`, for models that run in torch or on a server."""
+    if name == NAME:
+        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
+    given = {option: value for option, value in options.items() if value is not None}
+    with needs_extra():
+        from . import loading, sentence_loading
+        from .hub import MODEL_FILES, WITH_CODE, find
+        from .remote_model import remote
+
+    if is_url(name):
+        if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+            raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
+        return remote(name, **given)
+    code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
+    source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
+    kind = sentence_loading.find_kind(source)
+    if kind in ("randslot", "backbone") or "template" in given:
+        return loading.load_source(source, **given)
+    return sentence_loading.load_embedding_model(source, kind, **code, **given)

