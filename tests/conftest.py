@@ -9,17 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from support.models import (
-    FAMILIES,
-    PAPER_FAMILIES,
-    QWEN_FAMILIES,
-    STRATEGIES,
-    TEXT_FAMILIES,
-    VISION_FAMILIES,
-    noise,
-)
-
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
 os.environ["RANDSLOT_OCR"] = "none"  # few tests are about OCR, and it takes seconds: they switch it on
 # datasets serves a changed folder of the same name from its cache: each run of the tests has one of its own.
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="randslot-datasets-")
@@ -29,6 +19,15 @@ import torch
 from PIL import Image
 
 from randslot.pages.ocr import find_engine
+from support.models import (
+    FAMILIES,
+    PAPER_FAMILIES,
+    QWEN_FAMILIES,
+    STRATEGIES,
+    TEXT_FAMILIES,
+    VISION_FAMILIES,
+    noise,
+)
 
 
 def pytest_unconfigure() -> None:
