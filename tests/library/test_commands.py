@@ -16,6 +16,7 @@ import pytest
 
 from randslot.cli import main
 from randslot.library.library import Library
+from randslot.library.results import QueryResult
 from support.libraries import write_tiff
 from support.models import noise
 from support.pdf import write_pdf
@@ -156,11 +157,11 @@ def test_search_reads_many_queries(run, indexed):
 def test_a_word_after_a_minus_needs_no_quotes(run, indexed, monkeypatch, typed, query):
     asked = []
 
-    def remember(self: Library, queries: list[str], *rest: object, **options: object) -> list[list[object]]:
+    def remember(self: Library, queries: list[str], *rest: object, **options: object) -> list[QueryResult]:
         asked.extend(queries)
-        return [[]]
+        return [QueryResult("words")]
 
-    monkeypatch.setattr(Library, "search_all", remember)
+    monkeypatch.setattr(Library, "search_results", remember)
     monkeypatch.setenv("RANDSLOT_LIBRARY", "lib")
     code, _, err = run("search", *typed)
     assert (code, asked) == ((0, [query]) if query else (2, [])), err

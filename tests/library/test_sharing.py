@@ -58,7 +58,7 @@ def test_a_client_answers_as_the_library_does(served, tmp_path, papers):
     with open_library(tmp_path / "lib") as client:
         assert isinstance(client, LibraryClient)
         assert client.search_all(["battery", "tax"], 3, collapse=True) == served.search_all(["battery", "tax"], 3)
-        assert client.find_unknown("battery zqx") == ["zqx"]
+        assert client.search_results(["battery zqx"])[0].unknown == ["zqx"]
         assert client.read_text(served.search("tax")[0].id).text == TEXTS[0][0]
         assert (client.status(), client.notes(), len(client)) == (served.status(), served.notes(), 3)
         assert client.files() == served.files()

@@ -188,8 +188,8 @@ def test_a_full_queue_is_refused():
 
 
 def test_the_event_loop_is_free_while_a_search_runs(service, monkeypatch):
-    gate = Gate(service.library.search_all)
-    monkeypatch.setattr(service.library, "search_all", gate)
+    gate = Gate(service.library.search_results)
+    monkeypatch.setattr(service.library, "search_results", gate)
 
     async def visit() -> list[int]:
         transport = httpx2.ASGITransport(make_app(service, Access()))

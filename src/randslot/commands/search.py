@@ -27,7 +27,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..library.library import Library
-    from ..library.results import Hit
+    from ..library.results import QueryResult
     from ..library.sharing import LibraryClient
 
 
@@ -109,49 +109,44 @@ def search(
             library, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
         ) as opened,
     ):
-        results = opened.search_all(
+        results = opened.search_results(
             queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
         )
-        notes = _list_notes(opened, queries, results, how, chosen)
-    if ignored and all(hit.by == "words" for hits in results for hit in hits):
+        notes = _list_notes(opened, results, chosen)
+    if ignored and all(hit.by == "words" for result in results for hit in result.hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     if as_json:
         answers = []
-        for one, hits in zip(queries, results, strict=True):
-            answers.append({"query": one, "hits": [hit.as_dict() for hit in hits]})
+        for one, result in zip(queries, results, strict=True):
+            answers.append({"query": one, "hits": [hit.as_dict() for hit in result.hits]})
         print(json.dumps(answers if from_stdin else answers[0]["hits"], indent=2))
         return
-    for one, hits in zip(queries, results, strict=True):
+    for one, result in zip(queries, results, strict=True):
         if len(queries) > 1:
             print(f"? {one}")
-        print_hits(hits, explain)
-        if show and not (hits and open_hit(hits[0])):
+        print_hits(result.hits, explain)
+        if show and not (result.hits and open_hit(result.hits[0])):
             raise typer.Exit(1)
 
 
-def _list_notes(
-    opened: Library | LibraryClient, queries: list[str], results: list[list[Hit]], by: Any, filters: dict[str, Any]
-) -> list[str]:
+def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], filters: dict[str, Any]) -> list[str]:
     """Return notes on the library and on what was not found."""
     from ..library.terminal import list_missing, list_unmatched, list_unreadable, plural
 
-    notes, unmatched = opened.notes(), []
-    if not all(results):
+    notes = opened.notes()
+    if not all(result.hits for result in results):
         files = opened.files()
         pending = sum(file.state == "pending" for file in files)
         if not files:
             notes.append("the library is empty: randslot index adds files")
         elif pending:
             notes.append(f"{plural(pending, 'file')} not complete yet: randslot index resumes")
-        unmatched = list_unmatched(filters, files) if filters else []
-    if unmatched:
-        return [*notes, *unmatched]
-    for query, hits in zip(queries, results, strict=True):
-        if by != "vectors" and not (hits and hits[0].by == "vectors"):
-            notes += list_missing(opened.find_unknown(query, filters=filters), bool(filters))
-            notes += [] if hits else list_unreadable(opened.count_without_text())
+        if unmatched := list_unmatched(filters, files):
+            return [*notes, *unmatched]
+    for result in results:
+        notes += list_missing(result.unknown, bool(filters)) + list_unreadable(result.without_text)
     return notes
 
 

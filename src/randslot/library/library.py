@@ -40,7 +40,7 @@ from .models import (
     weigh_vectors,
 )
 from .readers import FileReader, LocalReader, TellingReader
-from .results import BY, By, Hit, Match, Progress, SearchResult, Status, Summary
+from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import check_metadata, find_unknown, make_where, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
@@ -410,10 +410,10 @@ class Library:
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
         return [result.hits for result in search(self, queries, k, by=by, filters=filters, **options)]
 
-    def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[SearchResult]:
-        """Search for several queries, and find their words that no page has; options as `search`."""
+    def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[QueryResult]:
+        """Search for several queries, and tell why little was found; options as `search`."""
         self._look()
-        return search(self, queries, k, unknown=True, **options)
+        return search(self, queries, k, explain=True, **options)
 
     def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
         """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""

@@ -111,12 +111,17 @@ class Hit:
 
 
 @dataclass
-class SearchResult:
-    """What a search found: what it compared, hits with the best first, and words of the query that no page has."""
+class QueryResult:
+    """What a search found for one query: hits, best first, by words, vectors or both.
+
+    unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
+    library no search by words can find.
+    """
 
     by: By
     hits: list[Hit] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    without_text: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..words.snippets import find_words
 from ..words.tokens import remove_accents, tokenize
 from .languages import read_stored_text
 from .manifest import File
-from .results import By, Copy, Hit, Match, SearchResult
+from .results import By, Copy, Hit, Match, QueryResult
 from .sources import is_match
 from .stores.base import StoredPage, StoreHit, StoreQuery, Vectors, Where
 
@@ -35,16 +35,19 @@ def search(
     exact: bool = False,
     query_vectors: int | None = None,
     collapse: bool = False,
-    unknown: bool = False,
-) -> list[SearchResult]:
-    """Return the k best pages for each query; options as `Library.search`. unknown: find words that no page has."""
+    explain: bool = False,
+) -> list[QueryResult]:
+    """Return the k best pages for each query; options as `Library.search`.
+
+    explain: also find words that no page has, and count pages without text if nothing was found.
+    """
     if not 1 <= k <= MAX_HITS:
         raise UsageError(f"k must be at {f'most {MAX_HITS:,}' if k > 1 else 'least 1'}, not {k}")
     by = library.choose_by(by)
     words = [read_query(query, library.words.analyzer) for query in queries]
     where = make_where(library, filters or {})
     asked = make_queries(library, queries, words, by, query_vectors)
-    results = [SearchResult(by) for _ in queries]
+    results = [QueryResult(by) for _ in queries]
     if where is None:
         return results
     if library.binding and not library.binding.settings.get("unit", True):
@@ -64,15 +67,17 @@ def search(
             hits = make_hits(some, one, words[i], pages, files)
             if collapse:
                 hits = join_copies(hits)
-            results[i].hits[:] = hits[:k]
+            results[i].hits = hits[:k]
             seen[i] = frozenset(number for hit in some if hit.id in pages for number in _list_terms(pages[hit.id]))
             is_last = len(some) < num or num >= k + MAX_TIES
             if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
                 again[i] = one  # pages that were not asked for may belong among the first k
         waiting, num = again, min(2 * num, k + MAX_TIES)
-    if unknown and by != "vectors":
+    if explain and by != "vectors":
+        without_text = 0 if all(result.hits for result in results) else library.count_without_text()
         for result, missing in zip(results, find_unknown(library, words, seen, where), strict=True):
-            result.unknown += missing
+            result.unknown = missing
+            result.without_text = 0 if result.hits else without_text
     return results
 
 

@@ -16,7 +16,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from threading import Condition, Thread
@@ -32,7 +32,7 @@ from .library import Library
 from .location import InUseError
 from .manifest import File
 from .models import Name
-from .results import Copy, Hit, Match, Progress, Status, Summary
+from .results import Copy, Hit, Match, Progress, QueryResult, Status, Summary
 
 Report = Callable[[Progress], None]
 
@@ -96,7 +96,7 @@ class LibraryServer:
         if self.refusal and (call in ("add", "forget", "read_words", "copy_from") or request.get("repair")):
             raise RandSlotError(self.refusal)
         match call:
-            case "search_all" | "find_unknown" | "files" | "list_gone" | "forget":
+            case "search_results" | "files" | "list_gone" | "forget":
                 return getattr(library, call)(**request)
             case "add" | "read_words" | "verify":
                 return getattr(library, call)(progress=progress, **request)
@@ -165,11 +165,14 @@ class LibraryClient:
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
         """Search; options as `Library.search_all`."""
-        found = self._ask("search_all", queries=list(queries), k=k, **options)
-        return [[_make_hit(hit) for hit in hits] for hits in found]
+        return [result.hits for result in self.search_results(queries, k, **options)]
 
-    def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
-        return list(self._ask("find_unknown", query=query, filters=filters))
+    def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[QueryResult]:
+        """Search, and tell why little was found; options as `Library.search`."""
+        results = []
+        for values in self._ask("search_results", queries=list(queries), k=k, **options):
+            results.append(QueryResult(**values | {"hits": [_make_hit(hit) for hit in values["hits"]]}))
+        return results
 
     def read_text(self, page: str) -> PageText:
         """Return the text of a page, without the boxes of its words."""

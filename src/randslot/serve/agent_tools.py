@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from ..errors import RandSlotError, UsageError
 from ..library.library import Library
 from ..library.manifest import File, show_name, tell_apart
-from ..library.results import Hit, Summary
+from ..library.results import QueryResult, Summary
 from ..library.sharing import LibraryClient
 from ..library.stores.base import page_id
 from ..pages import DOCUMENT_SUFFIXES, short
@@ -164,10 +164,11 @@ class AgentTools:
         """Return an address where a person can look at a page; base: of the service, if there is one."""
         raise NotImplementedError
 
-    def find(self, query: str, k: int, document: File | None) -> list[Hit]:
+    def find(self, query: str, k: int, document: File | None) -> QueryResult:
         """Search in one document or in all; identical pages are one hit."""
+        filters = {} if document is None else {"source": document.source}
         with self.use() as library:
-            return library.search_all([query], k, filters=_only(document), collapse=True)[0]
+            return library.search_results([query], k, filters=filters, collapse=True)[0]
 
     def close(self) -> None:
         """Finish the document that is being added, and drop the others."""
@@ -180,9 +181,9 @@ class AgentTools:
         """
         documents = _Documents(self._files())
         only = None if document is None else documents.get(document)
-        hits = self.find(query, k, only)
+        found = self.find(query, k, only)
         pages = []
-        for hit in hits:
+        for hit in found.hits:
             file = documents.files.get(hit.file)
             if file is None or (only is not None and file.id != only.id):
                 continue
@@ -202,13 +203,8 @@ class AgentTools:
                 link=self.link(file, hit.page, base),
             )
             pages.append(page)
-        unknown, without_text = [], 0
-        if not (hits and hits[0].by == "vectors"):
-            with self.use() as library:
-                unknown = library.find_unknown(query, filters=_only(only))[:10]
-                without_text = 0 if hits else library.count_without_text()
-        words = [clean_line(word, 60) for word in unknown]
-        return SearchResult(pages=pages, unknown=words, without_text=without_text)
+        words = [clean_line(word, 60) for word in found.unknown[:10]]
+        return SearchResult(pages=pages, unknown=words, without_text=found.without_text)
 
     def list_documents(self, part: str, offset: int, limit: int) -> DocumentsResult:
         """List documents by name; part: of the name, in any case."""
@@ -301,7 +297,3 @@ class _Documents:
     def name(self, id: str) -> tuple[str, str]:
         """Return the name of a document, and the folder if others have the name too."""
         return clean_line(show_name(self.files[id])), clean_line(self.places.get(id, ""))
-
-
-def _only(document: File | None) -> dict[str, str]:
-    return {} if document is None else {"source": document.source}

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from ..errors import BusyError, first_line
 from ..library.library import Library
 from ..library.manifest import File
-from ..library.results import Hit
+from ..library.results import QueryResult
 from .access import Refused, describe_error
 from .agent_tools import AgentTools
 from .service import Options, Service
@@ -40,7 +40,7 @@ class ServiceTools(AgentTools):
             LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
             raise Refused(503, "the library is out of reach or in use for now: try again later") from error
 
-    def find(self, query: str, k: int, document: File | None) -> list[Hit]:
+    def find(self, query: str, k: int, document: File | None) -> QueryResult:
         source = None if document is None else frozenset([document.source])
         with self.use():
             return self.service.searches.ask(Options(k, source, collapse=True), query).result(60)

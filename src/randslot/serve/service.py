@@ -24,7 +24,7 @@ from ..errors import RandSlotError, first_line
 from ..library.library import Library
 from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name, tell_apart
-from ..library.results import By, Hit
+from ..library.results import By, Hit, QueryResult
 from ..library.search import has_metadata
 from ..library.sources import is_match
 from ..library.stores.base import page_id
@@ -180,7 +180,7 @@ class Service:
             _ = library.query_model  # the first search should not wait for it
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
-        self.searches: Batches[Options, str, list[Hit]] = Batches(
+        self.searches: Batches[Options, str, QueryResult] = Batches(
             "searches", self._search_together, batch=BATCH, most=1_000
         )
         self.embeddings = Embeddings(library)
@@ -298,17 +298,15 @@ class Service:
         Pages of a document that has just been removed are left out. Unknown words come with the first pages only.
         """
         options = await asyncio.to_thread(self._filter, replace(options, k=offset + options.k), choice)
-        hits = await asyncio.wrap_future(self.searches.ask(options, query))
-        return await asyncio.to_thread(self._complete, query, options, hits[offset:], offset == 0)
+        result = await asyncio.wrap_future(self.searches.ask(options, query))
+        documents = await asyncio.to_thread(self._find_documents, result.hits[offset:])
+        hits = [hit for hit in result.hits[offset:] if hit.file in documents]
+        return Found(hits, documents, [] if offset else result.unknown)
 
-    def _search_together(self, options: Options, queries: list[str]) -> list[list[Hit]]:
-        return self.library.search_all(
-            queries,
-            options.k,
-            by=options.by,
-            filters=_as_filters(options),
-            exact=options.exact,
-            collapse=options.collapse,
+    def _search_together(self, options: Options, queries: list[str]) -> list[QueryResult]:
+        filters = {} if options.source is None else {"source": options.source}
+        return self.library.search_results(
+            queries, options.k, by=options.by, filters=filters, exact=options.exact, collapse=options.collapse
         )
 
     def _filter(self, options: Options, choice: Choice) -> Options:
@@ -317,18 +315,15 @@ class Service:
             return replace(options, source=choice.source)
         return replace(options, source=frozenset(file.source for file in self._choose(choice)))
 
-    def _complete(self, query: str, options: Options, hits: list[Hit], is_first: bool) -> Found:
-        """Look up the documents of hits, and the unknown words of their query."""
+    def _find_documents(self, hits: list[Hit]) -> dict[str, File]:
+        """Look up the documents of hits and of their copies."""
         ids = {hit.file for hit in hits}
         for hit in hits:
             ids.update(copy.file for copy in hit.copies)
         documents = {id: file for id, file in self.library.manifest.get(ids).items() if file.state == "done"}
         for file in documents.values():
             self.place(file)  # fills the cache in this thread, not in the event loop
-        unknown = []
-        if is_first and self.library.choose_by(options.by) != "vectors":
-            unknown = self.library.find_unknown(query, filters=_as_filters(options))
-        return Found([hit for hit in hits if hit.file in documents], documents, unknown)
+        return documents
 
     async def rank(self, query: str, id: str, number: int, choice: Choice) -> Ranks:
         """Return the rank of a page by words and by vectors."""
@@ -337,8 +332,8 @@ class Service:
         ranks: dict[str, int] = {}
         for by in ("words", "vectors") if default == "both" else (default,):
             options = await asyncio.to_thread(self._filter, Options(MAX_HITS, by=by), choice)
-            hits = await asyncio.wrap_future(self.searches.ask(options, query))
-            for place, hit in enumerate(hits, 1):
+            found = await asyncio.wrap_future(self.searches.ask(options, query))
+            for place, hit in enumerate(found.hits, 1):
                 if hit.id == page_id(id, number):
                     ranks[by] = place
                     break
@@ -413,7 +408,3 @@ class Service:
             "read_only": self.uploads is None,
             "uploads_waiting": self.uploads.num_waiting() if self.uploads else 0,
         }
-
-
-def _as_filters(options: Options) -> dict[str, Any]:
-    return {} if options.source is None else {"source": options.source}
