@@ -24,7 +24,7 @@ from randslot.library.stores.qdrant_connection import Connection, connect
 from randslot.library.stores.qdrant_records import ServerLocation
 from support.libraries import ToyReader, new_collection, visible, write_tiff
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 RACE_SECONDS = float(os.environ.get("RANDSLOT_RACE_SECONDS", "10"))
 COUNTER = str(uuid.UUID(int=99))
 

@@ -764,7 +764,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path, papers):
     with pytest.raises(RandSlotError, match="no model found"):
         Library(tmp_path / "new", "nowhere")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(UsageError, match="cannot make a library"):
+    with pytest.raises(UsageError, match="cannot make or read a library"):
         Library(papers / "a.tif" / "below")
 
 
@@ -807,7 +807,7 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", refuse)  # who runs the tests may read everything
-    with pytest.raises(UsageError, match=r"cannot read .*lib: Permission denied"):
+    with pytest.raises(UsageError, match=r"cannot make or read .*lib: Permission denied"):
         Library(tmp_path / "lib")
 
 
@@ -817,7 +817,7 @@ def test_a_library_that_may_only_be_read_is_told_with_what_to_do(tmp_path, monke
 
     Library(tmp_path / "lib").close()
     monkeypatch.setattr(FileLock, "acquire", refuse)  # who runs the tests may write everywhere
-    with pytest.raises(UsageError, match=r"cannot write into .*lib: Read-only file system; .*copy the folder"):
+    with pytest.raises(UsageError, match=r"cannot write into .*lib: Read-only file system\. .*copy the folder"):
         Library(tmp_path / "lib")
 
 
