@@ -120,7 +120,7 @@ def list_asked(half: Half, file: Path | None) -> list[Question]:
 
 
 def rank_by_words(half: Half, asked: Sequence[Question]) -> Ranked:
-    analyzer = half.library.words.analyzer
+    analyzer = half.library.words.make_analyzer("")
     queries = [StoreQuery(terms=read_query(one.text, analyzer).terms) for one in asked]
     found = half.library.store.search(queries, DEFAULT_TUNING.pool, Where(), False)
     return [[half.name_page(hit.file, hit.number) for hit in hits] for hits in found]

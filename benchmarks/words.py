@@ -49,7 +49,7 @@ from record import keep, print_table, time_command
 import randslot
 from randslot.evaluation.metrics import ndcg
 from randslot.evaluation.tasks import own_task
-from randslot.library.languages import make_stored_text, read_stored_text
+from randslot.library.languages import LibraryWords, read_stored_text
 from randslot.library.models import LIGHT
 from randslot.library.stores.base import DEFAULT_TUNING, StoredPage, StoreQuery, Where, page_id
 from randslot.library.stores.edge import EdgeStore
@@ -386,7 +386,7 @@ def encode_once(texts: list[str], folder: Path, encode: Callable[[list[str]], Ar
 
 
 def rank_by_words(half: Half) -> list[list[str]]:
-    analyzer = half.library.words.analyzer
+    analyzer = half.library.words.make_analyzer("")
     queries = [StoreQuery(terms=read_query(one.text, analyzer).terms) for one in half.questions]
     found = half.library.store.search(queries, DEFAULT_TUNING.pool, Where(), False)
     return [[half.name_page(hit.file, hit.number) for hit in hits] for hits in found]
@@ -400,13 +400,13 @@ def rank_by_vectors(half: Half, pages: Array, queries: Array) -> list[list[str]]
 
 def ask_both(half: Half, folder: Path, pages: Array, queries: Array) -> list[list[str]]:
     """Return what the store itself finds by words and vectors."""
-    analyzer = half.library.words.analyzer
+    analyzer = half.library.words.make_analyzer("")
     shutil.rmtree(folder / "both", ignore_errors=True)
     store = EdgeStore(folder / "both", pages.shape[1])
     names = list(half.pages)
     stored = []
     for i, page in enumerate(half.pages.values()):
-        text = make_stored_text(page, "layer", analyzer)
+        text = WORDS.read_page(page, "layer", "")
         stored.append(StoredPage(str(uuid.UUID(int=1)), i, "", pages[i : i + 1].astype(np.float32), text))
     store.add(stored)
     store.optimize()
@@ -422,6 +422,7 @@ def ask_both(half: Half, folder: Path, pages: Array, queries: Array) -> list[lis
 # -- speed: every engine, in processes of its own
 
 
+WORDS = LibraryWords({"language": LANGUAGE, "each": False}, lambda settings: None)
 Asked = Callable[[str], Sequence[object]]  # from a query to what is found
 
 
@@ -447,14 +448,12 @@ class OursOnDisk:
     """The store of a library."""
 
     def build(self, pages: Iterator[tuple[str, int, PageText]], folder: Path) -> Built:
-        analyzer = get_analyzer(LANGUAGE)
         store = EdgeStore(folder / "pages", None)
         analysis = storing = 0.0
         for num, some in enumerate(_batches(pages)):
             start = time.process_time()
             stored = [
-                StoredPage(file, number, "", None, make_stored_text(text, "layer", analyzer))
-                for file, number, text in some
+                StoredPage(file, number, "", None, WORDS.read_page(text, "layer", "")) for file, number, text in some
             ]
             middle = time.process_time()
             store.add(stored)

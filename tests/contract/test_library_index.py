@@ -65,7 +65,7 @@ def test_only_what_changed_is_read_again(run, papers):
     assert summary["library_pages"] == 7  # the file that is gone is kept
     answers = run("search", "-", "-l", "lib", "--json", stdin="seven ships\nwool\nzebra\nRechnung").json
     found = [names([hit["source"] for hit in answer["hits"]]) for answer in answers]
-    assert found == [["ships.pdf"], [], ["report.pdf"], ["brief.pdf"]]
+    assert found == [["ships.pdf", "ships.pdf"], [], ["report.pdf"], ["brief.pdf"]]  # the new name counts, too
 
 
 def test_prune_forgets_what_is_gone_after_asking(run, papers):
@@ -287,7 +287,7 @@ def test_killed_it_goes_on_where_it_stopped(run, start, many, tmp_path):
     assert (len(summary["added"]), summary["library_pages"]) == (100 - status["files"], 600)
     verified = run("library", "verify", "-l", "mylib")
     assert (verified.code, "600 pages" in verified.out) == (0, True)
-    assert len(run("search", "Number77", "-l", "mylib", "-k", "9", "--json").json) == 6
+    assert len(run("search", '"Number77"', "-l", "mylib", "-k", "9", "--json").json) == 6
 
 
 def test_while_one_process_writes_others_read_and_may_not_write(run, start, many, papers, tmp_path):

@@ -38,6 +38,8 @@ class Backfill:
     def complete(self, reader: FileReader) -> int:
         """Read and encode what stored pages lack; return how many were encoded."""
         binding = self.library.binding
+        if self.library.words.begun:
+            self._count_again()
         num_read = self._read_layers()
         encoded = 0
         if binding is not None:
@@ -58,10 +60,8 @@ class Backfill:
         has_others = not each and len(words.languages) > 1  # they came by a copy
         if language and (has_others or (language, each) != (words.language, words.each)):
             words.set((language,), each, begun=True)
-        if words.begun:
-            if not self._count_again():
-                return 0
-            words.set(words.languages, words.each, begun=False)
+        if words.begun and not self._count_again():
+            return 0
         num = self._read_layers()
         if ocr is not None:
             origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "blank", "") if ocr == "all" else ("none",)
@@ -84,19 +84,22 @@ class Backfill:
         return detect_language([page.text.text for page in pages if page.text])
 
     def _count_again(self) -> bool:
-        """Count the words of all stored texts again, in other languages; return False if it was stopped."""
-        store = self.library.store
+        """Count the words of all stored texts again, by other settings; return False if it was stopped."""
+        store, words = self.library.store, self.library.words
+        words.counts.clear()
+        sources = {file.id: file.source for file in self.library.manifest.find()}
         ids = [page.id for page in store.find(("layer", "ocr"))]
         for start in range(0, len(ids), BATCH):
             counted = []
             for page in store.read(ids[start : start + BATCH]).values():
-                if page.text:
-                    counted.append(replace(page, vectors=None, text=self.library.words.count_again(page.text)))
+                if page.text and page.file in sources:
+                    counted.append(replace(page, vectors=None, text=words.count(page.text, sources[page.file])))
             store.update(counted)
             self.report(Progress(0, 0, min(start + BATCH, len(ids)), len(ids), stage="counting"))
             if self.stop():
                 return False
         store.flush()
+        words.set(words.languages, words.each, begun=False)
         return True
 
     def _read(self, stage: str, origins: tuple[Origin, ...], read: Callable[[str, int], PageText]) -> int:
@@ -108,7 +111,7 @@ class Backfill:
         num = 0
         stored_at = flushed_at = time.monotonic()
         for done, ((pages, number), future) in enumerate(self._read_ahead(wanted, read), start=1):
-            text = self._make_text(future, by_ocr=stage == "scans")
+            text = self._make_text(future, pages.source, by_ocr=stage == "scans")
             num += bool(text.text)
             stored.append(StoredPage(pages.file, number, "", None, text))
             now = time.monotonic()
@@ -140,13 +143,14 @@ class Backfill:
 
         return self.pool.ahead(read_one, places(), 4 * len(self.pool.workers))
 
-    def _make_text(self, future: Future[PageText], by_ocr: bool) -> StoredText:
+    def _make_text(self, future: Future[PageText], source: str, by_ocr: bool) -> StoredText:
         """Return the text of a page that was read; an error that is not the page's fault is raised."""
         try:
             text = future.result()
         except RandSlotError:
             return StoredText("failed" if by_ocr else "none")
-        return self.library.words.read_page(text, "ocr" if by_ocr else "layer", "blank" if by_ocr else "none")
+        words = self.library.words
+        return words.read_page(text, "ocr" if by_ocr else "layer", source, "blank" if by_ocr else "none")
 
     def _list_wanted(self, found: Iterable[StoredPage]) -> list[WantedPages]:
         """Return pages of complete files that are still in their place, file by file in the order of their names."""

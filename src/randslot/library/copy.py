@@ -76,9 +76,12 @@ def _join_languages(source: Library, target: Library) -> None:
                 f"the words of library {name} are not all counted again: randslot library words -l {name} resumes"
             )
     if ours.language and not theirs.language:
+        theirs.mean_length, theirs.root = ours.mean_length, ours.root
+        theirs.counts.update(ours.counts)
         theirs.set(ours.languages, ours.each, begun=False)
     elif ours.language == theirs.language and not set(ours.languages) <= set(theirs.languages):
-        theirs.set(tuple(dict.fromkeys((*theirs.languages, *ours.languages))), theirs.each, begun=False)
+        theirs.counts.update(ours.counts)
+        theirs.set(tuple(dict.fromkeys((*theirs.languages, *ours.languages))), theirs.each or ours.each, begun=False)
     elif ours.language and ours.language != theirs.language and not theirs.each:
         raise UsageError(
             f"the words of library {source.name} are {ours.language}, and those of {target.name} {theirs.language}: "
@@ -141,14 +144,20 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     for id, file in wanted.items():
         if id not in found:
             raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
-    same_language = source.words.language == target.words.language
+    same_words = _weigh_alike(source, target)
     added: list[StoredPage] = []
     for page in found.values():
-        if page.text and page.text.text and not same_language:  # terms depend on the usual language
-            page = replace(page, text=target.words.count_again(page.text))
+        if page.text and page.text.text and not same_words:
+            page = replace(page, text=target.words.count(page.text, files[page.file].source))
         added.append(page)
     target.store.add(added)
     return len(added)
+
+
+def _weigh_alike(source: Library, target: Library) -> bool:
+    """Whether the terms of a page are the same in both libraries."""
+    ours, theirs = source.words, target.words
+    return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
 
 
 def _show(target: Library, files: list[File]) -> None:
@@ -177,7 +186,7 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
     queries = []
     for page in source.store.read(_sample(files)).values():
-        if page.text and page.text.terms.numbers and source.words.language == target.words.language:
+        if page.text and page.text.terms.numbers and _weigh_alike(source, target):
             numbers = page.text.terms.numbers[:8]
             queries.append(StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers))))
         if page.vectors is not None:

@@ -13,12 +13,12 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RandSlotError
-from .location import clear
+from .location import clear, is_kept
 from .manifest import File
 from .readers import FileReader, ReadPage, WantedPages
 from .results import Progress, Summary
 from .sources import is_gone
-from .stores.base import BYTES_PER_NUMBER, StoredPage, page_id
+from .stores.base import BYTES_PER_NUMBER, StoredPage, StoredText, page_id
 from .workers import Inspected, WorkerPool
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Ingest:
 
     def run(self, sources: list[str]) -> None:
         """Bring the library up to date with some files, and complete the summary."""
+        known = [file.source for file in self.library.manifest.find() if not is_kept(file, str(self.library.folder))]
+        self.library.words.take_root([*known, *sources])
         jobs = self._inspect_all(sources)
         self.jobs = {job.file.id: job for job in jobs}
         self.num_files, self.num_pages = len(jobs), sum(len(job.missing) for job in jobs)
@@ -136,11 +138,25 @@ class Ingest:
         now = replace(known, source=source, modified=stat.st_mtime_ns, metadata=metadata)
         if now != known:
             self._show(now)
+            self._rename(known, now)
         if known is old:
             self.summary.unchanged += 1
         else:
             self.summary.moved.append(source)
         return None
+
+    def _rename(self, old: File, new: File) -> None:
+        """Count the words of a moved file's pages again, if its name or folders are other ones; it is not read."""
+        words, store = self.library.words, self.library.store
+        if words.name_fields(old.source) == words.name_fields(new.source):
+            return
+        ids = [page_id(new.id, number) for number in store.images(new.id)]
+        for start in range(0, len(ids), 100):
+            counted = []
+            for page in store.read(ids[start : start + 100]).values():
+                if page.text and page.text.text:
+                    counted.append(replace(page, vectors=None, text=words.count(page.text, new.source)))
+            store.update(counted)
 
     def _make_job(self, new: File, old: File | None) -> FileJob:
         """Begin with a file, or resume where an earlier run was stopped."""
@@ -222,12 +238,17 @@ class Ingest:
             vectors = old.vectors if old else page.vectors
             if vectors is not None and not len(vectors):  # a text that a model scores nothing of
                 vectors = None
-            text = self.library.words.read_page(page.text, "layer") if page.text else None
+            text = self._read_words(page)
             if old and old.text and old.text.origin == "ocr" and text and text.origin == "none":
                 text = old.text
             cut = page.cut or bool(old and old.cut)
             stored.append(StoredPage(page.file, page.number, page.hash, vectors, text, cut))
         return stored
+
+    def _read_words(self, page: ReadPage) -> StoredText | None:
+        if page.text is None:
+            return None
+        return self.library.words.read_page(page.text, "layer", self.jobs[page.file].file.source)
 
     # -- from pages to visible files
 
@@ -237,6 +258,8 @@ class Ingest:
         Also without complete files: after a crash the engine replays what was not flushed, and that takes time.
         """
         self.library.store.flush()
+        if self.pages_done:
+            self.library.words.save()
         for job in self.complete:
             self._show(job.file)
             (self.summary.changed if job.old else self.summary.added).append(job.file.source)

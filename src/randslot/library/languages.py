@@ -1,24 +1,32 @@
-"""The languages of a library, and the text of a page as it is stored: boxes take eight bytes a word."""
+"""How a library reads words: in which languages, with which fields, and the text of a page as it is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..pages.text import PageText, Word
-from ..words.analyzer import Analyzer, get_analyzer, get_page_analyzer
-from ..words.language import DEFAULT, choose_language, detect_language
+from ..words.analyzer import MEAN_LENGTH, Analyzer, get_analyzer, get_page_analyzer
+from ..words.language import DEFAULT, choose_language, detect_language, recognize
 from .stores.base import Origin, StoredText
+
+SCORING = 2  # how pages are weighted; pages that were weighted in another way are counted again
+COMMON = 0.1  # share of pages from which a language counts for every query
 
 
 class LibraryWords:
-    """The languages of a library.
+    """The languages of a library, and what else the weights of its words depend on.
 
-    languages: the usual one, and others that pages are in; none until there is a page with text. each: pages are read
-    in their own language, else all in the usual one. begun: not all stored pages are counted in these languages yet.
+    languages: the usual one, and others that pages are in; none until there is a page with text. counts: how many pages
+    were read in each. each: pages are read in their own language, else all in the usual one. mean_length: terms of a
+    page. root: the folder that all files are in; folders below it are fields. begun: not all stored pages are counted
+    with these settings yet.
     """
 
     def __init__(self, settings: Mapping[str, Any], save: Callable[[dict[str, Any]], None]) -> None:
@@ -27,67 +35,107 @@ class LibraryWords:
         self.load(settings)
 
     def load(self, settings: Mapping[str, Any]) -> None:
-        """Take the languages from library.json; another process may have written them."""
+        """Take the settings from library.json; another process may have written them."""
         language = settings.get("language")
         self.languages: tuple[str, ...] = (language, *settings.get("others", ())) if language else ()
+        self.counts: Counter[str] = Counter(settings.get("counts", {}))
         self.each = bool(settings.get("each", False))
-        self.begun = bool(settings.get("begun", False))
+        self.mean_length = float(settings.get("mean_length", MEAN_LENGTH))
+        self.root = str(settings.get("root", ""))
+        is_old = bool(language) and settings.get("scoring") != SCORING
+        self.begun = bool(settings.get("begun", False)) or is_old
+
+    def save(self) -> None:
+        """Write the settings to library.json."""
+        settings: dict[str, Any] = {"language": self.language, "others": list(self.languages[1:]), "each": self.each}
+        settings |= {"counts": dict(self.counts), "mean_length": round(self.mean_length, 1), "root": self.root}
+        self._save(settings | {"scoring": SCORING} | ({"begun": True} if self.begun else {}))
 
     def set(self, languages: Sequence[str], each: bool, *, begun: bool) -> None:
         """Take other languages. begun: stored pages are still to be counted in them."""
-        settings: dict[str, Any] = {"language": languages[0], "others": list(languages[1:]), "each": each}
+        self.languages, self.each, self.begun = tuple(languages), each, begun
         if begun:
-            settings["begun"] = True
-        self._save(settings)
-        self.load(settings)
+            self.counts.clear()
+        self.save()
 
     @property
     def language(self) -> str | None:
         """The usual one."""
         return self.languages[0] if self.languages else None
 
-    @property
-    def analyzer(self) -> Analyzer:
-        """Reads queries."""
-        return get_analyzer(*self.languages) if self.languages else get_analyzer(None)
+    def make_analyzer(self, query: str) -> Analyzer:
+        """Return the analyzer for a query: of the usual language, of other common ones, and of the query's own."""
+        if not self.languages:
+            return get_analyzer(None)
+        usual, *others = self.languages
+        if others and self.counts:
+            own = recognize(query)
+            total = self.counts.total()
+            others = [other for other in others if other == own or self.counts[other] >= COMMON * total]
+        return get_analyzer(usual, *others)
 
     def decide(self, texts: Sequence[str]) -> None:
-        """Detect the usual language of a new library from the first texts."""
-        if not self.languages and any(texts):
-            self.set((detect_language(texts) or DEFAULT,), self.each, begun=self.begun)
+        """Detect the usual language of a new library from the first texts, and the mean length of its pages."""
+        texts = [text for text in texts if text]
+        if self.languages or not texts:
+            return
+        language = detect_language(texts) or DEFAULT
+        lengths = [get_analyzer(language).count_terms(text) for text in texts]
+        self.mean_length = min(max(sum(lengths) / len(lengths), 50.0), 1000.0)
+        self.set((language,), self.each, begun=self.begun)
+
+    def take_root(self, sources: Iterable[str]) -> None:
+        """Find the folder that all files are in; if it is another one than before, pages are to be counted again."""
+        folders = {os.path.dirname(source) for source in sources}
+        try:
+            root = os.path.commonpath(folders) if folders else self.root
+        except ValueError:  # on several drives
+            root = ""
+        if root != self.root:
+            self.begun = self.begun or bool(self.languages)
+            self.root = root
+            if self.languages:
+                self.save()
+
+    def name_fields(self, source: str) -> dict[str, str]:
+        """Return the fields of a file that come from its path: its name, and the folders below the library's root."""
+        path = Path(source)
+        fields = {"name": path.stem}
+        if self.root and path.parent.is_relative_to(self.root):
+            folders = path.parent.relative_to(self.root).parts
+            if folders:
+                fields["folder"] = " ".join(folders[-3:])
+        return fields
 
     def choose_analyzer(self, text: str) -> Analyzer:
         """Return the analyzer for a page: of the usual language, or of the page's own."""
         self.decide([text])
         usual = self.language or DEFAULT
         language = choose_language(text, usual) if self.each else usual
+        self.counts[language] += 1
         if language not in self.languages:
             self.set((*self.languages, language), self.each, begun=self.begun)
         return get_page_analyzer(language, usual)
 
-    def read_page(self, text: PageText, origin: Origin, without: Origin = "none") -> StoredText:
+    def read_page(self, text: PageText, origin: Origin, source: str, without: Origin = "none") -> StoredText:
         """Return the text of a page as it is stored; without: the origin of a page that has no text."""
         if not text.text:
             return StoredText("blank" if text.has_layer else without)
-        return make_stored_text(text, origin, self.choose_analyzer(text.text))
+        boxes = np.zeros((len(text.words), 4), np.float64)
+        for i, word in enumerate(text.words):
+            boxes[i] = word.left, word.top, word.right, word.bottom
+        packed = np.clip(boxes * STEPS, 0, STEPS).round().astype("<u2").tobytes()
+        return self.count(StoredText(origin, text.text, packed, fields=dict(text.fields)), source)
 
-    def count_again(self, stored: StoredText) -> StoredText:
-        """Return a stored text with its terms in the languages of now."""
-        terms, _ = self.choose_analyzer(stored.text).analyse_page(stored.text)
-        return replace(stored, terms=terms)
+    def count(self, stored: StoredText, source: str) -> StoredText:
+        """Return a stored text with the terms and weights that searches compare, by the settings of now."""
+        analyzer = self.choose_analyzer(stored.text)
+        fields = {**stored.fields, **self.name_fields(source)}
+        terms, words = analyzer.analyse_page(stored.text, fields, self.mean_length)
+        return replace(stored, terms=terms, words=words)
 
 
 STEPS = 65_535  # that a side of the page is divided into
-
-
-def make_stored_text(text: PageText, origin: Origin, analyzer: Analyzer) -> StoredText:
-    """Return a text as it is stored: with the boxes of its words, and the terms that searches compare."""
-    boxes = np.zeros((len(text.words), 4), np.float64)
-    for i, word in enumerate(text.words):
-        boxes[i] = word.left, word.top, word.right, word.bottom
-    packed = np.clip(boxes * STEPS, 0, STEPS).round().astype("<u2").tobytes()
-    terms, words = analyzer.analyse_page(text.text)
-    return StoredText(origin, text.text, packed, words, terms)
 
 
 def read_stored_text(stored: StoredText) -> PageText:
@@ -96,4 +144,4 @@ def read_stored_text(stored: StoredText) -> PageText:
     words = []
     for word, box in zip(stored.text.split(), boxes, strict=False):
         words.append(Word(word, *box))
-    return PageText(stored.text, tuple(words), has_layer=stored.origin == "layer")
+    return PageText(stored.text, tuple(words), has_layer=stored.origin == "layer", fields=stored.fields)

@@ -419,7 +419,7 @@ class Library:
         """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
         self._look()
         where = make_where(self, filters or {})
-        words = [read_query(query, self.words.analyzer)]
+        words = [read_query(query, self.words.make_analyzer(query))]
         return find_unknown(self, words, [frozenset()], where)[0] if where else []
 
     def _look(self) -> None:
@@ -473,7 +473,7 @@ class Library:
 
     def find_on_page(self, query: str, page: str) -> Found:
         """Return where the words of a query are on a page, which is given by its id."""
-        return find_words(self.read_text(page), read_query(query, self.words.analyzer))
+        return find_words(self.read_text(page), read_query(query, self.words.make_analyzer(query)))
 
     def _read_page(self, page: str) -> StoredPage:
         stored = self.store.read([page]).get(page)

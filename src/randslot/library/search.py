@@ -44,7 +44,7 @@ def search(
     if not 1 <= k <= MAX_HITS:
         raise UsageError(f"k must be at {f'most {MAX_HITS:,}' if k > 1 else 'least 1'}, not {k}")
     by = library.choose_by(by)
-    words = [read_query(query, library.words.analyzer) for query in queries]
+    words = [read_query(query, library.words.make_analyzer(query)) for query in queries]
     where = make_where(library, filters or {})
     asked = make_queries(library, queries, words, by, query_vectors)
     results = [QueryResult(by) for _ in queries]
@@ -187,7 +187,7 @@ def find_excluded_forms(
     stems, analyzer = frozenset(words.excluded_terms), words.analyzer
     if asked.terms is None or not stems:
         return []
-    numbers = set(analyzer.weigh_query(stems).numbers)
+    numbers = set(analyzer.weigh_query(dict.fromkeys(stems, 1.0)).numbers)
     forms: set[str] = set()
     for hit in found:
         text = pages[hit.id].text if hit.id in pages else None
@@ -211,13 +211,13 @@ def find_unknown(
     for query, known in zip(words, seen, strict=True):
         named = []
         for word in list_named(query)[:MAX_WORDS] if library.words.language else []:
-            terms = query.analyzer.weigh_query(word.terms)
+            terms = query.analyzer.weigh_query(dict.fromkeys(word.terms, 1.0))
             if known.isdisjoint(terms.numbers):
                 named.append((word, frozenset(terms.numbers)))
                 asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
         joined = []
         for pair in query.joined[:MAX_WORDS] if named else ():
-            terms = query.analyzer.weigh_query(pair.terms)
+            terms = query.analyzer.weigh_query(dict.fromkeys(pair.terms, 1.0))
             joined.append((pair, frozenset(terms.numbers)))
             asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
         missing.append((named, joined))

@@ -85,7 +85,8 @@ def pack_text(text: PageText) -> dict[str, Any]:
     for word in text.words:
         sides += (word.left, word.top, word.right, word.bottom)
     boxes = np.rint(np.array(sides) * PARTS).astype(int).tolist()
-    return {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
+    packed = {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
+    return packed | {"fields": dict(text.fields)}
 
 
 def main() -> None:

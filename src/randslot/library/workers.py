@@ -132,7 +132,7 @@ def unpack_text(reply: dict[str, Any]) -> PageText:
     """Make the text of a page from the answer of a worker."""
     boxes = (np.array(reply["boxes"]) / PARTS).reshape(-1, 4).tolist()
     words = [Word(text, *box) for text, box in zip(reply["text"].split(), boxes, strict=True)]
-    return PageText(reply["text"], tuple(words), reply["has_layer"], reply["truncated"])
+    return PageText(reply["text"], tuple(words), reply["has_layer"], reply["truncated"], fields=reply["fields"])
 
 
 class Worker:

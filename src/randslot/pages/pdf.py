@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 
@@ -92,7 +95,7 @@ class OpenPdf:
         if self.pdf is None or self.key != key or self.num_uses >= MOST_USES:
             self.close()
             self.pdf, self.key, self.num_uses = pdfium.PdfDocument(file), key, 0
-            self.num_pages = len(self.pdf)
+            self.num_pages, self.fields = len(self.pdf), PdfFields(self.pdf)
         self.num_uses += 1
         try:
             yield self.pdf
@@ -203,6 +206,7 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
     with open_pdf_page(file, number, kept) as page:
         if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
             return BLANK
+        fields = (kept.fields if kept else PdfFields(page.pdf)).find(number)
         left, bottom, right, top = page.get_bbox()
         reading = Reading(Frame(left, bottom, right, top, page.get_rotation()))
         num = 0
@@ -219,7 +223,50 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
                 break
     if not reading.words or not is_legible(reading.found):
         return NO_TEXT
-    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=truncated)
+    if heading := find_headings(reading.lines, reading.sizes):
+        fields["heading"] = heading
+    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=truncated, fields=fields)
+
+
+class PdfFields:
+    """What a PDF says about its pages: its title, and its outline. Read once for all pages."""
+
+    def __init__(self, pdf: pdfium.PdfDocument) -> None:
+        self.title = pdf.get_metadata_value("Title").strip()[:200]
+        self.entries: dict[int, list[list[str]]] = {}  # the titles above each entry and its own, by page from 1
+        above: list[str] = []
+        try:
+            for entry in islice(pdf.get_toc(max_depth=6), 10_000):
+                above = [*above[: entry.level], " ".join(entry.get_title().split())[:200]]
+                target = entry.get_dest()
+                index = target.get_index() if target else None
+                if index is not None:
+                    self.entries.setdefault(index + 1, []).append(above)
+        except pdfium.PdfiumError:  # a damaged outline says nothing
+            pass
+        self.pages = sorted(self.entries)
+
+    def find(self, number: int) -> dict[str, str]:
+        """Return the title of the file, and the titles of the sections that a page is in."""
+        before = bisect_left(self.pages, number)
+        paths = [self.entries[self.pages[before - 1]][-1]] if before else []
+        paths += self.entries.get(number, [])
+        titles = dict.fromkeys(title for path in paths for title in path)
+        fields = {"title": self.title, "section": "\n".join(titles)[:2000]}
+        return {name: value for name, value in fields.items() if value}
+
+
+def find_headings(lines: Sequence[str], sizes: Sequence[float]) -> str:
+    """Return the lines that are set larger than most of a page."""
+    letters: Counter[float] = Counter()
+    for line, size in zip(lines, sizes, strict=True):
+        letters[size] += len(line)
+    usual = letters.most_common(1)[0][0] if letters else 0.0
+    large = []
+    for line, size in zip(lines, sizes, strict=True):
+        if size >= 1.15 * usual and 3 <= len(line) <= 120 and re.search(r"[^\W\d_]{2}", line):
+            large.append(line)
+    return "\n".join(large[:12])
 
 
 def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
@@ -270,6 +317,7 @@ class Reading:
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.lines: list[str] = []
+        self.sizes: list[float] = []  # of the first character of each line, in points
         self.words: list[Word] = []
         self.found: list[str] = []
 
@@ -280,11 +328,11 @@ class Reading:
             return
         known = find_known(characters) if HYPHEN in characters else set()
         line: list[str] = []
-        last = 0
+        last = begin = 0
         broken = False  # the last word goes on to the next line, and ends there
         for (start, end), (box, seen) in zip(spans, self._find_boxes(text_page, spans), strict=True):
             if line and (broken or _has_line_end(characters, last, start)):
-                self.lines.append(" ".join(line))
+                self._end_line(text_page, line, begin)
                 line = []
             last = end
             text = raw = characters[start:end]
@@ -296,10 +344,15 @@ class Reading:
             if seen:
                 self.found.append(raw)
                 if text:
+                    begin = begin if line else start
                     self.words.append(Word(text, *box))
                     line.append(text)
         if line:
-            self.lines.append(" ".join(line))
+            self._end_line(text_page, line, begin)
+
+    def _end_line(self, text_page: pdfium.PdfTextPage, line: list[str], begin: int) -> None:
+        self.lines.append(" ".join(line))
+        self.sizes.append(round(pdf_api.FPDFText_GetFontSize(text_page, begin), 1))
 
     def _find_boxes(
         self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import RandSlotError
 
@@ -37,6 +37,8 @@ class PageText:
     not say what their glyphs mean. If it does and there is no text, the page is blank.
     truncated: whether the page has more text than was read.
     problem: why the text could not be read, in one line, if that failed for this page alone.
+    fields: what else tells what the page is about: "heading" (its large lines), "section" (the titles that the outline
+    of the file has for it), "title" (of the file).
     """
 
     text: str = ""
@@ -44,6 +46,7 @@ class PageText:
     has_layer: bool = True
     truncated: bool = False
     problem: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_TEXT, BLANK = PageText(has_layer=False), PageText()

@@ -354,7 +354,7 @@ class Service:
         """Find the words of a query on a page, and count them; words that are not on it count 0."""
         self.page(id, number)
         found = self.library.find_on_page(query, page_id(id, number))
-        parsed = read_query(query, self.library.words.analyzer)
+        parsed = read_query(query, self.library.words.make_analyzer(query))
         on_page = Counter(map(parsed.analyzer.find_terms, tokenize(self.library.read_text(page_id(id, number)).text)))
 
         def count(terms: tuple[str, ...]) -> int:

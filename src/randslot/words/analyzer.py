@@ -1,12 +1,13 @@
-"""From text to the terms that are counted: stems of words, numbers and identifiers as they are.
+"""Turn text into weighted terms: stems of words, numbers and identifiers as they are.
 
-The terms of a page are weighted by BM25 here, but for the part that depends on other pages, which the engine adds.
+A page is weighted by BM25F: a word counts more in a heading or in the file's name than in the text. How rare a word is
+among all pages is left to the engine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from threading import Lock
@@ -15,7 +16,7 @@ from zlib import crc32
 import Stemmer
 
 from .language import DEFAULT, NO_STEMS, list_function_words
-from .tokens import Token, remove_accents, tokenize
+from .tokens import COMPOUND, Token, remove_accents, split_compound, tokenize
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class Terms:
     weights: tuple[float, ...] = ()
 
 
-# BM25: how soon more of a word stops to count, how much the length of a page counts, and the length that is usual.
-SATURATION, LENGTH_SHARE, USUAL_LENGTH = 1.5, 0.75, 300
+# How much once in a field counts, where once in the text counts 1. These, and BM25's k1 and b, were chosen on the
+# development shelf and manuals: research/log.md, "Fields".
+FIELD_WEIGHTS = {"name": 3.0, "folder": 3.0, "heading": 2.0, "section": 1.0, "title": 0.5}
+SATURATION = 1.2  # k1: how soon more of a word stops to count
+LENGTH_SHARE = 0.5  # b: how much the length of a page counts
+MEAN_LENGTH = 400.0  # terms of a page, until a library knows its own mean
 
-# In a query, of two words written as one, and of stems in other languages than the usual one; see docs/log.md.
-JOINED_WEIGHT, OTHER_WEIGHT = 0.5, 0.7
-
-STEMS = 100_000  # that are remembered
+# In a query: words that only carry grammar, two words written as one, and stems in other languages than the usual one.
+GRAMMAR_WEIGHT, JOINED_WEIGHT, OTHER_WEIGHT = 0.1, 0.3, 0.7
 
 
 @cache
@@ -43,15 +46,15 @@ def get_analyzer(language: str | None, *others: str) -> Analyzer:
 
 @cache
 def get_page_analyzer(language: str, usual: str) -> Analyzer:
-    """Return what reads pages in a language, in a library that is mostly in another one."""
+    """Return the analyzer for pages in a language, in a library that is mostly in another one."""
     return get_analyzer(usual) if language == usual else Analyzer(language, usual=get_analyzer(usual))
 
 
 class Analyzer:
-    """Turns text into terms: pages in one language, and queries in that one and others. Safe in several threads.
+    """Turns text into terms: pages in one language, queries in that one and others. Thread-safe.
 
     A short query does not tell its language, so each of its words stands for its stems in all of them. Stems in other
-    languages are brought to stems in the usual one: so an English word is the same term on English and German pages.
+    languages are stemmed again in the usual one, so that an English word is the same term on English and German pages.
     """
 
     def __init__(self, language: str, others: Sequence[str] = (), usual: Analyzer | None = None) -> None:
@@ -59,16 +62,17 @@ class Analyzer:
         self.others = [get_page_analyzer(other, language) for other in others]
         self.function_words = list_function_words().get(language, frozenset())
         self._stem = _make_stem(language)
+        self._compounds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
-        """Return the terms that a token of a query stands for, each once: of the usual language, then of others."""
+        """Return the distinct terms of a query's token: in the usual language, then in others."""
         terms = [self.find_term(token)]
         for other in self.others:
             terms.append(other.find_term(token))
         return tuple(dict.fromkeys(terms))
 
     def find_grammar(self, query: str) -> frozenset[str]:
-        """Return the words that carry the grammar of a query: those of the language that it has most of."""
+        """Return the function words of the language that a query has most of them of."""
         words = {token.text for token in tokenize(query)} if self.others else set()
         best, most = self.function_words, len(self.function_words & words)
         for other in self.others:
@@ -78,60 +82,82 @@ class Analyzer:
         return best
 
     def find_term(self, token: Token) -> str:
-        """Return the term that a token of a page counts as."""
+        """Return the term of a page's token."""
         word = token.text
-        if self.language == DEFAULT:  # its stems know no accents
+        if self.language == DEFAULT:  # its stemmer knows no accents
             word = remove_accents(word)
-        if token.extra or not word.isalpha():
+        if not word.isalpha() or (token.extra and token.weight == 1):
             return remove_accents(word)
         term = remove_accents(self._stem(word))
         return self.usual.find_term(token._replace(text=term)) if self.usual else term
 
-    def weigh_page(self, text: str) -> Terms:
-        """Return the terms of a page with their weights."""
-        return self.analyse_page(text)[0]
+    def analyse_page(
+        self, text: str, fields: Mapping[str, str] | None = None, mean_length: float = MEAN_LENGTH
+    ) -> tuple[Terms, str]:
+        """Return the weighted terms of a page, and its words in order, for phrases.
 
-    def analyse_page(self, text: str) -> tuple[Terms, str]:
-        """Return the terms of a page with their weights, and its words one after the other, for phrases."""
-        counts: Counter[str] = Counter()
-        words = []
-        for token in tokenize(text):
-            counts[self.find_term(token)] += 1
-            if not token.extra:
-                words.append(remove_accents(token.text))
-        usual = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * len(words) / USUAL_LENGTH)
-        weights = []
-        for count in counts.values():
-            weights.append(count * (SATURATION + 1) / (count + usual))
-        return _number(counts, weights), " ".join(words)
-
-    def weigh_query(self, terms: Iterable[str], others: Iterable[str] = (), joined: Iterable[str] = ()) -> Terms:
-        """Return the terms of a query; one that is named twice counts twice.
-
-        others: stems in other languages than the usual one. joined: of two words written as one.
+        fields: the texts of some of `FIELD_WEIGHTS`. mean_length: terms of a page, in the mean of the library.
         """
-        weights = {term: float(count) for term, count in Counter(terms).items()}
-        for term, count in Counter(others).items():
-            weights.setdefault(term, OTHER_WEIGHT * count)
+        counts: Counter[str] = Counter()
+        words: list[str] = []
+        for compound in COMPOUND.findall(text):
+            terms, own = self._read_compound(compound)
+            counts.update(terms)
+            words += own
+        norm = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * counts.total() / mean_length)
+        scores: dict[str, float] = dict(counts)
+        for field, content in (fields or {}).items():
+            for term in {term for compound in COMPOUND.findall(content) for term in self._read_compound(compound)[0]}:
+                scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
+        for term, score in scores.items():
+            scores[term] = score * (SATURATION + 1) / (score + norm)
+        return _number(scores), " ".join(words)
+
+    def count_terms(self, text: str) -> int:
+        """Return the length of a text in terms."""
+        return sum(len(self._read_compound(compound)[0]) for compound in COMPOUND.findall(text))
+
+    def _read_compound(self, compound: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the terms of a compound, and its words without accents; most compounds were seen before."""
+        found = self._compounds.get(compound)
+        if found is None:
+            tokens = split_compound(compound)
+            terms = tuple(self.find_term(token) for token in tokens)
+            found = terms, tuple(remove_accents(token.text) for token in tokens if not token.extra)
+            if len(self._compounds) >= 200_000:
+                self._compounds.clear()
+            self._compounds[compound] = found
+        return found
+
+    def weigh_query(
+        self, terms: Mapping[str, float], others: Mapping[str, float] | None = None, joined: Iterable[str] = ()
+    ) -> Terms:
+        """Return the terms of a query with their weights.
+
+        others: stems in other languages than the usual one. joined: two words written as one.
+        """
+        weights = dict(terms)
+        for term, weight in (others or {}).items():
+            weights.setdefault(term, OTHER_WEIGHT * weight)
         for term in joined:
             weights.setdefault(term, JOINED_WEIGHT)
-        return _number(weights, list(weights.values()))
+        return _number(weights)
 
 
 def list_words(text: str) -> Iterator[str]:
-    """Yield the words of a text one after the other, as typed but for case and accents: what a phrase is made of."""
+    """Yield the words of a text in order, as typed except for case and accents: what a phrase is made of."""
     for token in tokenize(text):
         if not token.extra:
             yield remove_accents(token.text)
 
 
 def _make_stem(language: str) -> Callable[[str], str]:
-    """Return what brings a word to its stem; a stemmer itself is not safe in several threads."""
+    """Return a stemmer that is safe in several threads."""
     if language == NO_STEMS:
         return str
     stemmer, lock = Stemmer.Stemmer(language), Lock()
 
-    @lru_cache(STEMS)
+    @lru_cache(100_000)
     def stem(word: str) -> str:
         with lock:
             found: str = stemmer.stemWord(word)
@@ -140,10 +166,10 @@ def _make_stem(language: str) -> Callable[[str], str]:
     return stem
 
 
-def _number(terms: Iterable[str], weights: list[float]) -> Terms:
+def _number(weights: Mapping[str, float]) -> Terms:
     """Number terms; two that have the same number by chance are one, with the larger weight."""
     numbered: dict[int, float] = {}
-    for term, weight in zip(terms, weights, strict=True):
+    for term, weight in weights.items():
         number = crc32(term.encode("utf-8", "surrogatepass"))
         numbered[number] = max(weight, numbered.get(number, 0.0))
     return Terms(tuple(numbered), tuple(numbered.values()))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .analyzer import Analyzer, Terms, list_words
+from .analyzer import GRAMMAR_WEIGHT, Analyzer, Terms, list_words
 from .tokens import IS_UNSPACED, Token, tokenize
 
 MOST_CHARACTERS = 10_000  # of a query
@@ -87,10 +87,8 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     rest.append(text[end:])
     outside.append(rest[-1])
     plain = " ".join("".join(rest).split())
-    found = list(_find_terms(plain, analyzer))
-    terms = [one[0] for one in found]
-    others = [term for one in found for term in one[1:]]
     grammar = analyzer.find_grammar(plain)
+    terms, others = _weigh_terms(plain, analyzer, grammar)
     joined = [word for part in outside for word in _join_neighbours(part, analyzer, grammar)]
     marked = _choose_marked(plain, analyzer, grammar) or frozenset((*terms, *others))
     return WordQuery(
@@ -135,19 +133,28 @@ def check_length(text: str) -> None:
         raise UsageError(f"the query has {len(text):,} characters: ask with at most {MOST_CHARACTERS:,}")
 
 
-def _find_terms(text: str, analyzer: Analyzer) -> Iterator[tuple[str, ...]]:
-    """Yield the terms of each word of a query.
+def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the terms of a query in the usual language and in others, each with its weight.
 
-    Of characters that are written without spaces, pairs alone count where there are any: single ones are everywhere.
+    Of characters that are written without spaces only pairs count, where there are any: single ones are everywhere.
+    Words that only carry grammar count little, unless the query has nothing else.
     """
     tokens = list(tokenize(text))
     paired: set[int] = set()
     for token in tokens:
         if _is_pair(token):
             paired.update((token.start, token.start + 1))
+    tokens = [token for token in tokens if token.extra or token.start not in paired]
+    has_content = any(token.text not in grammar for token in tokens)
+    terms: dict[str, float] = {}
+    others: dict[str, float] = {}
     for token in tokens:
-        if token.extra or token.start not in paired:
-            yield analyzer.find_terms(token)
+        weight = GRAMMAR_WEIGHT if has_content and token.text in grammar else token.weight
+        first, *rest = analyzer.find_terms(token)
+        terms[first] = max(weight, terms.get(first, 0.0))
+        for term in rest:
+            others[term] = max(weight, others.get(term, 0.0))
+    return terms, others
 
 
 def _join_neighbours(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> Iterator[JoinedWord]:

@@ -86,13 +86,17 @@ Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
 
 @dataclass(frozen=True)
 class StoredText:
-    """The text of a page. boxes: of its words, eight bytes each. words: in order, for phrases. terms: for BM25."""
+    """The text of a page. boxes: of its words, eight bytes each. words: in order, for phrases. terms: for BM25.
+
+    fields: headings and titles of the page, as in `PageText`.
+    """
 
     origin: Origin
     text: str = ""
     boxes: bytes = b""
     words: str = ""
     terms: Terms = field(default_factory=Terms)
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -581,6 +585,7 @@ def make_changes(page: StoredPage) -> dict[str, Any]:
     if page.text is not None:
         boxes = base64.b64encode(page.text.boxes).decode()
         payload |= {"origin": page.text.origin, "text": page.text.text, "boxes": boxes, "words": page.text.words}
+        payload["fields"] = dict(page.text.fields)
     if page.vectors is not None:
         payload["image"] = page.image
     if page.cut:
@@ -597,7 +602,8 @@ def read_page(record: Any) -> StoredPage:
         sparse = vectors.get(TERMS_NAME)
         terms = Terms(tuple(sparse.indices), tuple(sparse.values)) if sparse else Terms()
         boxes = base64.b64decode(payload["boxes"])
-        text = StoredText(payload["origin"], payload["text"], boxes, payload["words"], terms)
+        fields = payload.get("fields", {})
+        text = StoredText(payload["origin"], payload["text"], boxes, payload["words"], terms, fields)
     cut = payload.get("read") == PART
     return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), own, text, cut)
 
