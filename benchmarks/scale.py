@@ -22,7 +22,7 @@ from qdrant_client import grpc as q
 from qdrant_nodes import find_program, running
 from record import keep, print_table
 
-from randslot.evaluation.analysis import Budget
+from randslot.evaluation.cost import Budget
 from randslot.library.address import Address, read_address
 from randslot.library.stores.base import Point, StoredPage, make_payload, make_vectors
 from randslot.library.stores.qdrant import ServerStore, make_message, split_pages

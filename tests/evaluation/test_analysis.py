@@ -19,12 +19,10 @@ from typer.testing import CliRunner
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.analysis import (
-    PAPER,
     count_winners,
     find_winners,
     intervene,
     judge_budgets,
-    list_costs,
     list_gains,
     list_readouts,
     list_winners,
@@ -40,6 +38,7 @@ from randslot.evaluation.cached_runs import (
     score_subset,
     score_views,
 )
+from randslot.evaluation.cost import PAPER, list_costs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import own_task

@@ -538,7 +538,7 @@ def test_another_study_stands_beside_the_papers_figures(tmp_path, monkeypatch):
 def test_the_committed_report_says_what_its_rows_say(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     text = Report(read_study(Path(f"research/studies/{name}.toml"))).make_text()
-    assert text == Path(f"docs/study-{name}.md").read_text(encoding="utf-8")
+    assert text == Path(f"research/study-{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -9,30 +9,17 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..library.location import LIBRARY_FILE
 from ..model.reader import SIDES
 from ..tables import Cell, Table, write_table
-from .analysis import (
-    BYTES,
-    MAX_BUDGET,
-    PAPER,
-    Budget,
-    count_winners,
-    intervene,
-    judge_budgets,
-    list_costs,
-    list_gains,
-    list_readouts,
-    list_shares,
-    list_winners,
-    measure_files,
-    measure_libraries,
-    sweep_budgets,
-)
-from .cached_runs import CachedRun, macro, read_runs
+from .cost import BYTES, PAPER, Budget, list_costs, measure_files, measure_libraries
 from .published import published_tables
+
+if TYPE_CHECKING:
+    from .cached_runs import CachedRun
 
 # The parts of a report, each with the paper's tables to show beside its own.
 PARTS = {
@@ -89,7 +76,11 @@ def analyse(
         (libraries if is_library else folders).append(Path(source))
     if dim is not None and (folders or not is_cost):
         raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
-    runs = read_runs(folders) if folders else []
+    runs: list[CachedRun] = []
+    if folders:
+        from .cached_runs import read_runs
+
+        runs = read_runs(folders)
     for run in runs:
         for line in run.left_out:
             tell(f"left out: {line}")
@@ -98,6 +89,7 @@ def analyse(
 
 def _evaluate(models: Sequence[str], benchmarks: Sequence[str], data: Path | None, results: Path) -> None:
     """Evaluate models with as many vectors as a budget sweep needs."""
+    from .analysis import MAX_BUDGET
     from .evaluate import evaluate_model
     from .tasks import choose_tasks
 
@@ -129,6 +121,7 @@ def _make_section(
 
 def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     from ..plots import draw_budgets
+    from .analysis import judge_budgets, sweep_budgets
 
     table = sweep_budgets(runs, num_vectors)
     lines: dict[str, dict[str, list[float]]] = {}
@@ -159,6 +152,7 @@ def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
 
 def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     from ..plots import draw_winners
+    from .analysis import count_winners, list_shares, list_winners
 
     found = [count_winners(run, num_vectors) for run in runs]
     panels = {}
@@ -175,6 +169,8 @@ def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
 
 def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     from ..plots import draw_readouts
+    from .analysis import intervene, list_gains, list_readouts
+    from .cached_runs import macro
 
     found = [intervene(run, num_vectors) for run in runs]
     full: dict[str, float] = {}
