@@ -78,7 +78,7 @@ def test_inputs_of_every_kind(url, tmp_path):
         served.encode_document("nowhere.png")
     with pytest.raises(RandSlotError, match="empty query"):
         served.encode_query(" ")
-    with pytest.raises(RandSlotError, match="a query cannot hold a slot token"):
+    with pytest.raises(RandSlotError, match="a query to a server cannot hold the special token"):
         served.encode_query("what is <|randslot_zero|>?")
 
 
@@ -154,7 +154,7 @@ def test_fewer_vectors_are_the_first_ones(url, states, tmp_path):
     few = randslot.remote(url, states.folder / "serving.json", page_vectors=2, query_vectors=1)
     assert torch.equal(few.encode_document(page), all_four[:2])
     assert few.encode_query("tax").shape == (1, 128)
-    with pytest.raises(UsageError, match="page_vectors=8: this model was exported with 4"):
+    with pytest.raises(UsageError, match="page_vectors=8: the export has only 4"):
         randslot.remote(url, page_vectors=8)
     with pytest.raises(UsageError, match="page_vectors must be a whole number from 1"):
         randslot.remote(url, page_vectors=0)
@@ -183,14 +183,14 @@ def reply(*items: str, tokens: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (reply(pack(torch.ones(9, 64)), tokens=9), "576 numbers for 9 tokens, not 128 for each"),
-        (reply(pack(torch.ones(1, 128)), tokens=9), "128 numbers for 9 tokens, not 128 for each"),  # one for all
+        (reply(pack(torch.ones(9, 64)), tokens=9), "576 numbers, not 1152, 128 for each"),
+        (reply(pack(torch.ones(1, 128)), tokens=9), "128 numbers, not 1152, 128 for each"),  # one for all
         (reply(pack(torch.ones(3, 128)), tokens=3), "3 states, too few for 4 vectors"),
         (reply(pack(torch.full((9, 128), torch.nan)), tokens=9), "not finite"),
         (reply(pack(torch.ones(5, 128)), pack(torch.ones(5, 128)), tokens=10), "2 items for 1 inputs"),
-        (reply("no base64!", tokens=9), "no token states"),
-        ({"data": [{"index": 0, "data": [[1.0, 2.0]]}], "usage": {"prompt_tokens": 1}}, "no token states"),
-        ({"hello": "world"}, "no token states: 'data'"),
+        (reply("no base64!", tokens=9), "no vectors"),
+        ({"data": [{"index": 0, "data": [[1.0, 2.0]]}], "usage": {"prompt_tokens": 1}}, "no vectors"),
+        ({"hello": "world"}, "no vectors: 'data'"),
         ([1, 2, 3], "answers no JSON object"),
         (b"<html>", "answers no JSON"),
     ],

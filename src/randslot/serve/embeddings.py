@@ -7,7 +7,7 @@ import base64
 import binascii
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,21 +37,6 @@ from .batches import Batches
 PageContent = Image.Image | str
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Vectors of one input, (K, D)."""
-
-    vectors: Vectors
-
-    def as_rows(self) -> list[list[float]]:
-        rows: list[list[float]] = self.vectors.tolist()
-        return rows
-
-    def as_base64(self) -> str:
-        """Return the numbers as little-endian float32, row after row."""
-        return base64.b64encode(self.vectors.astype("<f4").tobytes()).decode()
-
-
 class Embeddings:
     """Encodes queries and pages; each kind has a thread, so that queries do not wait for pages."""
 
@@ -78,19 +63,13 @@ class Embeddings:
             raise Refused(404, "this library has no model: it finds pages by their words")
         return self.library.query_model
 
-    async def embed_queries(self, texts: Sequence[str]) -> list[Encoded]:
-        """Return the vectors of queries.
-
-        Errors: Refused for one that is empty or too long, and if too many are waiting.
-        """
+    async def embed_queries(self, texts: Sequence[str]) -> list[Vectors]:
+        """Return the vectors of queries; refuse empty and long ones."""
         _check_texts(texts, QUERY_CHARACTERS)
         return await _gather([self.queries.ask("query", text) for text in texts])
 
-    async def embed_pages(self, pages: Sequence[PageContent]) -> list[Encoded]:
-        """Return the vectors of pages: images, or texts where the model reads text.
-
-        Errors: Refused for what the model does not read, and if too many are waiting.
-        """
+    async def embed_pages(self, pages: Sequence[PageContent]) -> list[Vectors]:
+        """Return the vectors of pages: images, or texts where the model reads text."""
         reads = self.model().reads
         if self.library.has_student:
             raise Refused(400, "this service has a light model for queries, which makes no vectors of pages")
@@ -103,9 +82,9 @@ class Embeddings:
         return await _gather([self.pages.ask("page", page) for page in pages])
 
 
-async def _gather(futures: Sequence[Any]) -> list[Encoded]:
+async def _gather(futures: Sequence[Future[Vectors]]) -> list[Vectors]:
     found = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
-    return [Encoded(np.asarray(vectors, np.float32)) for vectors in found]
+    return [np.asarray(vectors, np.float32) for vectors in found]
 
 
 def _check_texts(texts: Sequence[str], most: int) -> None:
@@ -119,33 +98,23 @@ def _check_texts(texts: Sequence[str], most: int) -> None:
 
 
 def read_message(messages: Sequence[Mapping[str, Any]]) -> PageContent:
-    """Return the page that one message of a user holds: an image as a data: URL, or text.
+    """Return the page in one message of a user: an image as a data: URL, or text.
 
-    Errors: Refused if it is anything else. Images are not fetched from anywhere: a visitor must not make the service
-    ask other machines.
+    Nothing is fetched: a visitor must not make the service ask other machines.
     """
     if len(messages) != 1 or messages[0].get("role") != "user":
         raise Refused(400, "messages must be one message of the role user: a page")
-    content = messages[0].get("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or len(parts) != 1 or not isinstance(parts[0], dict):
-        raise Refused(400, "the message must have one part: an image_url, or text")
-    part = parts[0]
-    if part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    url = part.get("image_url")
-    if isinstance(url, dict):
-        url = url.get("url")
-    if part.get("type") != "image_url" or not isinstance(url, str):
-        raise Refused(400, "the message must have one part: an image_url, or text")
-    return read_image(url)
+    parts = messages[0].get("content")
+    match [{"type": "text", "text": parts}] if isinstance(parts, str) else parts:
+        case [{"type": "text", "text": str(text)}]:
+            return text
+        case [{"type": "image_url", "image_url": {"url": str(url)} | str(url)}]:
+            return read_image(url)
+    raise Refused(400, "the message must have one part: an image_url, or text")
 
 
 def read_image(url: str) -> Image.Image:
-    """Open the image of a data: URL.
-
-    Errors: Refused if it is another URL, not an image, or too large.
-    """
+    """Open the image of a data: URL; refuse other addresses and large images."""
     head, _, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
         raise Refused(400, "an image_url must be a data: URL, as in data:image/png;base64,...: nothing is fetched")
@@ -163,12 +132,11 @@ def read_image(url: str) -> Image.Image:
         raise Refused(400, f"the image cannot be read: {reason}") from error
 
 
-Format = Literal["float", "base64"]
 Text = Annotated[str, Field(description="a query, or a page of a model that reads text")]
 
 
 class EmbedBody(BaseModel):
-    """What is common to both; what other servers take besides is ignored, as clients send much of it."""
+    """The fields of both routes; other fields are ignored, as clients send many for other servers."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -178,20 +146,17 @@ class EmbedBody(BaseModel):
         None, max_length=1, description="a page: one message of the user, with one image_url that is a data: URL"
     )
     input_type: Literal["query", "document"] | None = Field(None, description="what `input` is; a query by default")
-    encoding_format: Format = "float"
+    encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, description="only the model's own")
 
     @field_validator("input", mode="before")
     @classmethod
     def _check(cls, given: Any) -> Any:
-        """Tell in one line what must be sent; else one is told of each form that it could have had."""
+        """Give one message in place of one for each form that the input could have."""
         texts = given if isinstance(given, list) else [given]
         if given is None or (1 <= len(texts) <= EMBED_INPUTS and all(isinstance(text, str) for text in texts)):
             return given
         raise PydanticCustomError("texts", "must be a text, or a list of 1 to {most} texts", {"most": EMBED_INPUTS})
-
-    def texts(self) -> list[str]:
-        return [self.input] if isinstance(self.input, str) else list(self.input or [])
 
 
 class PoolingBody(EmbedBody):
@@ -270,7 +235,10 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
         """The model of the library, if it has one."""
         if embeddings.library.binding is None:
             return ModelList(data=[])
-        return ModelList(data=[describe(await asyncio.to_thread(embeddings.model))])
+        model = await asyncio.to_thread(embeddings.model)
+        name = name_of(model)
+        about = model.identity.as_dict() | {"name": name, "reads": model.reads, "page_pixels": model.page_pixels}
+        return ModelList(data=[ServedModel(id=name, root=name, randslot=about)])
 
     @app.post("/v1/embeddings", tags=["vectors"], responses=ERRORS)
     async def embed(body: EmbedBody) -> EmbeddingAnswer:
@@ -280,58 +248,33 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
         if (num := model.num_vectors(side)) != 1:
             several = f"{num} vectors" if num else "a vector for every token"
             raise Refused(400, f"this model gives {several} of a {side}, not one: ask for them at /pooling")
-        name = check_model(body, model)
-        encoded = await _encode(embeddings, body, side)
+        name, encoded = await encode(embeddings, body, model, side)
         data = []
-        for index, one in enumerate(encoded):
-            vector = one.as_base64() if body.encoding_format == "base64" else one.as_rows()[0]
-            data.append(EmbeddingItem(index=index, embedding=vector))
+        for index, vectors in enumerate(encoded):
+            content = _as_base64(vectors) if body.encoding_format == "base64" else vectors[0].tolist()
+            data.append(EmbeddingItem(index=index, embedding=content))
         return EmbeddingAnswer(model=name, data=data, usage=_usage(encoded))
 
     @app.post("/pooling", tags=["vectors"], responses=ERRORS)
     async def pool(body: PoolingBody) -> PoolingAnswer:
         """All vectors of each input, as the model gives them: unit vectors, to be compared by MaxSim."""
         model = await asyncio.to_thread(embeddings.model)
-        name = check_model(body, model)
-        encoded = await _encode(embeddings, body, find_side(body))
+        name, encoded = await encode(embeddings, body, model, find_side(body))
         data = []
-        for index, one in enumerate(encoded):
-            rows = one.as_base64() if body.encoding_format == "base64" else one.as_rows()
-            data.append(PoolingItem(index=index, data=rows))
+        for index, vectors in enumerate(encoded):
+            content = _as_base64(vectors) if body.encoding_format == "base64" else vectors.tolist()
+            data.append(PoolingItem(index=index, data=content))
         now = int(time.time())
         return PoolingAnswer(id=f"pooling-{now}", created=now, model=name, data=data, usage=_usage(encoded))
 
 
-def describe(model: PageReader) -> ServedModel:
-    """Return how a model is listed: its name, without the folders before it, and what vectors depend on."""
-    identity = model.identity
-    known = identity.as_dict() | {"name": name_of(model), "reads": model.reads, "page_pixels": model.page_pixels}
-    return ServedModel(id=name_of(model), root=name_of(model), randslot=known)
-
-
 def name_of(model: PageReader) -> str:
-    """Return what visitors call a model; where it is on this machine is not for them."""
+    """Return the public name of a model, without its folders on this machine."""
     return Path(model.identity.name or "randslot").name
 
 
-def check_model(body: EmbedBody, model: PageReader) -> str:
-    """Return the name of the model that is asked.
-
-    Errors: Refused if it is another one, or vectors of another size are asked for.
-    """
-    if body.dimensions not in (None, model.dimension):
-        raise Refused(400, f"vectors of this model have {model.dimension} dimensions, and no others")
-    name = name_of(model)
-    if body.model not in (None, name):
-        raise Refused(404, f"there is no such model here, only {name}")
-    return name
-
-
 def find_side(body: EmbedBody) -> Side:
-    """Return whether queries or pages are sent.
-
-    Errors: Refused if it is neither or both.
-    """
+    """Return whether queries or pages are sent; refuse neither and both."""
     if (body.input is None) == (body.messages is None):
         raise Refused(400, "send either input, of queries, or messages, with a page")
     if body.messages is not None and body.input_type == "query":
@@ -339,15 +282,25 @@ def find_side(body: EmbedBody) -> Side:
     return "page" if body.messages is not None or body.input_type == "document" else "query"
 
 
-async def _encode(embeddings: Embeddings, body: EmbedBody, side: Side) -> list[Encoded]:
+async def encode(embeddings: Embeddings, body: EmbedBody, model: PageReader, side: Side) -> tuple[str, list[Vectors]]:
+    """Return the name of the model and the vectors of each input; refuse another model or dimension."""
+    if body.dimensions not in (None, model.dimension):
+        raise Refused(400, f"vectors of this model have {model.dimension} dimensions, and no others")
+    name = name_of(model)
+    if body.model not in (None, name):
+        raise Refused(404, f"there is no such model here, only {name}")
     if body.messages is not None:
         page = await asyncio.to_thread(read_message, body.messages)
-        return await embeddings.embed_pages([page])
-    if side == "page":
-        return await embeddings.embed_pages(body.texts())
-    return await embeddings.embed_queries(body.texts())
+        return name, await embeddings.embed_pages([page])
+    texts = [body.input] if isinstance(body.input, str) else list(body.input or [])
+    return name, await (embeddings.embed_pages(texts) if side == "page" else embeddings.embed_queries(texts))
 
 
-def _usage(encoded: list[Encoded]) -> Usage:
-    num = sum(len(one.vectors) for one in encoded)
+def _as_base64(vectors: Vectors) -> str:
+    """Return the numbers as little-endian float32, row after row."""
+    return base64.b64encode(vectors.astype("<f4").tobytes()).decode()
+
+
+def _usage(encoded: list[Vectors]) -> Usage:
+    num = sum(len(vectors) for vectors in encoded)
     return Usage(prompt_tokens=num, total_tokens=num)
