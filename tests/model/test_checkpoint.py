@@ -15,8 +15,8 @@ from sentence_transformers import MultiVectorEncoder
 from transformers import AutoModel, AutoModelForImageTextToText
 
 import randslot
-from randslot.errors import RandSlotError, UsageError
-from support.models import lively, make, noise
+from randslot.errors import RandSlotError
+from support.models import make, noise
 
 PAGE = noise(90, 120)
 
@@ -36,18 +36,20 @@ def stir(model: MultiVectorEncoder) -> MultiVectorEncoder:
 
 
 @pytest.fixture
-def backbone(tmp_path: Path, vision_family: str) -> Path:
+def backbone(tmp_path: Path) -> Path:
     """A backbone in a folder, as it would come from the hub: no file of ours in it."""
-    folder = tmp_path / "backbone-from-hub"
-    encoder = make(vision_family).encoder
-    for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
+    return save_backbone(make("qwen3-vl"), tmp_path / "backbone-from-hub")
+
+
+def save_backbone(model: MultiVectorEncoder, folder: Path) -> Path:
+    for part in (model.encoder.backbone, model.encoder.tokenizer, model.encoder.image_processor):
         part.save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_round_trip_gives_identical_vectors(family, strategy, lora, tmp_path):
-    model = stir(make(family, slots=strategy, lora=lora))
+@pytest.mark.parametrize(("slots", "lora"), [("random", False), ("learned", True)])
+def test_round_trip_gives_identical_vectors(slots, lora, tmp_path):
+    model = stir(make("qwen3-vl", slots=slots, lora=lora))
     expected = vectors(model)
     model.save_pretrained(str(tmp_path / "model"))
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), expected)
@@ -55,7 +57,25 @@ def test_round_trip_gives_identical_vectors(family, strategy, lora, tmp_path):
     assert torch.equal(vectors(plain), expected)
 
 
-@pytest.mark.parametrize("slots", ["random", "fixed", "learned"])
+def test_the_revision_of_a_hub_backbone_is_recorded_and_loaded(tmp_path, monkeypatch):
+    """The hub's main branch has moved on to other weights since the adapter was trained."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "cache" / "models--owner--backbone"
+    (repository / "refs").mkdir(parents=True)
+    for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
+        (repository / "refs" / "main").write_text(commit)
+        save_backbone(randslot.tiny("qwen3-vl", seed=seed), repository / "snapshots" / commit)
+        if seed == 0:
+            model = randslot.load("owner/backbone", lora=True)
+            model.save_pretrained(str(tmp_path / "model"))
+    reference = json.loads((tmp_path / "model" / "randslot.json").read_text())["backbone"]
+    assert (reference["name"], reference["revision"]) == ("owner/backbone", "a" * 40)
+    assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
+    assert not torch.allclose(vectors(randslot.load("owner/backbone")), vectors(model), atol=1e-3)
+
+
+@pytest.mark.parametrize("slots", ["random", "learned"])
 def test_with_lora_only_the_adapter_is_saved_beside_a_reference(backbone, slots, tmp_path):
     model = stir(randslot.load(backbone, slots=slots, lora=True, seed=3))
     model.save_pretrained(str(tmp_path / "model"))
@@ -66,42 +86,6 @@ def test_with_lora_only_the_adapter_is_saved_beside_a_reference(backbone, slots,
     config = json.loads((tmp_path / "model" / "randslot.json").read_text())
     assert config["backbone"]["name"] == str(backbone)
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
-
-
-def test_the_revision_of_a_hub_backbone_is_recorded(tmp_path, vision_family):
-    """A hub cache laid by hand, read offline: the snapshot's commit is what gets saved, and what is asked for."""
-    commit, repository = "a" * 40, tmp_path / "cache" / "models--owner--backbone"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    encoder = make(vision_family).encoder
-    for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
-        part.save_pretrained(repository / "snapshots" / commit)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-        patch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-        model = randslot.load("owner/backbone", lora=True)
-        model.save_pretrained(str(tmp_path / "model"))
-        reference = json.loads((tmp_path / "model" / "randslot.json").read_text())["backbone"]
-        assert (reference["name"], reference["revision"]) == ("owner/backbone", commit)
-        assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
-
-
-def test_the_recorded_revision_is_what_gets_loaded(tmp_path, vision_family, monkeypatch):
-    """The hub's main branch has moved on to other weights since the adapter was trained."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    repository = tmp_path / "cache" / "models--owner--backbone"
-    (repository / "refs").mkdir(parents=True)
-    for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
-        (repository / "refs" / "main").write_text(commit)
-        encoder = randslot.tiny(vision_family, seed=seed).encoder
-        for part in (encoder.backbone, encoder.tokenizer, encoder.image_processor):
-            part.save_pretrained(repository / "snapshots" / commit)
-        if seed == 0:
-            model = randslot.load("owner/backbone", lora=True)
-            model.save_pretrained(str(tmp_path / "model"))
-    assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
-    assert not torch.allclose(vectors(randslot.load("owner/backbone")), vectors(model), atol=1e-3)
 
 
 def test_tokenizer_and_image_settings_are_read_from_the_saved_model(backbone, tmp_path):
@@ -139,10 +123,8 @@ def test_a_small_visual_limit_can_be_raised_again(tmp_path):
     [
         LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa"),
         LoraConfig(target_modules=["q_proj"], modules_to_save=["merger"]),
-        LoraConfig(target_modules=["q_proj"], use_dora=True),
-        LoraConfig(target_modules=["embed_tokens", "q_proj"]),
     ],
-    ids=["pissa", "modules_to_save", "dora", "embeddings"],
+    ids=["pissa", "modules_to_save"],
 )
 def test_other_adapters_on_a_backbone_built_in_memory(config, tmp_path):
     model = stir(randslot.tiny("qwen3-vl", lora=config))
@@ -151,19 +133,6 @@ def test_other_adapters_on_a_backbone_built_in_memory(config, tmp_path):
     assert torch.allclose(vectors(again), vectors(model), atol=1e-6)
     again.save_pretrained(str(tmp_path / "copy"))
     assert torch.equal(vectors(randslot.load(tmp_path / "copy")), vectors(again))
-
-
-def test_an_adapter_under_another_name_is_saved_too(backbone, tmp_path):
-    model = randslot.load(backbone)
-    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]), adapter_name="mine")
-    stir(model).save_pretrained(str(tmp_path / "model"))
-    assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
-
-
-def test_a_hub_id_that_cannot_be_had_is_one_line():
-    with pytest.raises(RandSlotError, match="cannot get model owner/nothing: not in the local cache") as caught:
-        randslot.load("owner/nothing")
-    assert "\n" not in str(caught.value)
 
 
 def test_peft_alone_loads_the_adapter_onto_the_backbone(backbone, tmp_path):
@@ -178,9 +147,9 @@ def test_peft_alone_loads_the_adapter_onto_the_backbone(backbone, tmp_path):
     assert not torch.allclose(torch.nn.functional.normalize(bare, dim=-1), expected, atol=1e-3)
 
 
-def test_without_lora_the_folder_is_also_a_plain_backbone(vision_family, tmp_path):
+def test_without_lora_the_folder_is_also_a_plain_backbone(tmp_path):
     """The linear patch embedding leaves keys and shapes as transformers knows them."""
-    model = stir(make(vision_family))
+    model = stir(make("qwen3-vl"))
     model.save_pretrained(str(tmp_path / "model"))
     theirs, report = AutoModel.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"]
@@ -200,15 +169,6 @@ def test_options_override_what_was_saved(tmp_path):
     again = randslot.load(tmp_path / "again", inference="fixed")
     assert again.settings == randslot.Settings("fixed", "fixed", 2, 8, 64, 0)
     assert again.encoder.slots.page.shape == (3, 64)  # the stored table does not grow with the budget
-
-
-def test_a_saved_random_model_encodes_with_zeros_and_with_random_slots_when_asked(tmp_path):
-    model = make("qwen3-vl", slots="random")
-    model.save_pretrained(str(tmp_path / "model"))
-    zero, random = randslot.load(tmp_path / "model"), randslot.load(tmp_path / "model", inference="random")
-    assert torch.equal(vectors(zero), vectors(model))
-    assert torch.equal(vectors(random), vectors(randslot.load(tmp_path / "model", inference="random")))
-    assert not torch.allclose(vectors(random), vectors(zero), atol=1e-3)
 
 
 def test_an_adapter_can_be_added_to_a_saved_full_model(tmp_path):
@@ -250,22 +210,6 @@ def test_a_model_can_be_saved_over_its_own_folder(lora, tmp_path):
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
 
 
-def test_a_moved_model_folder_still_loads(tmp_path):
-    model = stir(make("qwen3-vl", lora=True))
-    model.save_pretrained(str(tmp_path / "here"))
-    shutil.move(tmp_path / "here", tmp_path / "there")
-    assert torch.equal(vectors(randslot.load(tmp_path / "there")), vectors(model))
-
-
-def test_a_moved_backbone_is_missed_by_name_and_can_be_named(backbone, tmp_path):
-    model = stir(randslot.load(backbone, lora=True))
-    model.save_pretrained(str(tmp_path / "model"))
-    shutil.move(backbone, tmp_path / "elsewhere")
-    with pytest.raises(RandSlotError, match=f"needs its backbone: no model found at '{backbone}'"):
-        randslot.load(tmp_path / "model")
-    assert torch.equal(vectors(randslot.load(tmp_path / "model", backbone=tmp_path / "elsewhere")), vectors(model))
-
-
 def test_no_code_in_a_model_folder_runs(tmp_path, monkeypatch):
     """Neither through modules.json nor through auto_map, and pickled weights are not read."""
     make("qwen3-vl").save_pretrained(str(tmp_path / "model"))
@@ -301,126 +245,90 @@ def cut(tensors: dict[str, torch.Tensor]) -> None:
     tensors[key] = tensors[key][:1].clone()
 
 
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing adapter key": (
-        lambda p: edit_tensors(p / "adapter_model.safetensors", lambda t: t.pop(sorted(t)[0])),
-        "adapter of .*: 1 weights are missing, such as language_model.layers.0",
-    ),
-    "unexpected adapter key": (
-        lambda p: edit_tensors(p / "adapter_model.safetensors", lambda t: t.update(extra=torch.zeros(1))),
-        "adapter of .*: 1 weights are unknown, such as extra",
-    ),
-    "adapter shape": (
-        lambda p: edit_tensors(p / "adapter_model.safetensors", cut),
-        r"adapter of .*: .* has shape \(1, .*but this backbone and budget need",
-    ),
-    "table shape": (lambda p: edit_tensors(p / "slots.safetensors", cut), "slot tables of .*: tables.weight has shape"),
-    "table count": (
-        lambda p: edit(p / "randslot.json", lambda c: c["stored"].update(page=5)),
-        "slot tables of .*shape",
-    ),
-    "no tables": (lambda p: (p / "slots.safetensors").unlink(), "lacks slots.safetensors"),
-    "no adapter": (lambda p: (p / "adapter_model.safetensors").unlink(), "lacks adapter_model.safetensors"),
-    "no adapter config": (lambda p: (p / "adapter_config.json").unlink(), "lacks adapter_config.json"),
-    "torn adapter": (lambda p: (p / "adapter_model.safetensors").write_bytes(b"x" * 99), "not a valid safetensors"),
-    "torn backbone": (lambda p: (p / "backbone/model.safetensors").write_bytes(b"x" * 99), "cannot load backbone"),
-    "no backbone": (lambda p: shutil.rmtree(p / "backbone"), "it has no config.json"),
-    "backbone weight": (
-        lambda p: edit_tensors(p / "backbone/model.safetensors", lambda t: t.pop(sorted(t)[0])),
-        "lacks 1 weights, such as .*: get it again",
-    ),
-    "family": (
-        lambda p: edit(p / "randslot.json", lambda c: c["backbone"].update(family="qwen2.5-vl")),
-        "was trained on a qwen2.5-vl backbone, but .* is qwen3-vl",
-    ),
-    "foreign backbone": (
-        lambda p: edit(p / "backbone/config.json", lambda c: c.update(model_type="mistral")),
-        "is a 'mistral' model; RandSlot runs on .*qwen2_5_vl.*qwen3_vl",
-    ),
-    "format": (lambda p: edit(p / "randslot.json", lambda c: c.update(format=99)), "has format 99"),
-    "not JSON": (lambda p: (p / "randslot.json").write_text("{"), "randslot.json is not valid JSON"),
-    "missing setting": (lambda p: edit(p / "randslot.json", lambda c: c.pop("seed")), "randslot.json of .* lacks seed"),
-    "config is a list": (lambda p: (p / "randslot.json").write_text("[]"), "randslot.json does not hold a JSON object"),
-    "no reference": (
-        lambda p: edit(p / "randslot.json", lambda c: c.update(backbone=None)),
-        "randslot.json is damaged",
-    ),
-    "slots is a list": (lambda p: edit(p / "randslot.json", lambda c: c.update(slots=[])), "slots=.. is not one of"),
-    "stored is empty": (
-        lambda p: edit(p / "randslot.json", lambda c: c.update(stored={})),
-        "randslot.json is damaged",
-    ),
-    "stored is negative": (
-        lambda p: edit(p / "randslot.json", lambda c: c["stored"].update(page=-1)),
-        "randslot.json is damaged",
-    ),
-    "unknown setting": (lambda p: edit(p / "randslot.json", lambda c: c.update(extra=1)), "unknown setting 'extra'"),
-    "adapter config": (lambda p: (p / "adapter_config.json").write_text("{"), "has a broken adapter_config.json"),
-    "adapter type": (
-        lambda p: edit(p / "adapter_config.json", lambda c: c.update(peft_type="FOO")),
-        "has a broken adapter_config.json",
-    ),
-    "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "cannot load the tokenizer or image processor"),
-    "tokenizer settings": (lambda p: (p / "tokenizer_config.json").write_text("[]"), "does not hold a JSON object"),
-    "backbone shape": (
-        lambda p: edit_tensors(p / "backbone/model.safetensors", cut),
-        "cannot load backbone",
-    ),
-    "foreign backbone weight": (
-        lambda p: edit_tensors(p / "backbone/model.safetensors", lambda t: t.update(extra=torch.zeros(1))),
-        "has 1 unknown weights, such as extra",
-    ),
-    "bad setting": (
-        lambda p: edit(p / "randslot.json", lambda c: c.update(page_vectors=0)),
-        "page_vectors must be a whole number from 1",
-    ),
-}
+def drop(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[sorted(tensors)[0]]
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_does_not_fit_is_refused_in_one_line(case, tmp_path):
-    break_it, message = BROKEN[case]
-    make("qwen3-vl", slots="learned", lora=True).save_pretrained(str(tmp_path / "model"))
-    break_it(tmp_path / "model")
+def grow(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["extra"] = torch.zeros(1)
+
+
+ADAPTER, TABLES, BACKBONE = "adapter_model.safetensors", "slots.safetensors", "backbone/model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        (ADAPTER, drop, "adapter of .*: 1 weights are missing, such as language_model.layers.0"),
+        (ADAPTER, grow, "adapter of .*: 1 weights are unknown, such as extra"),
+        (ADAPTER, cut, r"adapter of .*: .* has shape \(1, .*but this backbone and budget need"),
+        (ADAPTER, None, "lacks adapter_model.safetensors"),
+        (ADAPTER, b"x" * 99, "not a valid safetensors"),
+        ("adapter_config.json", b"{", "has a broken adapter_config.json"),
+        (TABLES, cut, "slot tables of .*: tables.weight has shape"),
+        (TABLES, None, "lacks slots.safetensors"),
+        (BACKBONE, drop, "lacks 1 weights, such as .*: get it again"),
+        (BACKBONE, grow, "has 1 unknown weights, such as extra"),
+        (BACKBONE, b"x" * 99, "cannot load backbone"),
+        ("backbone/config.json", {"model_type": "mistral"}, "is a 'mistral' model; RandSlot runs on .*qwen3_vl"),
+        ("tokenizer.json", b"{}", "cannot load the tokenizer or image processor"),
+        ("randslot.json", b"{", "randslot.json is not valid JSON"),
+        ("randslot.json", {"format": 99}, "has format 99"),
+        ("randslot.json", {"extra": 1}, "unknown setting 'extra'"),
+        ("randslot.json", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
+        ("randslot.json", {"stored": {"query": 3, "page": -1}}, "randslot.json is damaged"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(file, damage, message, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "model")
+    path = tmp_path / "model" / file
+    if damage is None:
+        path.unlink()
+    elif isinstance(damage, bytes):
+        path.write_bytes(damage)
+    elif isinstance(damage, dict):
+        edit(path, lambda content: content.update(damage))
+    else:
+        edit_tensors(path, damage)
     with pytest.raises(RandSlotError, match=message) as caught:
         randslot.load(tmp_path / "model")
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_of_another_size_or_family_is_refused(tmp_path):
-    make("qwen3-vl", lora=True).save_pretrained(str(tmp_path / "model"))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    make("qwen3-vl", slots="learned", lora=True).save_pretrained(str(folder))
+    return folder
+
+
+def test_a_backbone_of_another_size_or_family_is_refused(saved, tmp_path):
     shape = json.loads((Path(randslot.__file__).parent / "model" / "shapes" / "qwen3-vl-tiny.json").read_text())
     shape["config"]["text_config"]["num_hidden_layers"] = 3
     (tmp_path / "deeper.json").write_text(json.dumps(shape))
     randslot.untrained(str(tmp_path / "deeper.json")).save_pretrained(str(tmp_path / "deeper"))
     with pytest.raises(RandSlotError, match=r"adapter of .*: 8 weights are missing, such as language_model.layers.2"):
-        randslot.load(tmp_path / "model", backbone=tmp_path / "deeper")
-    lively(randslot.tiny("qwen2.5-vl")).save_pretrained(str(tmp_path / "other"))
+        randslot.load(saved, backbone=tmp_path / "deeper")
+    randslot.tiny("qwen2.5-vl").save_pretrained(str(tmp_path / "other"))
     with pytest.raises(RandSlotError, match=r"was trained on a qwen3-vl backbone, but .*other is qwen2.5-vl"):
-        randslot.load(tmp_path / "model", backbone=tmp_path / "other")
+        randslot.load(saved, backbone=tmp_path / "other")
 
 
-def test_wrong_uses_of_load_are_one_line(tmp_path):
-    make("qwen3-vl").save_pretrained(str(tmp_path / "model"))
-    for options, message in (
-        ({"slots": "learned"}, "is trained with slots='random'"),
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": "zero"}, "is trained with slots='learned'"),
         ({"revision": "main"}, "revision='main' goes with a hub id"),
-        ({"backbone": "owner/backbone"}, "holds all its weights"),
         ({"inference": "fixed"}, "needs stored slots"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            randslot.load(tmp_path / "model", **options)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RandSlotError, match=r"it has no config\.json"):
-        randslot.load(tmp_path / "empty")
-    with pytest.raises(RandSlotError, match="not a folder here, and not a hub id"):
-        randslot.load("no-such-thing")
-    with pytest.raises(
-        UsageError, match=r"unknown backbone shape 'huge'; known ones: llama-tiny, .*qwen2\.5-vl-3b, qwen2\.5-vl-tiny"
-    ):
-        randslot.untrained("huge")
-    with pytest.raises(UsageError, match="unknown family"):
-        randslot.tiny("mistral")
+        ({"name": "no-such-thing"}, "not a folder here, and not a hub id"),
+        ({"name": "owner/nothing"}, "cannot get model owner/nothing: not in the local cache"),
+    ],
+)
+def test_wrong_uses_of_load_are_one_line(options, message, saved):
+    options = {"name": saved, **options}
+    with pytest.raises(RandSlotError, match=message) as caught:
+        randslot.load(options.pop("name"), **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_model_card_names_the_settings(tmp_path, caplog):

@@ -17,7 +17,6 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model import families
 from randslot.model.families.base import Family
 from randslot.model.preprocessing import Features, Processors, Template
-from randslot.model.slots import STRATEGIES
 from randslot.training.loss import Loss
 from support.models import lively
 
@@ -75,15 +74,7 @@ def states(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return torch.nn.functional.normalize(hidden, dim=-1)
 
 
-def test_it_is_found_by_its_name_and_by_its_type(shape):
-    assert families.find_family("toy").reads == "text"
-    assert {"qwen2_5_vl", "qwen3_vl", "idefics3", "llama"} <= set(families.FAMILIES)
-    assert families.FAMILIES["mistral"].name == "toy"
-    with pytest.raises(UsageError, match=r"unknown family 'tyo'; known ones: .*qwen2\.5-vl, .*qwen3-vl, .*toy"):
-        randslot.tiny("tyo")
-
-
-@pytest.mark.parametrize("slots", STRATEGIES)
+@pytest.mark.parametrize("slots", ["random", "tokens"])
 def test_the_first_vector_is_the_state_of_the_plain_backbone_whatever_the_batch(shape, slots):
     model = lively(randslot.untrained(shape, slots=slots, seed=0))
     assert model.reads == "text"
@@ -113,12 +104,10 @@ def test_it_can_have_a_template_as_text_retrieval_models_have(shape):
     assert ids.count(end[1]) == 1  # its own
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_it_is_saved_and_loaded_and_bound_to_its_family(shape, lora, tmp_path):
-    model = randslot.untrained(shape, slots="learned", lora=lora, seed=0)
-    if lora:
-        adapted = [name for name, _ in model.encoder.backbone.named_modules() if name.endswith("lora_A.default")]
-        assert len(adapted) == 2 * 4
+def test_it_is_saved_and_loaded_and_bound_to_its_family(shape, tmp_path):
+    model = randslot.untrained(shape, slots="learned", lora=True, seed=0)
+    adapted = [name for name, _ in model.encoder.backbone.named_modules() if name.endswith("lora_A.default")]
+    assert len(adapted) == 2 * 4
     model.save_pretrained(str(tmp_path / "model"))
     assert not (tmp_path / "model" / "preprocessor_config.json").exists()
     again = randslot.load(tmp_path / "model")
@@ -127,12 +116,11 @@ def test_it_is_saved_and_loaded_and_bound_to_its_family(shape, lora, tmp_path):
     assert json.loads((tmp_path / "model" / "randslot.json").read_text())["backbone"]["family"] == "toy"
 
 
-@pytest.mark.parametrize("micro_batch", [0, 2])
-def test_it_learns_to_find_texts(shape, micro_batch):
+def test_it_learns_to_find_texts(shape):
     model = randslot.untrained(shape, seed=0).train()
     words = ["tax", "fleet", "staff", "sales"]
     queries, pages = [f"about {word}" for word in words], [f"{word} {word} {word}" for word in words]
-    loss = Loss(model, temperature=0.07, batch=4, micro_batch=micro_batch, mask_repeats=True)
+    loss = Loss(model, temperature=0.07, batch=4, micro_batch=2, mask_repeats=True)
     torch.manual_seed(0)  # training draws its slots from the global generator
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []

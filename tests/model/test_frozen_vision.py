@@ -48,10 +48,9 @@ def test_vectors_and_gradients_are_those_of_a_frozen_tower(vision_family, pages,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batch", [0, 2])
-def test_a_run_leaves_the_tower_as_it_was(data, tmp_path, micro_batch):
+def test_a_run_leaves_the_tower_as_it_was(data, tmp_path):
     before = randslot.untrained("qwen3-vl-tiny", seed=42).encoder.backbone.state_dict()
-    model = randslot.train(small(data, tmp_path / "run", still_vision=True, micro_batch=micro_batch))
+    model = randslot.train(small(data, tmp_path / "run", still_vision=True, micro_batch=2))
     after = randslot.load(tmp_path / "run").encoder.backbone.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed

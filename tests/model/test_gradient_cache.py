@@ -24,7 +24,7 @@ def gradients(model, loss, pages, queries) -> tuple[float, dict[str, torch.Tenso
     return value.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("lora", [False, LORA], ids=["all weights", "lora"])
+@pytest.mark.parametrize(("strategy", "lora"), [("random", False), ("random", LORA), ("feedback", LORA)])
 def test_cached_loss_has_the_gradients_of_the_plain_loss(family, strategy, lora, pages, queries):
     model = make(family, slots=strategy, lora=lora).train()
     plain, expected = gradients(model, MultiVectorMultipleNegativesRankingLoss(model, scale=2.0), pages, queries)

@@ -15,11 +15,7 @@ from support.models import count_visual, make, noise
 SIZES = [(100, 140), (260, 90), (64, 64), (1, 5000), (5000, 3), (31, 32), (700, 500), (33, 128), (1654, 2339)]
 
 
-def test_the_prompt_is_the_papers_in_the_words_of_the_family():
-    assert SmolVLM.page_prompt == "<|im_start|>User:<image>Describe the image.<end_of_utterance><|endoftext|>"
-
-
-@pytest.mark.parametrize("visual_tokens", [4, 20, 64, 1536])
+@pytest.mark.parametrize("visual_tokens", [20, 1536])
 def test_pages_are_laid_out_as_by_the_processor_of_transformers(visual_tokens):
     model = make("smolvlm", visual_tokens=visual_tokens)
     encoder = model.encoder
@@ -38,7 +34,7 @@ def test_pages_are_laid_out_as_by_the_processor_of_transformers(visual_tokens):
 
 @pytest.mark.parametrize(
     ("visual_tokens", "letter", "a4", "banner"),
-    [(1536, 17, 13, 5), (1088, 17, 13, 5), (1087, 10, 10, 4), (640, 10, 10, 4), (639, 5, 5, 3), (319, 1, 1, 1)],
+    [(1536, 17, 13, 5), (1087, 10, 10, 4), (319, 1, 1, 1)],
 )
 def test_the_tiles_of_real_pages(visual_tokens, letter, a4, banner):
     """Of 64 tokens each: a page at the default takes 832 (A4) or 1,088 (Letter)."""

@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 from randslot.model.readout import read_once, read_stepwise
-from support.models import PAPER_FAMILIES, language_model, make, own_inputs
+from support.models import language_model, make, own_inputs
 
 
 def paper_loop(model: MultiVectorEncoder, features: dict[str, Tensor], num: int, next_slot: Callable) -> Tensor:
@@ -60,7 +60,7 @@ def reference(model: MultiVectorEncoder, features: dict[str, Tensor], side: str)
     return paper_loop(model, features, 3, lambda t, _: slots[:, t])
 
 
-@pytest.mark.parametrize("side", ["query", "page"])
+@pytest.mark.parametrize("side", [pytest.param("query", marks=pytest.mark.nightly), "page"])
 def test_vectors_and_gradients_equal_the_papers_loop(family, strategy, side, pages, queries):
     model = make(family, slots=strategy).train()
     features = features_of(model, side, pages, queries)
@@ -93,9 +93,9 @@ def test_feedback_with_cache_equals_the_loop(family, pages, queries):
             torch.testing.assert_close(model.eval()(features)["token_embeddings"], expected, atol=1e-5, rtol=0)
 
 
-def test_feedback_gradients_flow_through_the_reinserted_readout(family, queries):
+def test_feedback_gradients_flow_through_the_reinserted_readout(queries):
     """Detaching the readouts would change the gradient: the encoder must not."""
-    model = make(family, slots="feedback").train()
+    model = make("qwen3-vl", slots="feedback").train()
     encoder = model.encoder
     features = model.preprocess(queries, task="query")
 
@@ -139,13 +139,10 @@ def test_stepwise_reading_equals_one_pass_for_given_slots(family, pages):
             torch.testing.assert_close(steps, once, atol=1e-5, rtol=0)
 
 
-WRONG_INPUTS = [(family, broken) for family in PAPER_FAMILIES for broken in ("positions", "mask")]
-
-
-@pytest.mark.parametrize(("family", "broken"), [*WRONG_INPUTS, ("qwen3-vl", "visual")])
-def test_the_comparison_notices_a_wrong_input(family, broken, pages):
+@pytest.mark.parametrize("broken", ["positions", "mask", "visual"])
+def test_the_comparison_notices_a_wrong_input(broken, pages):
     """What the tests above compare depends on positions, padding mask and (Qwen3-VL) deepstack features."""
-    encoder = make(family).encoder
+    encoder = make("qwen3-vl").encoder
     features = encoder.preprocess(pages, task="document")
     with torch.no_grad():
         content = encoder.read_content(features)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from randslot.errors import UsageError
-from randslot.model.slots import SIDES, Feedback, Fixed, Learned, Random, Zero
+from randslot.model.slots import SIDES, Fixed, Learned, Random
 from randslot.model.slots import STRATEGIES as CLASSES
-from support.models import STRATEGIES, make
+from support.models import make
 
 ROWS = {"query": 3, "page": 3}
 KEYS = torch.tensor([7, 8, 2**62])
@@ -17,14 +17,6 @@ KEYS = torch.tensor([7, 8, 2**62])
 
 def unit(vectors: torch.Tensor) -> bool:
     return torch.allclose(vectors.norm(dim=-1), torch.ones(vectors.shape[:-1]), atol=1e-6)
-
-
-def test_the_five_names_are_the_papers_and_tokens_is_its_full_token_baseline():
-    assert tuple(CLASSES) == (*STRATEGIES, "tokens")
-
-
-def test_zero_is_zero():
-    assert torch.equal(Zero(64, ROWS, 0)("page", 3, KEYS), torch.zeros(3, 3, 64))
 
 
 def test_random_training_draws_fresh_independent_unit_vectors():
@@ -97,11 +89,6 @@ def test_learned_adds_two_tables_of_trainable_scalars_and_normalises_them():
     assert page.abs().sum() > 0
     assert query.abs().sum() == 0
     assert not torch.equal(slots("page", 3, KEYS), slots("query", 3, KEYS))
-
-
-def test_feedback_hands_back_the_readout_itself():
-    readout = torch.randn(2, 8, requires_grad=True)
-    assert Feedback(8, ROWS, 0).step(readout) is readout
 
 
 @pytest.mark.parametrize("kind", ["fixed", "learned"])

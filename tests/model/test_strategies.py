@@ -130,17 +130,3 @@ def test_what_cannot_be_a_token_is_not_exported(tmp_path):
             export_model(tmp_path / slots, tmp_path / f"{slots}-out")
         with pytest.raises(UsageError, match="'dice' is not one of zero, fixed, learned, turned: random"):
             export_model(tmp_path / slots, tmp_path / "out", slots="dice")
-
-
-def test_every_strategy_has_its_name_of_the_paper():
-    titles = {name: strategy.title for name, strategy in STRATEGIES.items()}
-    assert titles == {
-        "random": "RandSlot",
-        "zero": "Zero-Feedback",
-        "fixed": "Fixed-Random",
-        "learned": "Learned-Feedback",
-        "feedback": "Direct-Feedback",
-        "tokens": "Full-token",
-        "turned": "Turned",
-        "dice": "Dice",
-    }

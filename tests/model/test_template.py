@@ -25,9 +25,9 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model import open_model
 from randslot.model.export import export_model
 from randslot.model.families import find_family
-from randslot.model.preprocessing import PAPER, Processors, Template
+from randslot.model.preprocessing import PAPER, Processors
 from support.exports import far, follow, save
-from support.models import make, noise
+from support.models import noise
 from support.pooling_server import TokenStates, serve
 from support.retrieval import embed_as_published, write_checkpoint
 
@@ -46,29 +46,20 @@ def one_vector(checkpoint: Path, **options: Any) -> Any:
     return randslot.load(checkpoint, device="cpu", **settings)
 
 
-def test_one_vector_of_a_query_is_the_checkpoints_own(checkpoint):
-    found = one_vector(checkpoint).encode_query(QUERIES)
-    published = embed_as_published(checkpoint, [{"text": query} for query in QUERIES])
-    assert far(found, published[:, None]) < 1e-5
-    assert far(found[:1], randslot.load(checkpoint, query_vectors=1, device="cpu").encode_query(QUERIES[:1])) > 0.1
-
-
-def test_one_vector_of_a_query_with_an_instruction_is_the_checkpoints_own(checkpoint):
-    instruction = "Retrieve pages that answer the user's question."
-    model = one_vector(checkpoint)
-    found = model.encode_query(QUERIES, prompt=instruction)
-    published = embed_as_published(checkpoint, [{"text": query, "instruction": instruction} for query in QUERIES])
-    assert far(found, published[:, None]) < 1e-5
-    assert far(found, model.encode_query(QUERIES)) > 0.01
-
-
-def test_one_vector_of_a_page_is_the_checkpoints_own(checkpoint):
+def test_one_vector_is_the_checkpoints_own(checkpoint):
     """Pages between the limits of the published script, below the lower one and above the upper one."""
-    pages = [noise(100, 140, 1), noise(300, 90, 2), noise(20, 30, 3), noise(1500, 1800, 4)]
-    found = one_vector(checkpoint).encode_document(pages, batch_size=4)
-    published = embed_as_published(checkpoint, [{"image": page} for page in pages])
-    assert far(found, published[:, None]) < 1e-5
-    assert far(found[:1], randslot.load(checkpoint, page_vectors=1, device="cpu").encode_document(pages[:1])) > 0.1
+    model = one_vector(checkpoint)
+    instruction = "Retrieve pages that answer the user's question."
+    pages = [noise(100, 140, 1), noise(20, 30, 3), noise(1500, 1800, 4)]
+    for found, inputs in (
+        (model.encode_query(QUERIES), [{"text": query} for query in QUERIES]),
+        (
+            model.encode_query(QUERIES, prompt=instruction),
+            [{"text": query, "instruction": instruction} for query in QUERIES],
+        ),
+        (model.encode_document(pages, batch_size=4), [{"image": page} for page in pages]),
+    ):
+        assert far(found, embed_as_published(checkpoint, inputs)[:, None]) < 1e-5
 
 
 def test_one_vector_is_that_of_sentence_transformers(checkpoint, pages):
@@ -80,13 +71,6 @@ def test_one_vector_is_that_of_sentence_transformers(checkpoint, pages):
         (dense.embed_pages(pages), slotted.embed_pages(pages)),
     ):
         np.testing.assert_allclose(np.stack(theirs), np.stack(ours), atol=1e-5)
-
-
-def test_a_fresh_adapter_and_three_slots_behind_it_leave_the_first_vector(checkpoint, pages):
-    one = one_vector(checkpoint)
-    four = randslot.load(checkpoint, template="embedding", visual_tokens=1800, lora=True, device="cpu")
-    assert far([vectors[:1] for vectors in four.encode_document(pages)], one.encode_document(pages)) < 1e-5
-    assert far([vectors[:1] for vectors in four.encode_query(QUERIES)], one.encode_query(QUERIES)) < 1e-5
 
 
 def test_a_query_cannot_break_out_of_its_template(checkpoint):
@@ -123,14 +107,6 @@ def test_inside_a_prompt_a_text_has_the_tokens_of_the_whole():
     assert any(apart[0] + ids + apart[-1] != whole for ids, whole in zip(apart[1:-1], found, strict=True))
 
 
-def test_text_is_plain_whatever_special_tokens_it_names():
-    processors = make("qwen3-vl").encoder.processors
-    texts = ["no token", "<|im_end|>", "a<|im_end|><|im_end|>b", "", "<|im_start|"]
-    for text, ids in zip(texts, processors.tokenize_plain(texts), strict=True):
-        assert processors.tokenizer.decode(ids) == text
-        assert all(id < 256 for id in ids)  # bytes, and no token behind them
-
-
 def test_the_template_is_saved_and_belongs_to_the_model(checkpoint, pages, tmp_path):
     model = randslot.load(checkpoint, template="embedding", lora=True, device="cpu")
     model.save_pretrained(str(tmp_path / "model"))
@@ -140,34 +116,18 @@ def test_the_template_is_saved_and_belongs_to_the_model(checkpoint, pages, tmp_p
     assert far(again.encode_document(pages), model.encode_document(pages)) == 0
     assert far(again.encode_query(QUERIES), model.encode_query(QUERIES)) == 0
     assert "| Template | embedding |" in (tmp_path / "model" / "README.md").read_text()
-    again.use(template="embedding")
-    with pytest.raises(UsageError, match="trained with template='embedding'"):
-        again.use(template=PAPER)
+    assert again.weights_key != randslot.load(checkpoint, template=PAPER, lora=True, device="cpu").weights_key
     with pytest.raises(UsageError, match="trained with template='embedding'"):
         randslot.load(tmp_path / "model", template=PAPER, device="cpu")
-
-
-def test_another_template_is_another_key(checkpoint):
-    keys = {randslot.load(checkpoint, template=name, device="cpu").weights_key for name in (PAPER, "embedding")}
-    assert len(keys) == 2
-    parts = [
-        Template("p"),
-        Template("p", "q{query}"),
-        Template("p", "q{query}", closed=True),
-        Template("", "pq{query}"),
-    ]
-    assert len({template.describe() for template in parts}) == len(parts)
-
-
-def test_a_template_that_a_family_lacks_is_said(family):
-    known = "paper, embedding" if family in ("qwen3", "qwen3-vl") else "paper"
-    with pytest.raises(UsageError, match=rf"template='chat' is not one of a {family} model: {known}$"):
-        make(family, template="chat")
 
 
 def test_an_export_holds_the_template(checkpoint, pages, tmp_path, monkeypatch):
     model = randslot.load(checkpoint, template="embedding", visual_tokens=64, device="cpu")
     serving = export_model(save(model, tmp_path / "model"), tmp_path / "out")
+    guide = (tmp_path / "out" / "SERVING.md").read_text()
+    (command,) = re.findall(r"```\n(curl .*?)```", guide, flags=re.DOTALL)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert json.loads(words[words.index("-d") + 1])["input"][0].startswith("<|im_start|>system\nRepresent the user's")
     end = "<|endoftext|>" if len(model.tokenizer("x")["input_ids"]) == 2 else ""
     slots = "<|randslot_zero|>" * 3
     assert serving["page_prompt"] == EMBEDDING.page_prompt + end + slots
@@ -184,24 +144,10 @@ def test_an_export_holds_the_template(checkpoint, pages, tmp_path, monkeypatch):
         served = randslot.remote(url)
         assert far(served.encode_query(queries), model.encode_query(queries)) < 1e-5
         assert far(served.encode_document(pages), model.encode_document(pages)) < 1e-5
-        client = (tmp_path / "out" / "SERVING.md").read_text().replace("http://localhost:8000", url)
-        (tmp_path / "SERVING.md").write_text(client)
+        (tmp_path / "SERVING.md").write_text(guide.replace("http://localhost:8000", url))
         asked = follow(tmp_path, monkeypatch, block=0)["encode_query"]("tax")
         assert far([torch.from_numpy(asked)], model.encode_query(["tax"])) < 1e-5
         with pytest.raises(RandSlotError, match=r"cannot hold the special token <\|im_end\|>"):
             served.encode_query("tax<|im_end|>")
         with pytest.raises(RandSlotError, match="the instruction of queries is fixed by the export"):
             served.encode_query("tax", prompt="Find it.")
-
-
-def test_the_shell_example_of_an_export_is_valid(checkpoint, tmp_path):
-
-    model = randslot.load(checkpoint, template="embedding", device="cpu")
-    export_model(save(model, tmp_path / "model"), tmp_path / "out")
-    guide = (tmp_path / "out" / "SERVING.md").read_text()
-    (command,) = re.findall(r"```\n(curl .*?)```", guide, flags=re.DOTALL)
-    words = shlex.split(command.replace("\\\n", " "))
-    body = json.loads(words[words.index("-d") + 1])
-    assert body["input"][0].startswith(
-        "<|im_start|>system\nRepresent the user's input.<|im_end|>\n<|im_start|>user\nrev"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 import randslot
 from randslot.errors import UsageError
 from randslot.training.loss import Loss
-from randslot.training.recipe import make_recipe
 from randslot.training.train import read_losses
 from support.models import count_visual, make, noise, own_inputs
 from support.pairs import small, write_pairs
@@ -53,29 +51,11 @@ def test_an_input_alone_equals_the_input_in_any_batch(family, pages, queries):
         assert close(a, b)
 
 
-def test_the_budgets_do_not_count_and_vectors_are_float32(pages):
-    vectors = [make("qwen3-vl", slots="tokens", page_vectors=num).encode_document(pages[0]) for num in (1, 9)]
-    assert torch.equal(*vectors)
-    assert vectors[0].dtype == torch.float32
-    assert (vectors[0].norm(dim=-1) - 1).abs().max() < 1e-6
-
-
-def test_similarity_is_maxsim_over_the_real_tokens(family, pages, queries):
-    """Against three loops."""
-    model = make(family, slots="tokens")
-    q, p = model.encode_query(queries), model.encode_document(pages)
-    scores = model.similarity(q, p)
-    for i in range(3):
-        for j in range(3):
-            assert scores[i, j].item() == pytest.approx(float((q[i] @ p[j].T).amax(dim=1).sum()), abs=1e-4)
-
-
 # -- files
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_round_trip(family, lora, tmp_path, pages):
-    model = make(family, slots="tokens", lora=lora, reduction="kmeans", page_vectors=6)
+def test_round_trip(tmp_path, pages):
+    model = make("qwen3-vl", slots="tokens", lora=True, reduction="kmeans", page_vectors=6)
     model.save_pretrained(str(tmp_path / "model"))
     for again in (
         randslot.load(tmp_path / "model"),
@@ -96,31 +76,15 @@ def test_round_trip(family, lora, tmp_path, pages):
     ("options", "message"),
     [
         ({"slots": "tokens", "inference": "zero"}, "inference='zero' does not go with slots='tokens'"),
-        ({"slots": "tokens", "inference": "learned"}, "inference='learned' does not go with slots='tokens'"),
         ({"slots": "random", "inference": "tokens"}, "inference='tokens' does not go with slots='random'"),
         ({"slots": "random", "reduction": "kmeans"}, "reduction='kmeans' needs a model with slots='tokens'"),
         ({"slots": "tokens", "reduction": "mean"}, "reduction='mean' is not one of none, random, cluster, kmeans"),
-        ({"slots": "tokens", "reduction": ["kmeans"]}, r"reduction=\['kmeans'\] is not one of"),
-        ({"slots": "tokens", "reduction": "pooling", "page_vectors": 0}, "page_vectors must be a whole number"),
     ],
 )
 def test_wrong_combinations_are_one_line(options, message):
     with pytest.raises(UsageError, match=message) as caught:
         randslot.tiny("qwen3-vl", **options)
     assert "\n" not in str(caught.value)
-
-
-def test_a_model_stays_what_it_was_trained_as(tmp_path):
-    for slots, other in (("random", "tokens"), ("tokens", "random")):
-        model = randslot.tiny("qwen3-vl", slots=slots)
-        model.save_pretrained(str(tmp_path / slots))
-        with pytest.raises(UsageError, match=f"this model is trained with slots='{slots}'"):
-            model.use(slots=other)
-        with pytest.raises(UsageError, match=f"this model is trained with slots='{slots}'"):
-            randslot.load(tmp_path / slots, slots=other)
-        with pytest.raises(UsageError, match=f"inference='{other}' does not go with slots='{slots}'"):
-            randslot.load(tmp_path / slots, inference=other)
-        assert model.settings.slots == slots
 
 
 # -- training
@@ -147,10 +111,10 @@ def by_hand(model: MultiVectorEncoder, features: list[dict[str, Tensor]]) -> flo
     return total / len(keys)
 
 
-def test_loss_by_hand_and_the_same_gradients_with_a_cache(vision_family):
+def test_loss_by_hand_and_the_same_gradients_with_a_cache():
     results = []
-    for micro_batch in (0, 1, 2):
-        model = make(vision_family, slots="tokens", lora=LORA, visual_tokens=16).train()
+    for micro_batch in (0, 2):
+        model = make("qwen3-vl", slots="tokens", lora=LORA, visual_tokens=16).train()
         loss = Loss(model, temperature=0.5, batch=5, micro_batch=micro_batch, mask_repeats=True)
         features = batch_of(model)
         value = loss(features)
@@ -182,21 +146,3 @@ def test_a_recipe_trains_it_plain_and_cached_alike(tmp_path):
     assert again.settings.slots == again.settings.inference == "tokens"
     assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
     assert again.encode_document(noise(64, 64)).shape == (3, 64)
-
-
-@pytest.mark.slow
-def test_learning_is_real(tmp_path):
-    data = write_pairs(tmp_path / "few", 4)
-    model = randslot.train(small(data, tmp_path / "run", slots="tokens", steps=40, learning_rate=5e-4, seed=1))
-    values = losses(tmp_path / "run")
-    assert values[-1] < 0.1 < 0.5 < values[0]
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    pages = model.encode_document([str(data.parent / row["image"]) for row in rows])
-    scores = model.similarity(model.encode_query([row["query"] for row in rows]), pages)
-    assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3]
-
-
-def test_a_recipe_has_no_reduction(tmp_path):
-    """It changes nothing in training; it is a choice of who encodes."""
-    with pytest.raises(UsageError, match="unknown key 'reduction'"):
-        make_recipe(small(tmp_path, tmp_path, slots="tokens", reduction="kmeans"))

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import randslot
-from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.loading import make_student
 from randslot.model.model import RandSlotModel
@@ -73,26 +71,16 @@ def test_a_student_learns_its_teachers_vectors_and_is_a_saved_model(options, tea
     assert loaded.dimension == 64 != loaded.encoder.hidden_size
     assert loaded.weights_key == learned.weights_key != large.weights_key
     assert "A student for queries alone" in Path(narrow.output, "README.md").read_text()
-
-
-def test_an_equal_dimension_needs_no_projection(options):
-    student = distill(options)
-    assert student.encoder.head is None
-    assert not Path(options.output, "head.safetensors").exists()
-    record = json.loads(Path(options.output, "run.json").read_text())
-    assert len(record["cosines"]) == 2
-    assert record["held_out"] == 1
-    assert record["teacher"]["weights"] == student.teacher.weights
-
-
-def test_a_student_has_no_vectors_of_pages_and_no_more_than_it_learned(options):
-    student = distill(options)
     for page in (Image.new("RGB", (64, 64)), "the text of a page"):
         with pytest.raises(UsageError, match=r"query vectors only.*large"):
-            student.embed_pages([page])
-    assert student.embed_queries(["tax"], num_vectors=2)[0].shape == (2, 64)
+            loaded.embed_pages([page])
+    assert loaded.embed_queries(["tax"], num_vectors=2)[0].shape == (2, 64)
     with pytest.raises(UsageError, match="has learned 4"):
-        student.embed_queries(["tax"], num_vectors=5)
+        loaded.embed_queries(["tax"], num_vectors=5)
+    with pytest.raises(UsageError, match="is a student itself"):
+        distill(replace(options, teacher=narrow.output, output=str(tmp_path / "b")))
+    with pytest.raises(UsageError, match=r"has learned from .*large.*, and this is other .*: name another start"):
+        make_student(narrow.output, replace(large.identity, weights="x", name="other"))
 
 
 def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_path):
@@ -108,15 +96,6 @@ def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_p
     bare = make_student(shape(tmp_path), identity, layers=2, seed=3).encoder.backbone.layers
     whole = make_student(shape(tmp_path), identity, seed=3).encoder.backbone.layers
     assert torch.equal(bare[1].mlp.up_proj.weight, whole[1].mlp.up_proj.weight)
-
-
-@pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.nightly) for f in ("qwen2", "qwen3"))])
-def test_any_text_model_in_a_folder_can_be_a_student(options, family, tmp_path):
-    start = make(family)
-    start.save_pretrained(str(tmp_path / "start"))
-    student = make_student(str(tmp_path / "start"), randslot.load(options.teacher).identity, layers=1)
-    name = "embed_tokens.weight"
-    assert torch.equal(student.encoder.backbone.state_dict()[name], start.encoder.backbone.state_dict()[name])
 
 
 def test_a_text_model_with_an_adapter_can_be_its_own_student(options, tmp_path):
@@ -273,67 +252,22 @@ def test_queries_come_from_lines_and_from_rows(tmp_path):
     assert read_queries([str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")]) == ["tax", "fleet", "staff", "sales"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"tax\n", "1 different queries are too few"),
-        ("a.txt", b"\xff\xfe", "is not UTF-8 text"),
-        ("a.jsonl", b'{"question": "tax"}', "has no column 'query'; it has question"),
-        ("a.jsonl", b'{"query": "tax"}\n{"query": " "}', "row 2: empty query"),
-        ("missing.txt", None, "no pairs at .*missing.txt"),
-    ],
-)
-def test_bad_queries_are_told_in_one_line(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(RandSlotError, match=message) as error:
-        read_queries([str(tmp_path / name)])
-    assert "\n" not in str(error.value)
+def test_bad_queries_are_told_in_one_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"query": "tax"}\n{"query": " "}')
+    with pytest.raises(RandSlotError, match="row 2: empty query"):
+        read_queries([str(tmp_path / "a.jsonl")])
+    with pytest.raises(RandSlotError, match=r"no pairs at .*missing\.txt"):
+        read_queries([str(tmp_path / "missing.txt")])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"student": "qwen3-vl-tiny"}, "is a qwen3-vl model: queries are text"),
-        ({"student": "nowhere"}, "no model found at 'nowhere'"),
         ({"layers": 9}, "layers=9: this llama model has 2"),
         ({"epochs": 0}, "epochs must be between 1 and"),
-        ({"queries": ()}, "queries is missing"),
     ],
 )
 def test_wrong_options_are_told_in_one_line(options, changes, message):
     with pytest.raises(UsageError, match=message):
         distill(replace(options, **changes))
-
-
-def test_who_cannot_teach_or_learn_is_refused(options, teacher, tmp_path):
-    randslot.tiny("qwen3-vl", slots="tokens").save_pretrained(str(tmp_path / "tokens"))
-    with pytest.raises(UsageError, match="a vector for every token"):
-        distill(replace(options, teacher=str(tmp_path / "tokens"), output=str(tmp_path / "a")))
-    distill(replace(options, epochs=1))
-    with pytest.raises(UsageError, match="is a student itself"):
-        distill(replace(options, teacher=options.output, output=str(tmp_path / "b")))
-    with pytest.raises(UsageError, match=r"has learned from .*large.*, and this is other .*: name another start"):
-        make_student(options.output, replace(randslot.load(teacher).identity, weights="x", name="other"))
-    with pytest.raises(UsageError, match="is the folder of"):
-        distill(replace(options, output=str(teacher)))
-    with pytest.raises(UsageError, match="holds a model already"):
-        distill(replace(options, output=str(tmp_path / "tokens")))
-
-
-def test_the_command_makes_a_student(options, tmp_path):
-    words = ["distill", options.teacher, "-o", str(tmp_path / "made"), "--student", "tiny"]
-    words += ["--queries", *options.queries, "--cache", str(tmp_path / "cache")]
-    more = "--epochs 1 --batch 6 --rate 1e-3 --layers 1 --validation 0.2 --warmup 2 --seed 7 --save-every 1 --column q"
-    words += [*more.split(), "--still-embeddings", "--precision", "fp32"]
-    answer = CliRunner().invoke(app, words)
-    assert answer.exit_code == 0, answer.exception
-    assert "held-out queries" in answer.stderr
-    kept = json.loads((tmp_path / "made" / "distill.json").read_text())
-    assert (kept["epochs"], kept["batch"], kept["learning_rate"], kept["layers"]) == (1, 6, 1e-3, 1)
-    assert (kept["warmup"], kept["validation"], kept["seed"]) == (2, 0.2, 7)
-    assert (kept["save_every"], kept["query_column"]) == (1, "q")
-    assert (kept["still_embeddings"], kept["precision"]) == (True, "fp32")
-    assert (tmp_path / "cache" / "vectors.f16").is_file()
-    assert "add --resume" in str(CliRunner().invoke(app, words).exception)
-    assert "finished already" in CliRunner().invoke(app, [*words, "--resume"]).stderr

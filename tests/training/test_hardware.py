@@ -58,15 +58,6 @@ def test_with_all_that_the_paper_used_there_is_none(monkeypatch):
     assert found.weights_dtype(make_recipe({"backbone": "x", "lora": False})) == torch.float32
 
 
-def test_a_gpu_without_flash_attention_says_so(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr(hardware, "is_flash_attn_2_available", lambda: False)
-    found = choose_hardware(RECIPE)
-    assert found.attention == "sdpa"
-    assert found.fallbacks[0].startswith("flash-attn is not installed")
-
-
 def test_kernels_that_a_family_lacks_are_said_too(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = choose_hardware(RECIPE)
@@ -96,17 +87,6 @@ def test_shared_memory_is_computed_and_checked(monkeypatch):
     check_shared_memory(63_000_000)
     with pytest.raises(UsageError, match=r"0\.1 GB .*0\.1 GB free\. Set fewer workers"):
         check_shared_memory(65_000_000)
-
-
-@pytest.mark.slow
-def test_a_run_records_what_it_used(data, tmp_path, capsys):
-    randslot.train(small(data, tmp_path / "run", lora=True, precision="bf16", optimizer="paged_adamw_8bit"))
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (record["attention"], record["precision"], record["optimizer"]) == ("sdpa", "fp32", "adamw_torch")
-    assert len(record["fallbacks"]) == 3
-    said = capsys.readouterr().err
-    for line in record["fallbacks"]:
-        assert said.count(line) == 1
 
 
 @pytest.mark.nightly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import randslot
-from randslot.errors import UsageError
 from randslot.model.backbone import find_shape
 from randslot.training import plan
 from randslot.training.hardware import largest_page
@@ -103,8 +101,8 @@ def test_a_cache_and_checkpointing_trade_work_for_memory(paper_family):
     assert step_multiply_adds(replace(recipe, execution="loop"), cost, 4) > 3 * work[True, True]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2.5-vl-3b", pytest.param("qwen3-vl-4b", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PAPER)
 def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
     """Every shape, type and hook, on the meta device: what is trained gets its gradient, and nothing else does."""
     num_weights, num_trained, dim = PAPER[name]
@@ -162,15 +160,6 @@ def test_a_dry_run_says_what_a_run_takes(tmp_path):
     assert "AdamW in float32 instead of PagedAdamW8bit" in text
 
 
-def test_a_dry_run_follows_the_length_of_texts():
-    positions = []
-    for num in (64, 256):
-        values = {"untrained": "llama-tiny", "text_tokens": num, "batch": 4, "data": "x.jsonl"}
-        (found,) = re.findall(r"at most (\d+) positions", describe_run(make_recipe(values), 1))
-        positions.append(int(found))
-    assert positions[1] - positions[0] == pytest.approx(256 - 64, abs=5)  # a page ends with a word
-
-
 def test_a_dry_run_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(plan, "free_shared_memory", lambda: 1000)
     text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)
@@ -186,13 +175,6 @@ def test_a_dry_run_says_what_is_missing(monkeypatch):
     assert "less memory" not in text
     assert "missing        shared memory" not in text
     assert "kernels" not in text
-
-
-def test_a_dry_run_of_an_unknown_backbone_is_refused():
-    with pytest.raises(UsageError, match="shape of someone/else is unknown"):
-        describe_run(make_recipe({"backbone": "someone/else"}), 1)
-    with pytest.raises(UsageError, match="cannot be shared evenly by 3"):
-        describe_run(tiny_recipe("qwen3-vl"), 3)
 
 
 @pytest.mark.parametrize(("shape", "visual"), [("qwen3.5-0.8b", 1536), ("smolvlm-256m", 1088)])

@@ -49,13 +49,7 @@ def test_the_shipped_recipes_resolve_to_the_papers_table(name):
     assert args.num_train_epochs == 1
 
 
-def test_every_strategy_is_one_change_away():
-    for slots in ("random", "zero", "fixed", "learned", "feedback"):
-        recipe = read_recipe("qwen2.5-vl-3b", [f"slots={slots}"])
-        assert (recipe.slots, recipe.output) == (slots, f"runs/qwen2.5-vl-3b-{slots}-42")
-
-
-@pytest.mark.parametrize("name", ["qwen3-vl-2b", "qwen3.5-0.8b", "qwen3.5-2b", "smolvlm-256m", "smolvlm-500m"])
+@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "smolvlm-256m"])
 def test_a_recipe_of_another_backbone_trains_it_as_the_paper_trains_its_own(name):
     """The name of the recipe is that of the shape, and the backbone's id on the hub without its last words."""
     recipe = read_recipe(name)
@@ -69,14 +63,6 @@ def test_recipe_files_hold_only_differences():
     for file in (Path(randslot.__file__).parent / "recipes").glob("*.toml"):
         for key, value in tomllib.loads(file.read_text()).items():
             assert value != getattr(defaults, key) or key == "untrained", f"{file.name}: {key}"
-
-
-def test_a_retrieval_model_keeps_its_template_and_image_size_and_trains_nested_budgets():
-    recipe = read_recipe("qwen3-vl-embedding-2b")
-    assert recipe.backbone == "Qwen/Qwen3-VL-Embedding-2B"
-    assert (recipe.template, recipe.visual_tokens, recipe.prefixes) == ("embedding", 1800, (1, 2, 4))
-    assert (recipe.lora, recipe.query_vectors, recipe.page_vectors) == (True, 4, 4)
-    assert recipe.settings().template == "embedding"
 
 
 def test_the_rate_falls_along_a_quarter_of_a_cosine_and_ends_at_half():
@@ -100,19 +86,6 @@ def test_the_rate_falls_along_a_quarter_of_a_cosine_and_ends_at_half():
     assert rates[923] == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize("left", [0.0, 0.1, 1.0])
-def test_the_rate_ends_where_the_recipe_says(left):
-    from transformers import get_scheduler
-
-    args = arguments_of(read_recipe("tiny", [f"rate_left={left}"]), 1)
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, 0, 10, args.lr_scheduler_kwargs)
-    for _ in range(10):
-        optimizer.step()
-        schedule.step()
-    assert schedule.get_last_lr()[0] == pytest.approx(left, abs=1e-9)
-
-
 def test_a_written_recipe_reads_back_the_same(tmp_path):
     recipe = make_recipe(
         {"untrained": "qwen3-vl-tiny", "output": 'a "b" \x7f 😀', "temperature": 1, "prefixes": [1, 4]}
@@ -125,26 +98,16 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
     ("values", "message"),
     [
         ({"learning_rat": 1e-3}, "unknown key 'learning_rat'; did you mean 'learning_rate'"),
-        ({"zzz": 1}, "unknown key 'zzz'$"),
-        ({"prefixes": [1, 2.5]}, "prefixes must be a list of whole numbers"),
-        ({"prefixes": [1, 1]}, r"prefixes must rise .* not \[1, 1\]"),
-        ({"prefixes": [0, 4]}, "prefixes must rise from 1"),
         ({"prefixes": [1, 8]}, "prefixes must rise from 1 to 4"),
-        ({"prefixes": [1], "slots": "tokens"}, "prefixes do not work with slots = 'tokens'"),
-        ({"window": 8, "shuffle": False}, "window needs shuffle = true"),
         ({"batch": "many"}, "batch must be a whole number, not 'many'"),
         ({"lora": 1}, "lora must be true or false, not 1"),
-        ({"query_vectors": 0}, "query_vectors must be a whole number from 1"),
         ({"slots": "rand"}, "slots='rand' is not one of"),
         ({"on_bad_row": "weep"}, "on_bad_row = 'weep' is not one of stop, skip"),
         ({"batch": 1}, "batch must be between 2 and"),
-        ({"temperature": 0}, "temperature must be between 1e-06 and"),
         ({"learning_rate": float("nan")}, "learning_rate must be between 0 and"),
-        ({"clip": float("inf")}, "clip must be between"),
         ({"data": ""}, "set data"),
         ({"backbone": "a/b"}, "set either backbone .* or untrained"),
         ({"still_vision": True, "workers": 0}, "still_vision needs lora = false"),
-        ({"still_vision": True, "lora": False}, "still_vision needs workers = 0"),
         ({"validate_every": 5}, "validate_every needs validation"),
     ],
 )

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from rich.console import Console
 from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
 from sentence_transformers.multi_vector_encoder.losses import (
     CachedMultiVectorMultipleNegativesRankingLoss,
-    MultiVectorMultipleNegativesRankingLoss,
 )
 
 import randslot
@@ -28,7 +23,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 from randslot.training.train import TrainingRun, read_losses
 from research.samples.sets import write_set
-from support.models import STRATEGIES, make
+from support.models import make
 from support.pairs import small, write_pairs
 from support.retrieval import embed_as_published, write_checkpoint
 
@@ -43,21 +38,6 @@ def losses(folder: Path) -> list[float]:
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "randslot", *words]
-
-
-@pytest.mark.nightly
-def test_learning_is_real_for_every_strategy(strategy, tmp_path):
-    """Four pairs, trained until each query ranks its own page first."""
-    data = write_pairs(tmp_path / "few", 4)
-    model = randslot.train(small(data, tmp_path / "run", slots=strategy, steps=150, learning_rate=5e-4, seed=1))
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    scores = model.similarity(
-        model.encode_query([row["query"] for row in rows]),
-        model.encode_document([str(data.parent / row["image"]) for row in rows]),
-    )
-    assert scores.argmax(dim=1).tolist() == [0, 1, 2, 3]
-    values = losses(tmp_path / "run")
-    assert values[-1] < 0.1 < 1.0 < values[0]
 
 
 @pytest.mark.nightly
@@ -121,7 +101,7 @@ def first_batches(recipe: dict[str, object]) -> tuple[list[dict[str, torch.Tenso
 def test_controls_differ_only_in_the_appended_inputs(data, tmp_path):
     """Same initial weights and adapters, same batches under one seed; another seed changes both."""
     batches, weights = first_batches(small(data, tmp_path / "a", lora=True, slots="random"))
-    for number, strategy in enumerate(STRATEGIES[1:]):
+    for number, strategy in enumerate(("learned", "feedback")):
         others, other_weights = first_batches(small(data, tmp_path / str(number), lora=True, slots=strategy))
         for a, b in zip(batches, others, strict=True):
             assert a.keys() == b.keys()
@@ -146,50 +126,6 @@ def test_a_run_that_was_killed_before_it_was_saved_has_no_step_too_many(data, tm
     assert [line.split(",")[:2] for line in again] == [line.split(",")[:2] for line in losses]
 
 
-def test_a_window_is_another_order_for_each_seed_and_the_same_for_each_strategy(tmp_path):
-    """Two windows of two batches each: what comes in a window does not change, and the second never comes first."""
-    data = write_pairs(tmp_path / "data", 16)
-    keys = {}
-    for slots, seed in (("random", 1), ("zero", 1), ("zero", 2)):
-        recipe = small(data, tmp_path / f"{slots}{seed}", slots=slots, seed=seed, window=8, shuffle=True)
-        run = TrainingRun(make_recipe(recipe), resume=False)
-        batches = run.make_trainer(run.make_model(), run.load_pairs()).get_train_dataloader()
-        keys[slots, seed] = [key for batch in batches for key in batch["query_keys"].tolist()]
-    assert keys["random", 1] == keys["zero", 1] != keys["zero", 2]
-    assert set(keys["zero", 1][:8]) == set(keys["zero", 2][:8])
-
-
-@pytest.mark.nightly
-def test_a_killed_run_with_workers_resumes_with_the_losses_of_an_uninterrupted_one(tmp_path):
-    """Three steps an epoch and a checkpoint every four: it goes on in the middle of an epoch."""
-    data = write_pairs(tmp_path / "dozen", 12)
-    recipe = make_recipe(small(data, tmp_path / "whole", lora=True, steps=40, save_every=4, workers=1))
-    whole = tmp_path / "whole"
-    randslot.train(recipe)
-    killed = tmp_path / "killed"
-    write_recipe(replace(recipe, output=str(killed)), tmp_path / "killed.toml")
-    process = subprocess.Popen(
-        command("train", str(tmp_path / "killed.toml")), env=ENVIRONMENT, stderr=subprocess.DEVNULL
-    )
-    while len(read_losses(killed / "losses.csv")) < 10:
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed / "run.json").exists()
-    subprocess.run(
-        command("train", str(tmp_path / "killed.toml"), "--resume"),
-        env=ENVIRONMENT,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
-    assert losses(killed) == pytest.approx(losses(whole), abs=1e-6)
-    assert [row["step"] for row in read_losses(killed / "losses.csv")] == [str(step + 1) for step in range(40)]
-    a, b = (randslot.load(folder).encode_query("tax") for folder in (whole, killed))
-    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-
-
 def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
     recipe = small(data, tmp_path / "run")
     randslot.train(recipe)
@@ -198,15 +134,6 @@ def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
     with pytest.raises(UsageError, match="holds a run with slots = 'random'"):
         randslot.train(recipe | {"slots": "zero"}, resume=True)
     randslot.train(recipe | {"output": f"{tmp_path}/./run", "micro_batch": 1}, resume=True)  # these may differ
-
-
-def test_a_run_that_kept_nothing_starts_again(data, tmp_path):
-    (data.parent / "staff.png").rename(data.parent / "away.png")
-    (data.parent / "staff.png").write_bytes(b"not an image")
-    with pytest.raises(RandSlotError, match="row 3"):
-        randslot.train(small(data, tmp_path / "run", batch=8))
-    (data.parent / "away.png").rename(data.parent / "staff.png")
-    randslot.train(small(data, tmp_path / "run", batch=8))
 
 
 def test_what_would_fail_at_the_end_is_said_at_the_start(data, tmp_path):
@@ -257,16 +184,11 @@ def test_other_families_train_with_the_same_losses_in_every_execution(family, da
     assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_stops_the_run_in_one_line(workers, data, tmp_path):
+def test_a_broken_image_stops_the_run_in_one_line_or_is_counted(data, tmp_path):
     (data.parent / "staff.png").write_bytes(b"not an image")
     with pytest.raises(RandSlotError, match=r"^\S*pairs\.jsonl: row 3: not an image that can be read: \S+$") as caught:
-        randslot.train(small(data, tmp_path / "run", batch=8, workers=workers))
+        randslot.train(small(data, tmp_path / "run", batch=8, workers=1))
     assert "\n" not in str(caught.value)
-
-
-def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
-    (data.parent / "staff.png").write_bytes(b"not an image")
     randslot.train(small(data, tmp_path / "run", batch=8, on_bad_row="skip"))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["broken_images_passed_over"] == 1
     assert "row 3" in (tmp_path / "run" / "skipped_rows.txt").read_text()
@@ -274,7 +196,7 @@ def test_broken_images_are_passed_over_and_counted_when_asked(data, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
     with pytest.raises(RandSlotError, match=r"the loss is nan at step .*lower learning_rate"):
-        randslot.train(small(data, tmp_path / "run", steps=20, learning_rate=1e6, clip=1e30))
+        randslot.train(small(data, tmp_path / "run", steps=5, learning_rate=1e6, clip=1e30))
 
 
 def test_a_batch_that_processes_cannot_share_is_said(data, tmp_path, monkeypatch):
@@ -343,29 +265,18 @@ def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(data, tmp_path):
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
 
 
-def test_the_bar_shows_loss_rate_speed_and_time(data, tmp_path, monkeypatch):
-    screen = Console(force_terminal=True, width=140, file=(tmp_path / "screen").open("w"))
-    monkeypatch.setattr("randslot.training.train.Console", lambda **_: screen)
-    randslot.train(small(data, tmp_path / "run"))
-    screen.file.close()
-    shown = (tmp_path / "screen").read_text()
-    for part in ("training", "3/3", "loss", "rate", "pages/s"):
-        assert part in shown
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_sentence_transformers_own_trainer_works_as_it_is(cached, data, tmp_path):
+def test_sentence_transformers_own_trainer_works_as_it_is(data, tmp_path):
     """No recipe, no run of ours: a model, an ordinary dataset, a loss."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     dataset = Dataset.from_dict(
         {"query": [row["query"] for row in rows], "page": [str(data.parent / row["image"]) for row in rows]}
     )
     model = make("qwen3-vl", lora=True, visual_tokens=16)
-    kind = CachedMultiVectorMultipleNegativesRankingLoss if cached else MultiVectorMultipleNegativesRankingLoss
+    loss = CachedMultiVectorMultipleNegativesRankingLoss(model, scale=10.0)
     args = MultiVectorEncoderTrainingArguments(
         str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, save_steps=2, report_to=[], use_cpu=True
     )
-    trainer = MultiVectorEncoderTrainer(model=model, args=args, train_dataset=dataset, loss=kind(model, scale=10.0))
+    trainer = MultiVectorEncoderTrainer(model=model, args=args, train_dataset=dataset, loss=loss)
     trainer.train()
     again = randslot.load(tmp_path / "out" / "checkpoint-2")
     assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
