@@ -119,7 +119,7 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("site")
 def test_the_site_is_built(site):
     pages = {file.name for file in site.glob("*.html")}
@@ -127,7 +127,7 @@ def test_the_site_is_built(site):
     assert (site / "notebooks" / "four-vectors.html").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("site")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 def test_the_site_opens_from_files_and_can_be_searched(site):
@@ -147,7 +147,7 @@ def test_the_site_opens_from_files_and_can_be_searched(site):
     assert not [url for url in asked if url.startswith("http")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", list_notebooks(), ids=lambda file: file.stem)
 def test_notebooks_run_and_show_what_they_print(file, tmp_path, capsys):
     book = json.loads(file.read_text(encoding="utf-8"))

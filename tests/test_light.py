@@ -102,7 +102,9 @@ def light(tmp_path, shadows) -> Light:
     return Light(tmp_path / "light", sys.executable, [shadows, ROOT / "src"])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", ["index FILE -l OUT --model embedded", "train tiny -o OUT", "evaluate embedded --data OUT"]
+)
 def test_a_command_that_needs_a_model_says_so_in_one_line(light, command):
     light.check_refused(command, COMMANDS[command])
 
@@ -200,7 +202,7 @@ def test_an_agent_is_told_by_its_first_search(bound):
     assert said.endswith(BOUND.partition(" belongs")[2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_shows_words_and_says_what_the_extra_adds(light):
     code, said, error = light.run("demo")
     assert (code, error) == (0, "")
@@ -229,7 +231,7 @@ def installed(tmp_path_factory) -> Iterator[Light]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("installed")
 def test_a_fresh_install_has_no_torch_and_finds_pages_of_a_real_document(installed):
     code, said, error = installed.run_python("-m", "pip", "list", "--format", "json")
@@ -245,7 +247,7 @@ def test_a_fresh_install_has_no_torch_and_finds_pages_of_a_real_document(install
     assert installed.run("doctor")[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("installed")
 def test_a_fresh_install_serves(installed):
     installed.run("index", str(installed.file), "-l", "served")
@@ -261,14 +263,14 @@ def test_a_fresh_install_serves(installed):
     assert (service.returncode, error.strip()) == (0, "stopped")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("installed")
 def test_a_fresh_install_says_what_models_need(installed):
     for command, extra in COMMANDS.items():
         installed.check_refused(command, extra)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("installed")
 def test_types_are_known_without_the_extra(installed):
     (installed.folder / "use.py").write_text(

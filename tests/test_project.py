@@ -146,6 +146,7 @@ def test_notes_are_a_section_of_the_changelog():
             release.read_notes(text, version, draft=draft)
 
 
+@pytest.mark.nightly
 def test_a_wheel_has_what_it_should_and_nothing_else(tmp_path, monkeypatch):
     release.run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
     (wheel,) = tmp_path.glob("*.whl")
@@ -157,6 +158,7 @@ def test_a_wheel_has_what_it_should_and_nothing_else(tmp_path, monkeypatch):
         release.check_wheel(wheel)
 
 
+@pytest.mark.nightly
 def test_an_sdist_has_what_a_wheel_is_made_of(tmp_path):
     release.run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
     (sdist,) = tmp_path.glob("*.tar.gz")
@@ -290,7 +292,7 @@ class Container:
         return said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_dockerfile_says_runs_as_nobody_on_a_read_only_system(tmp_path):
     box = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c", "mount -o remount,bind,ro /"]
     if shutil.which("unshare") is None or subprocess.run(box, capture_output=True).returncode:

@@ -55,6 +55,13 @@ def small_study(folder: Path, **changes: object) -> Study:
     return read_study(file)
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """Bootstrap with 200 samples, which is fast."""
+    for module in (report, other):
+        monkeypatch.setattr(module, "measure_rows", partial(measure_rows, draws=200))
+
+
 # -- the file
 
 
@@ -91,15 +98,8 @@ def test_the_study_on_pretrained_weights_is_the_papers_but_for_rate_and_batch():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"side_by_sides": 2}, "unknown key 'side_by_sides'; did you mean 'side_by_side'"),
         ({"seeds": [42]}, "two seeds"),
-        ({"seeds": [42, 42]}, "different values"),
-        ({"seeds": "42"}, "seeds: input should be a valid array"),
         ({"seeds": ["a"]}, r"seeds\[0\]: input should be a valid integer"),
-        ({"lengths": [6, 3]}, "from the shortest"),
-        ({"reports": [0]}, "no length or number of reports is 0"),
-        ({"range": [80, 50]}, r"\[50, 80\]"),
-        ({"side_by_side": 0}, "side_by_side"),
         ({"recipe": "teeny"}, "no recipe teeny"),
     ],
 )
@@ -113,8 +113,6 @@ def test_a_wrong_study_is_one_line(changes, message, tmp_path):
     ("change", "message"),
     [
         ("shuffle = false", "so that seeds would hardly differ: set shuffle = true, and window for a curriculum"),
-        ("query_vectors = 8", "a study is about 4 vectors a side"),
-        ("prefixes = [2, 1]", "prefixes must rise"),
         ("bach = 4", "unknown key 'bach'; did you mean 'batch'"),
     ],
 )
@@ -128,13 +126,8 @@ def test_a_wrong_value_for_the_recipe_is_one_line(change, message, tmp_path):
     ("old", "new", "message"),
     [
         ('name = "nested"', 'name = "a/b"', "extra 'a/b' needs a name of its own, of letters, digits and _"),
-        ('name = "nested"', 'name = "zero"', "extra 'zero' needs a name of its own"),
         ('against = "random"', 'against = "bogus"', "against is one of random, .*, not 'bogus'"),
         ("better = [1]\nno_worse = [4]", "better = []\nno_worse = []", "says nothing to judge"),
-        ("better = [1]", "better = [9]", "budgets go from 1 to 8"),
-        ("[[extra]]", "[extra]", "extra: input should be a valid array"),
-        ("better = [1]", "bettr = [1]", "unknown key 'bettr'; did you mean 'better'"),
-        ("better = [1]", 'better = ["1"]', r"extra\[0\].better\[0\]: input should be a valid integer"),
     ],
 )
 def test_a_wrong_extra_is_one_line(old, new, message, tmp_path):
@@ -285,8 +278,7 @@ def test_pages_of_other_settings_are_not_used(tmp_path, no_pages):
         choose(replace(study, layouts=study.layouts[::-1]), Scorer({}), Console(quiet=True))
 
 
-@pytest.mark.slow
-def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, no_pages):
+def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, no_pages, few_draws):
     study = small_study(tmp_path, lengths=[3], reports=[2], range=[50, 80])
     [extra] = study.extra
     choice = choose(study, Scorer({(3, 2): 60.0}), Console(quiet=True))
@@ -301,10 +293,10 @@ def test_a_hypothesis_is_kept_with_the_choice_and_cannot_change_later(tmp_path, 
     Path(study.results, CHOICE).unlink()  # with it goes the proof
     again = choose(study, Scorer({(3, 2): 60.0}), Console(quiet=True))
     assert "hypotheses" not in again
-    assert "No record says that this was written before the runs: *With" in write_report(study).read_text()
+    assert "No record says that this was written before the runs: *With" in Report(study).make_text()
     write_json(Path(study.results, CHOICE), choice)
-    assert "Written down before the runs: *With" in write_report(study).read_text()
-    assert "in the study no more: nested." in write_report(replace(study, extra=[])).read_text()
+    assert "Written down before the runs: *With" in Report(study).make_text()
+    assert "in the study no more: nested." in Report(replace(study, extra=[])).make_text()
 
 
 def test_the_time_left_is_never_none(tmp_path):
@@ -471,8 +463,7 @@ def write_rows(study: Study, effects: dict[tuple[str, str], dict[str, float]], n
         write_row(Path(study.results), row)
 
 
-@pytest.mark.slow
-def test_a_report_from_rows_alone(tmp_path):
+def test_a_report_from_rows_alone(tmp_path, few_draws):
     """No model, no pages, no backbone; twice the same bytes; the numbers are those of the rows."""
     study = small_study(tmp_path)
     effects = {("random", "random"): {"k4": 0.8}, ("random", "zero"): {"k4": 0.8}, ("zero", "zero"): {"k4": 0.6}}
@@ -505,10 +496,8 @@ def test_a_report_from_rows_alone(tmp_path):
     assert (tmp_path / "images" / "report-winners.svg").read_bytes() == pictures["winners"]
 
 
-def test_another_study_stands_beside_the_papers_figures(tmp_path, monkeypatch):
+def test_another_study_stands_beside_the_papers_figures(tmp_path, few_draws):
     """Its differences, verdicts, averages, sweeps and extras; an arm that it lacks is left empty."""
-    for module in (report, other):
-        monkeypatch.setattr(module, "measure_rows", partial(measure_rows, draws=200))
     before = small_study(tmp_path / "before")
     write_rows(before, {("random", "random"): {"k4": 0.5}, ("zero", "zero"): {"k4": 0.8}})
     study = small_study(tmp_path / "after")
@@ -533,7 +522,7 @@ def test_another_study_stands_beside_the_papers_figures(tmp_path, monkeypatch):
     assert "the miniature" not in Report(replace(study, beside=None)).make_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["small", "smollm2"])
 def test_the_committed_report_says_what_its_rows_say(name, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -541,8 +530,7 @@ def test_the_committed_report_says_what_its_rows_say(name, monkeypatch):
     assert text == Path(f"research/study-{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
+def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path, few_draws):
     study = small_study(tmp_path)
     with pytest.raises(UsageError, match=r"no rows of 12 of 12 runs \(random-42, zero-42, fixed-42 and others\)"):
         read_rows(study)
@@ -555,7 +543,7 @@ def test_rows_that_are_missing_broken_or_of_other_settings(tmp_path):
         write_report(replace(study, set=study.set | {"batch": 6}))
     Path(study.results, "nested-123.json").unlink()  # an extra may wait, a strategy may not
     assert {row.arm for row in read_rows(study)} == set(STRATEGIES)
-    assert "Its runs are not finished." in write_report(study).read_text()
+    assert "Its runs are not finished." in Report(study).make_text()
     file = Path(study.results, "zero-42-zero.csv")
     whole = file.read_text()
     file.write_text(whole[: len(whole) // 2])
@@ -605,9 +593,7 @@ def test_a_study_on_sets_of_ones_own_has_them_as_tasks_and_knows_their_content(t
     ("changes", "message"),
     [
         ({"layouts": ["text-table-chart", "table-chart-text"]}, "either layouts of sample pages, or sets"),
-        ({"reports": [2]}, "reports and train_reports go with layouts"),
         ({"candidates": [{"name": "a b", "set": {}}]}, "candidates need names of their own"),
-        ({"most_rise": 5.0}, "name two lengths or more"),
     ],
 )
 def test_a_wrong_study_on_sets_is_one_line(changes, message, tmp_path):

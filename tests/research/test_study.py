@@ -24,7 +24,7 @@ from research.study.measures import FULL, measure_rows
 from research.study.plan import Study, read_study
 from research.study.rows import read_rows
 
-pytestmark = [pytest.mark.xdist_group("study"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("study"), pytest.mark.nightly]
 
 ROOT = Path(__file__).parent.parent.parent
 SMOKE = ROOT / "research" / "studies" / "smoke.toml"
