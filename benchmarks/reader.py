@@ -43,7 +43,7 @@ from randslot.library.results import BY, By
 from randslot.library.stores.base import DEFAULT_TUNING, StoreQuery, Where
 from randslot.model import open_model
 from randslot.model.text_reader import NAME, UseReader, cut_windows
-from randslot.words.language import DEFAULT, is_foreign
+from randslot.words.language import DEFAULT, find_query_language
 from randslot.words.query import read_query
 from research.manuals import list_questions
 from words import HALVES, HITS, Half, Question, combine, open_half
@@ -162,7 +162,7 @@ def rank_by_both(
     language = half.library.words.language or DEFAULT
     both = []
     for one, by_words, by_vectors in zip(asked, words, vectors, strict=True):
-        own = across if is_foreign(one.text, language) else weight
+        own = across if find_query_language(one.text, language) != language else weight
         both.append(combine([(by_words, 1.0), (by_vectors, own)], DEFAULT_TUNING.rank_offset))
     return both
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..pages.text import PageText, Word
 from ..words.analyzer import MEAN_LENGTH, Analyzer, get_analyzer, get_page_analyzer
-from ..words.language import DEFAULT, choose_language, detect_language, recognize
+from ..words.language import DEFAULT, choose_language, detect_language, find_query_language
 from .stores.base import Origin, StoredText
 
 SCORING = 2  # how pages are weighted; pages that were weighted in another way are counted again
@@ -69,7 +69,7 @@ class LibraryWords:
             return get_analyzer(None)
         usual, *others = self.languages
         if others and self.counts:
-            own = recognize(query)
+            own = find_query_language(query, usual)
             total = self.counts.total()
             others = [other for other in others if other == own or self.counts[other] >= COMMON * total]
         return get_analyzer(usual, *others)

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import MissingError, RandSlotError, UsageError
 from ..extras import needs_extra
 from ..model.reader import Identity, PageReader, find_teacher, is_url, read_identity
-from ..words.language import NO_STEMS, is_foreign
+from ..words.language import NO_STEMS, find_query_language
 from .stores.base import Store, StoredPage, Vectors
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
@@ -310,6 +310,7 @@ def can_read(binding: Identity | None, check: ReadingCheck | None) -> bool:
 def weigh_vectors(binding: Identity | None, check: ReadingCheck | None, query: str, language: str | None) -> float:
     """Return the weight of ranks by vectors beside those by words, for a query to a library in a language."""
     multilingual = binding is not None and binding.settings.get("multilingual", False)
-    if multilingual and can_read(binding, check) and is_foreign(query, language or NO_STEMS):
+    usual = language or NO_STEMS
+    if multilingual and can_read(binding, check) and find_query_language(query, usual) != usual:
         return ACROSS
     return check.weight if check else LIGHT
