@@ -49,4 +49,5 @@ def write_objects(file: Path, objects: dict[int, str], trailer: str = "") -> Non
     table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     end = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
     end += f"trailer << /Size {len(objects) + 1} /Root 1 0 R {trailer} >>\nstartxref\n{len(content)}\n%%EOF\n"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content + end.encode("latin-1"))

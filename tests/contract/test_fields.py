@@ -1,0 +1,45 @@
+"""Words by fields: names, folders and headings decide between pages that are alike; identifiers are found by their parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .pdf import write_pdf
+
+TEXT = ["Statement of income", "The revenue of the company rose in the year.", "Capital expenditure was 1,577 million."]
+
+
+def search(run, *options: str) -> list[str]:
+    hits = run("search", *options, "-l", "lib", "--json").json
+    return [f"{Path(hit['source']).parent.name}/{Path(hit['source']).name}" for hit in hits]
+
+
+def test_the_name_of_a_file_and_its_folders_decide_between_twins(run, tmp_path):
+    for company in ("acme", "zenith"):
+        for year in (2017, 2018):
+            write_pdf(tmp_path / "reports" / company / f"{company}_{year}_10K.pdf", [TEXT, TEXT])
+    assert run("index", "reports", "-l", "lib").code == 0
+    assert search(run, "zenith capital expenditure 2017", "-k", "1") == ["zenith/zenith_2017_10K.pdf"]
+    assert search(run, "acme 10-K 2018 revenue", "-k", "1") == ["acme/acme_2018_10K.pdf"]
+    assert len(search(run, "2018", "-k", "9", "--copies")) == 4
+
+
+def test_a_renamed_file_is_found_by_its_new_name(run, tmp_path):
+    write_pdf(tmp_path / "in" / "a" / "draft.pdf", [TEXT])
+    write_pdf(tmp_path / "in" / "b" / "other.pdf", [["Ships sail."]])
+    run("index", "in", "-l", "lib", "-q")
+    assert search(run, "draft") == ["a/draft.pdf"]
+    (tmp_path / "in" / "a" / "draft.pdf").rename(tmp_path / "in" / "b" / "summary_FY2018.pdf")
+    summary = run("index", "in", "-l", "lib", "--json").json
+    assert (len(summary["moved"]), summary["pages"]) == (1, 0)  # no page was read
+    assert search(run, "draft") == []
+    assert search(run, "summary 2018") == search(run, "fy2018") == ["b/summary_FY2018.pdf"]
+
+
+def test_identifiers_and_numbers_are_found_in_every_style(run, tmp_path):
+    lines = ["Results of FY2018 and Q3FY22", "Form 10-K of the group", "The total is 1,577 in all", "call getUserName"]
+    write_pdf(tmp_path / "in" / "page.pdf", [lines])
+    write_pdf(tmp_path / "in" / "none.pdf", [["Ships sail over the sea."]])
+    run("index", "in", "-l", "lib", "-q")
+    for query in ("2018", "fy2018", "FY22", "10K", "10-k", "1577", "1.577,00", "user name", "getUserName"):
+        assert search(run, query) == ["in/page.pdf"], query
