@@ -1,4 +1,4 @@
-"""Words by fields: names, folders and headings decide between pages that are alike; identifiers are found by their parts."""
+"""Names, folders and headings decide between pages that are alike; identifiers are found by their parts."""
 
 from __future__ import annotations
 
