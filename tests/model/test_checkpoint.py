@@ -75,14 +75,13 @@ def test_the_revision_of_a_hub_backbone_is_recorded_and_loaded(tmp_path, monkeyp
     assert not torch.allclose(vectors(randslot.load("owner/backbone")), vectors(model), atol=1e-3)
 
 
-@pytest.mark.parametrize("slots", ["random", "learned"])
-def test_with_lora_only_the_adapter_is_saved_beside_a_reference(backbone, slots, tmp_path):
-    model = stir(randslot.load(backbone, slots=slots, lora=True, seed=3))
+def test_with_lora_only_the_adapter_is_saved_beside_a_reference(backbone, tmp_path):
+    model = stir(randslot.load(backbone, slots="learned", lora=True, seed=3))
     model.save_pretrained(str(tmp_path / "model"))
     saved = {file.name for file in (tmp_path / "model").rglob("*")}
     ours = {"adapter_config.json", "adapter_model.safetensors", "randslot.json", "modules.json", "README.md"}
     ours |= {"config_sentence_transformers.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert saved == ours | (set() if slots == "random" else {"slots.safetensors"})
+    assert saved == ours | {"slots.safetensors"}
     config = json.loads((tmp_path / "model" / "randslot.json").read_text())
     assert config["backbone"]["name"] == str(backbone)
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))
@@ -108,25 +107,8 @@ def test_image_settings_inside_a_whole_processor_are_read(backbone):
     assert torch.equal(vectors(randslot.load(backbone)), expected)
 
 
-def test_a_small_visual_limit_can_be_raised_again(tmp_path):
-    shape = json.loads((Path(randslot.__file__).parent / "model" / "shapes" / "qwen3-vl-tiny.json").read_text())
-    shape["image_processor"]["size"]["shortest_edge"] = 65536  # as in the real 4B
-    (tmp_path / "shape.json").write_text(json.dumps(shape))
-    small = randslot.untrained(str(tmp_path / "shape.json"), visual_tokens=64)
-    small.save_pretrained(str(tmp_path / "model"))
-    raised = randslot.load(tmp_path / "model", visual_tokens=1536)
-    assert torch.equal(vectors(raised), vectors(randslot.untrained(str(tmp_path / "shape.json"))))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa"),
-        LoraConfig(target_modules=["q_proj"], modules_to_save=["merger"]),
-    ],
-    ids=["pissa", "modules_to_save"],
-)
-def test_other_adapters_on_a_backbone_built_in_memory(config, tmp_path):
+def test_another_adapter_on_a_backbone_built_in_memory(tmp_path):
+    config = LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa", modules_to_save=["merger"])
     model = stir(randslot.tiny("qwen3-vl", lora=config))
     model.save_pretrained(str(tmp_path / "model"))
     again = randslot.load(tmp_path / "model")
@@ -151,10 +133,6 @@ def test_without_lora_the_folder_is_also_a_plain_backbone(tmp_path):
     """The linear patch embedding leaves keys and shapes as transformers knows them."""
     model = stir(make("qwen3-vl"))
     model.save_pretrained(str(tmp_path / "model"))
-    theirs, report = AutoModel.from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert set(theirs.state_dict()) == set(model.encoder.backbone.state_dict())
     whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
     expected = model.encoder.backbone.state_dict()
     for name, tensor in whole.model.state_dict().items():
@@ -202,9 +180,8 @@ def test_saving_over_another_model_leaves_nothing_of_it(tmp_path):
     assert not {file.name for file in (tmp_path / "model").iterdir()} & {"model.safetensors", "config.json"}
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_a_model_can_be_saved_over_its_own_folder(lora, tmp_path):
-    make("qwen3-vl", lora=lora).save_pretrained(str(tmp_path / "model"))
+def test_a_model_can_be_saved_over_its_own_folder(tmp_path):
+    make("qwen3-vl", lora=True).save_pretrained(str(tmp_path / "model"))
     model = stir(randslot.load(tmp_path / "model"))
     model.save_pretrained(str(tmp_path / "model"))
     assert torch.equal(vectors(randslot.load(tmp_path / "model")), vectors(model))

@@ -112,13 +112,6 @@ def test_the_chat_template_holds_prompt_and_slots(tmp_path):
         render([{"type": "image"}, {"type": "text", "text": "Describe the image."}])
 
 
-def test_one_vector_a_side_needs_no_token(tmp_path, queries, monkeypatch):
-    model = make("qwen3-vl", query_vectors=1, page_vectors=1)
-    serving = export_model(save(model, tmp_path / "model"), tmp_path / "out")
-    assert (serving["query_slots"], serving["page_prompt"]) == ("", QwenVL.page_prompt)
-    assert far(follow(tmp_path / "out", monkeypatch)["encode_queries"](queries), model.encode_query(queries)) < 1e-5
-
-
 def test_a_server_finds_the_files_it_wants(vision_family, tmp_path):
     export_model(save(make(vision_family, visual_tokens=64), tmp_path / "model"), tmp_path / "out")
 

@@ -17,7 +17,6 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model import families
 from randslot.model.families.base import Family
 from randslot.model.preprocessing import Features, Processors, Template
-from randslot.training.loss import Loss
 from support.models import lively
 
 TEXTS = ["Deferred tax is 12 in 2023.", "The fleet has seven ships", "x"]
@@ -114,24 +113,6 @@ def test_it_is_saved_and_loaded_and_bound_to_its_family(shape, tmp_path):
     assert again.identity.weights == model.weights_key
     assert torch.equal(again.encode_document(TEXTS[:1])[0], model.encode_document(TEXTS[:1])[0])
     assert json.loads((tmp_path / "model" / "randslot.json").read_text())["backbone"]["family"] == "toy"
-
-
-def test_it_learns_to_find_texts(shape):
-    model = randslot.untrained(shape, seed=0).train()
-    words = ["tax", "fleet", "staff", "sales"]
-    queries, pages = [f"about {word}" for word in words], [f"{word} {word} {word}" for word in words]
-    loss = Loss(model, temperature=0.07, batch=4, micro_batch=2, mask_repeats=True)
-    torch.manual_seed(0)  # training draws its slots from the global generator
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(40):
-        features = [model.preprocess(queries, task="query"), model.preprocess(pages, task="document")]
-        value = loss(features)
-        value.backward()
-        losses.append(value.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < 0.1 < 1 < losses[0]
 
 
 def test_what_it_cannot_do_is_one_line(shape, tmp_path):

@@ -127,18 +127,6 @@ def test_feedback_under_gradient_checkpointing_is_the_same(family, pages):
     torch.testing.assert_close(norm.grad, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_stepwise_reading_equals_one_pass_for_given_slots(family, pages):
-    encoder = make(family).encoder
-    features = encoder.preprocess(pages, task="document")
-    slots = torch.randn(3, 3, 64)
-    with torch.no_grad():
-        content = encoder.read_content(features)
-        once = read_once(encoder.parts, content, slots)
-        for cached in (True, False):
-            steps = read_stepwise(encoder.parts, content, 3, lambda t, _: slots[:, t], cached=cached)
-            torch.testing.assert_close(steps, once, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("broken", ["positions", "mask", "visual"])
 def test_the_comparison_notices_a_wrong_input(broken, pages):
     """What the tests above compare depends on positions, padding mask and (Qwen3-VL) deepstack features."""

@@ -76,17 +76,6 @@ def test_cluster_gives_the_number_asked_for(length):
     assert cluster(directions(length), 32, SEED).shape == (32, 16)
 
 
-@pytest.mark.parametrize("function", [cluster, kmeans])
-def test_clumps_are_found(function):
-    """Three tight clumps of unequal sizes in mixed order: the result is their means."""
-    centres, sizes = torch.eye(16)[:3], (9, 2, 5)
-    labels = torch.arange(3).repeat_interleave(torch.tensor(sizes))
-    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
-    vectors = F.normalize(centres[labels] + 0.05 * directions(len(labels)), dim=-1)
-    means = torch.stack([F.normalize(vectors[labels == i].mean(dim=0), dim=0) for i in range(3)])
-    assert same_rows(function(vectors, 3, SEED), means)
-
-
 def test_kmeans_is_where_lloyds_rounds_end():
     """Further rounds in plain steps, from its own clusters, change nothing."""
     vectors = directions(60, dim=4)

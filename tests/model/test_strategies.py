@@ -86,16 +86,6 @@ def test_weights_of_any_strategy_are_trained_saved_and_loaded(data, tmp_path, pa
         randslot.load(tmp_path / "run")
 
 
-def test_stored_slots_cannot_be_had_from_a_model_without_them():
-    with pytest.raises(UsageError, match="inference='turned' needs stored slots"):
-        make("qwen3-vl", slots="zero", inference="turned")
-    model = make("qwen3-vl", slots="turned")
-    with pytest.raises(UsageError, match="inference='learned' needs stored slots"):
-        model.use(inference="learned")
-    assert model.settings.inference == "turned"  # as it was
-    model.use(inference="zero")
-
-
 def test_a_seeded_strategy_shares_no_vectors_between_seeds_nor_between_budgets(samples, tmp_path):
     folders = []
     for seed, vectors in ((1, 4), (2, 4), (2, 2)):
@@ -105,17 +95,6 @@ def test_a_seeded_strategy_shares_no_vectors_between_seeds_nor_between_budgets(s
     assert len(set(folders)) == 3
     assert all(list(folder.glob("*.safetensors")) for folder in folders)  # each was encoded, none was read from another
     assert "mine, dice | 4/4" in make_report(tmp_path)
-
-
-def test_a_strategy_with_weights_is_evaluated_and_its_seed_makes_no_second_run(samples, tmp_path):
-    folders = set()
-    model = make("qwen3-vl", slots="turned", visual_tokens=16)
-    for seed in (1, 2):
-        model.use(seed=seed)
-        folders.add(evaluate(model, samples, tmp_path))
-    assert len(folders) == 1
-    (line,) = [line for line in make_report(tmp_path).splitlines() if "turned" in line and "rank" not in line][:1]
-    assert "±" not in line
 
 
 def test_what_cannot_be_a_token_is_not_exported(tmp_path):

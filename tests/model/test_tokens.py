@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -13,9 +11,7 @@ from torch import Tensor
 import randslot
 from randslot.errors import UsageError
 from randslot.training.loss import Loss
-from randslot.training.train import read_losses
 from support.models import count_visual, make, noise, own_inputs
-from support.pairs import small, write_pairs
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 
@@ -126,23 +122,3 @@ def test_loss_by_hand_and_the_same_gradients_with_a_cache():
         assert found.keys() == results[0].keys()
         for name, expected in results[0].items():
             torch.testing.assert_close(found[name], expected, atol=1e-5, rtol=1e-4)
-
-
-def losses(folder: Path) -> list[float]:
-    return [float(row["loss"]) for row in read_losses(folder / "losses.csv")]
-
-
-@pytest.mark.slow
-def test_a_recipe_trains_it_plain_and_cached_alike(tmp_path):
-    data = write_pairs(tmp_path / "data")
-    for micro_batch in (0, 1):
-        recipe = small(data, tmp_path / f"run{micro_batch}", slots="tokens", micro_batch=micro_batch)
-        model = randslot.train(recipe | {"gradient_checkpointing": micro_batch == 1})
-    plain, cached = losses(tmp_path / "run0"), losses(tmp_path / "run1")
-    assert len(plain) == 3
-    assert plain == pytest.approx(cached, abs=1e-3)
-    assert plain[0] == pytest.approx(cached[0], abs=1e-5)
-    again = randslot.load(tmp_path / "run1", reduction="cluster", page_vectors=3)
-    assert again.settings.slots == again.settings.inference == "tokens"
-    assert torch.equal(again.encode_query("tax"), model.encode_query("tax"))
-    assert again.encode_document(noise(64, 64)).shape == (3, 64)

@@ -207,29 +207,6 @@ def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
 # -- how it learns
 
 
-def test_each_query_is_learned_once_an_epoch_among_others_of_its_length(options, tmp_path, monkeypatch):
-    queries = tmp_path / "many.txt"
-    queries.write_text("\n".join(f"{number} " + "long " * (number % 7) for number in range(100)))
-    learned: list[list[str]] = []
-    original = StudentTraining.compare
-
-    def compare(training: StudentTraining, rows: np.ndarray) -> torch.Tensor:
-        learned.append([training.taught.queries[row] for row in rows])
-        return original(training, rows)
-
-    monkeypatch.setattr(StudentTraining, "compare", compare)
-    distill(replace(options, queries=(str(queries),), batch=8, validation=0.0))
-    epochs = learned[:13], learned[13:]
-    assert [len(batch) for batch in epochs[0]] == [8] * 12 + [4]
-    for epoch in epochs:
-        assert sorted(query for batch in epoch for query in batch) == sorted(read_queries([str(queries)]))
-    assert epochs[0] != epochs[1]
-    spreads = [max(map(len, batch)) - min(map(len, batch)) for batch in learned]
-    assert np.median(spreads) <= 10  # characters, of 30
-    firsts = [len(batch[0]) for batch in epochs[0]]
-    assert firsts != sorted(firsts)  # short ones do not come first
-
-
 def test_still_embeddings_stay_as_they_were(options):
     student = distill(replace(options, still_embeddings=True, precision="bf16-anywhere"))
     start = make_student("tiny", student.teacher, seed=options.seed)

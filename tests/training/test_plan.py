@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import randslot
-from randslot.model.backbone import find_shape
 from randslot.training import plan
 from randslot.training.hardware import largest_page
 from randslot.training.loss import Loss
@@ -142,12 +141,6 @@ def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
             assert (weight.grad.shape, weight.grad.dtype) == (weight.shape, torch.float32)
         else:
             assert weight.grad is None, key
-
-
-def test_shapes_are_found_by_the_names_that_backbones_are_published_under():
-    assert find_shape("Qwen/Qwen2.5-VL-3B-Instruct") == "qwen2.5-vl-3b"
-    assert find_shape("models/Qwen3-VL-4B-Instruct") == "qwen3-vl-4b"
-    assert find_shape("someone/else") is None
 
 
 def test_a_dry_run_says_what_a_run_takes(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from randslot.training.data import ColumnPreprocessor
-from randslot.training.loss import Loss, trim_left
+from randslot.training.loss import Loss
 from randslot.training.recipe import make_recipe
 from randslot.training.train import TrainingRun
 from support.double import InDouble, make_double
@@ -127,16 +127,6 @@ def test_no_layer_sends_gradients_to_its_frozen_inputs(vision_family):
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     assert trained
     assert all(weight.grad is not None for weight in trained)
-
-
-def test_only_leading_columns_that_all_rows_lack_are_cut():
-    mask = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
-    features = {"attention_mask": mask, "input_ids": mask * 5, "pixel_values": torch.zeros(9, 4), "side": "page"}
-    trimmed = trim_left(features)
-    assert trimmed["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
-    assert trimmed["input_ids"].tolist() == [[0, 5, 5], [5, 5, 5]]
-    assert trimmed["pixel_values"].shape == (9, 4)
-    assert trim_left(trimmed) is trimmed
 
 
 def test_workers_get_no_weights(vision_family):

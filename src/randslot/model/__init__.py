@@ -47,10 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: a library that is only looked into needs no torch.
-
-    Errors: MissingError in one line without the extra that models need.
-    """
+    """Import a name when it is first used: a library that is only looked into needs no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra():

@@ -51,10 +51,7 @@ def make_tokenizer(special_tokens: Sequence[str], end_token: str, words: Sequenc
 def load_backbone(
     source: Source, *, dtype: torch.dtype | None = None, attn_implementation: str | None = None
 ) -> Backbone:
-    """Load a backbone from a folder, without running code found there.
-
-    Errors: RandSlotError for an unknown family, missing or unknown weights, or broken files.
-    """
+    """Load a backbone from a folder, without running code found there."""
     family = _find_family(source)
     try:
         with bars_in_terminals():

@@ -18,11 +18,7 @@ R = TypeVar("R")
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system after a batch; takes milliseconds.
-
-    glibc may keep memory that one thread allocated and another freed, as with prepared pages: a process once grew by
-    two megabytes per page, to 9 GB.
-    """
+    """Return freed memory to the system; glibc may keep what one thread allocated and another freed."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

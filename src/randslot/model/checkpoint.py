@@ -204,10 +204,7 @@ def read_files(
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> Saved:
-    """Read a saved model; `backbone`: where its backbone is, if it has moved.
-
-    Errors: RandSlotError if a file is missing, broken or does not fit the backbone.
-    """
+    """Read a saved model; `backbone`: where its backbone is, if it has moved."""
     config = _read_config(source)
     place = _find_backbone(source, config, backbone)
     parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
@@ -303,13 +300,9 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
     """The data of `model_card.md`, in place of sentence-transformers' card, whose example encodes text as documents."""
 
     tags: list[str] = field(
-        default_factory=lambda: [
-            "sentence-transformers",
-            "multi-vector",
-            "late-interaction",
-            "visual-document-retrieval",
-            "randslot",
-        ]
+        default_factory=lambda: (
+            ["sentence-transformers", "multi-vector", "late-interaction", "visual-document-retrieval", "randslot"]
+        )
     )
     trained_on: str = ""  # a description of the training run
     template_path: Path = field(default=Path(__file__).with_name("model_card.md"), init=False, repr=False)

@@ -243,14 +243,9 @@ class SlotEncoder(InputModule):
         options = {"dtype" if key == "torch_dtype" else key: value for key, value in (model_kwargs or {}).items()}
         if unknown := sorted(options.keys() - {"dtype", "attn_implementation"}):
             raise UsageError(f"model_kwargs takes dtype and attn_implementation, not {', '.join(unknown)}")
-        source = find(
-            model_name_or_path,
-            None if Path(model_name_or_path).is_dir() else revision,
-            cache_folder=cache_folder,
-            token=token,
-            local_files_only=local_files_only,
-        )
-        return load_encoder(source, **options)
+        revision = None if Path(model_name_or_path).is_dir() else revision
+        more: dict[str, Any] = {"cache_folder": cache_folder, "token": token, "local_files_only": local_files_only}
+        return load_encoder(find(model_name_or_path, revision, **more), **options)
 
 
 def load_encoder(

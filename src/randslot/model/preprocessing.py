@@ -169,7 +169,7 @@ class Preprocessor:
         prompt = prompt or ""
         if side == "query":
             queries = [check_query(query) for query in items]
-            contents = [(prompt + query).encode() for query in queries]
+            contents = [prompt + query for query in queries]
             processors = self.processors
             if not processors.template.instruction:
                 queries = [prompt + query for query in queries]
@@ -178,9 +178,8 @@ class Preprocessor:
             features = processors.pad(processors.tokenize_queries(queries))
         else:
             refuse_prompt(prompt)
-            pages = [self.open_page(page) for page in items]
-            contents = [_page_bytes(page) for page in pages]
-            features = self.family.preprocess_pages(self.processors, pages, self.num_tokens)
+            contents = [self.open_page(page) for page in items]
+            features = self.family.preprocess_pages(self.processors, contents, self.num_tokens)
         for name, value in features.items():
             if value.is_floating_point():
                 features[name] = value.to(self.dtype)
@@ -197,9 +196,7 @@ class Preprocessor:
 
     def join_pages(self, pages: Sequence[PreparedPage]) -> dict[str, Any]:
         """Return the features of several pages, as if they had been preprocessed together."""
-        parts = []
-        for page in pages:
-            parts.append({name: value for name, value in page.features.items() if isinstance(value, Tensor)})
+        parts = [{name: x for name, x in page.features.items() if isinstance(x, Tensor)} for page in pages]
         return {**self.family.join_pages(self.processors, parts), "side": "page"}
 
 
@@ -222,11 +219,10 @@ def refuse_prompt(prompt: str | None) -> None:
         raise RandSlotError(f"pages take no prompt, but one was given: {prompt!r}")
 
 
-def _page_bytes(page: Image.Image | str) -> bytes:
-    return page.encode() if isinstance(page, str) else f"{page.size}".encode() + page.tobytes()
-
-
-def _hash_contents(contents: list[bytes]) -> Tensor:
+def _hash_contents(contents: Sequence[Image.Image | str]) -> Tensor:
     """Hash each content into one number, the seed of its slots under inference="random"."""
-    digests = [blake2b(content, digest_size=8).digest() for content in contents]
-    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests])
+    keys = []
+    for content in contents:
+        data = content.encode() if isinstance(content, str) else f"{content.size}".encode() + content.tobytes()
+        keys.append(int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1)
+    return torch.tensor(keys)

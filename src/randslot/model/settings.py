@@ -48,7 +48,7 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_choice("slots", STRATEGIES)
         if not self.inference:
-            object.__setattr__(self, "inference", self.usual_inference)
+            object.__setattr__(self, "inference", self.strategy.inference or self.slots)
         self._check_choice("inference", STRATEGIES)
         object.__setattr__(self, "reduction", plain_name(self.reduction))
         self._check_choice("reduction", (NO_REDUCTION, *REDUCTIONS))
@@ -76,11 +76,6 @@ class Settings:
         return STRATEGIES[self.inference]
 
     @property
-    def usual_inference(self) -> str:
-        """The default of `inference`."""
-        return self.strategy.inference or self.slots
-
-    @property
     def is_reduced(self) -> bool:
         """Whether pages are reduced to `page_vectors`."""
         return self.reduction != NO_REDUCTION
@@ -99,7 +94,7 @@ class Settings:
     @property
     def note(self) -> str:
         """A note before an evaluation, if the model encodes differently than it was trained to."""
-        if self.inference in (self.slots, self.usual_inference):
+        if self.inference in (self.slots, self.strategy.inference):
             return ""
         return f"was trained with {self.slots} slots, and gets {self.inference} ones here"
 

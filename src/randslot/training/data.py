@@ -49,10 +49,7 @@ class Pairs:
 
 
 def load_pairs(data: str, split: str, query_column: str, page_column: str, *, texts: bool = False) -> Pairs:
-    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file; texts: the page column holds texts.
-
-    Errors: UsageError for a missing place or column; RandSlotError for an unreadable file.
-    """
+    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file; texts: the page column holds texts."""
     dataset = read_rows(data, split)
     for column in (query_column, page_column):
         if column not in dataset.column_names:
@@ -71,10 +68,7 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str, *, te
 
 
 def read_rows(data: str, split: str) -> Dataset:
-    """Read the rows of a hub id, a folder, or a .jsonl or .parquet file.
-
-    Errors: UsageError for a missing place or split; RandSlotError for an unreadable file.
-    """
+    """Read the rows of a hub id, a folder, or a .jsonl or .parquet file."""
     path = Path(data)
     if path.suffix == ".jsonl":
         return _read_jsonl(path)
@@ -128,10 +122,7 @@ def list_queries(query: Any) -> list[Any]:
 
 
 def count_queries(pairs: Pairs) -> int:
-    """Return how many queries every row has.
-
-    Errors: UsageError if the number differs between rows.
-    """
+    """Return how many queries every row has."""
     column = pairs.dataset.with_format("arrow")[:]["query"]
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return 1
@@ -185,11 +176,7 @@ def _list_pages(pages: pa.ChunkedArray) -> list[str | None]:
 
 @dataclass
 class PageOpener:
-    """Opens the pages of a batch, in a worker.
-
-    A broken image stops the run. If bad rows are skipped, the next row replaces it, so batches keep their size, and
-    the log gets a line.
-    """
+    """Opens the pages of a batch in a worker; a broken image stops the run, or the next row replaces it."""
 
     pairs: Pairs
     on_bad_row: str

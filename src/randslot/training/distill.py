@@ -42,7 +42,7 @@ from .recipe import CHOICES
 
 OPTIONS, RUN, CHECKPOINT = "distill.json", "run.json", "checkpoint.pt"
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-MAX_HELD_OUT = 1000  # queries
+MAX_HELD_OUT = 1000
 POOL = 1024  # queries that are sorted by length before they are encoded in batches of 64
 LIMITS = {
     "layers": (0, 1000),
@@ -123,7 +123,7 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
         raise UsageError(f"cannot write into output {folder}: {error.strerror or error}") from error
     try:
         taught = TaughtQueries(Path(options.cache) if options.cache else folder / "teacher", queries)
-        if not (resume and taught.is_complete()):
+        if not (resume and taught.teacher and taught.count() >= len(queries)):
             taught.load_teacher(options, console)
         return StudentTraining(options, taught, console).go()
     except KeyboardInterrupt:
@@ -151,10 +151,7 @@ def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
 
 
 def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
-    """Read distinct queries from the lines of text files, or from a column of training pairs.
-
-    Errors: UsageError for a missing place or column; RandSlotError for an unreadable file or row.
-    """
+    """Read distinct queries from the lines of text files, or from a column of training pairs."""
     found: dict[str, None] = {}
     for place in places:
         path = Path(place)
@@ -204,14 +201,6 @@ class TaughtQueries:
         file = self.folder / VECTORS
         return file.stat().st_size // (2 * self.shape[1] * self.shape[2]) if file.is_file() else 0
 
-    def is_complete(self) -> bool:
-        """Return whether the teacher is no longer needed."""
-        return self.teacher is not None and self.count() >= len(self.queries)
-
-    def open_vectors(self) -> Any:
-        """Open the vectors as a memory map."""
-        return np.memmap(self.folder / VECTORS, np.float16, "r", shape=self.shape)
-
     def load_teacher(self, options: Distillation, console: Console) -> None:
         """Load the teacher, compute the missing vectors, and free its memory for the student."""
         console.print(f"encoding {len(self.queries):,} queries with {options.teacher}")
@@ -223,12 +212,13 @@ class TaughtQueries:
         gc.collect()
 
     def backfill(self, reader: PageReader, progress: Any) -> None:
-        """Compute the missing vectors.
-
-        Errors: UsageError if the folder has vectors of another model, or if the teacher has a vector per token or is a
-        student. RandSlotError for vectors that are not finite.
-        """
-        teacher, before = describe_teacher(reader), self.teacher
+        """Compute the missing vectors."""
+        num, teacher, before = reader.num_vectors("query"), reader.identity, self.teacher
+        if num is None:
+            raise UsageError(f"{teacher} has a vector for every token of a query: a student needs a fixed number")
+        if (own := getattr(reader, "teacher", None)) is not None:
+            raise UsageError(f"{teacher} is a student itself: name its teacher, {own}")
+        teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
         if before is None:
             write_json(self.folder / TEACHER, {"queries": self.key, "teacher": teacher.as_dict()})
         elif before.weights != teacher.weights or before.settings != teacher.settings:
@@ -253,16 +243,6 @@ class TaughtQueries:
         progress(len(self.queries))
 
 
-def describe_teacher(reader: PageReader) -> Identity:
-    """Return the identity of a teacher, with the number of its vectors per query."""
-    num, identity = reader.num_vectors("query"), reader.identity
-    if num is None:
-        raise UsageError(f"{identity} has a vector for every token of a query: a student needs a fixed number of them")
-    if (teacher := getattr(reader, "teacher", None)) is not None:
-        raise UsageError(f"{identity} is a student itself: name its teacher, {teacher}")
-    return replace(identity, settings={**identity.settings, "query_vectors": num})
-
-
 @contextmanager
 def show_progress(console: Console, what: str, total: int) -> Iterator[Any]:
     """Show a progress bar on a terminal; yield the function that updates it."""
@@ -278,7 +258,7 @@ class StudentTraining:
     def __init__(self, options: Distillation, taught: TaughtQueries, console: Console) -> None:
         assert taught.teacher is not None
         self.options, self.taught, self.console = options, taught, console
-        self.vectors: NDArray[np.float16] = taught.open_vectors()
+        self.vectors = np.memmap(taught.folder / VECTORS, np.float16, "r", shape=taught.shape)
         self.folder = Path(options.output)
         self.student = make_student(options.student, taught.teacher, layers=options.layers, seed=options.seed)
         if options.still_embeddings:

@@ -42,10 +42,8 @@ class Hardware:
 
 
 def choose_hardware(recipe: Recipe) -> Hardware:
-    """Choose precision, attention and optimizer for this machine.
-
-    Errors: UsageError under FSDP or DeepSpeed: a gradient cache runs backward inside the loss.
-    """
+    """Choose precision, attention and optimizer for this machine."""
+    # A gradient cache runs backward inside the loss, which these two do not allow.
     for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
         if os.environ.get(variable, "").lower() in ("1", "true", "yes"):
             raise UsageError(f"{name} is not supported. Use torchrun, or accelerate launch --multi_gpu.")

@@ -36,13 +36,6 @@ def score(queries: tuple[Tensor, Tensor], pages: tuple[Tensor, Tensor], first: i
     return scores
 
 
-def find_repeats(keys_P: Tensor, own_Q: Tensor) -> Tensor:
-    """Return (Q, P): where a candidate is a copy of the query's own page, which is in column `own_Q`."""
-    same = keys_P[own_Q][:, None] == keys_P[None, :]
-    same[torch.arange(len(own_Q), device=own_Q.device), own_Q] = False
-    return same
-
-
 def trim_left(features: dict[str, Any]) -> dict[str, Any]:
     """Cut the leading columns that are padding in every row of a micro-batch."""
     mask_BL = features["attention_mask"]
@@ -89,9 +82,11 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         self.keys_P = pages["keys"] if self.mask_repeats else None
         if self.keys_P is not None and torch.distributed.is_initialized():
             self.keys_P = all_gather(self.keys_P)
+        # As many queries at a time as fill the positions of a micro-batch of pages.
+        positions = self.mini_batch_size * pages["attention_mask"].shape[1]
+        num_queries = max(positions // queries["attention_mask"].shape[1], 1)
         ranges = []
-        for keys, size in ((queries["keys"], self._num_queries(queries, pages)), (pages["keys"], self.mini_batch_size)):
-            num = len(keys)
+        for num, size in ((len(queries["keys"]), num_queries), (len(pages["keys"]), self.mini_batch_size)):
             ranges.append([(begin, min(begin + size, num)) for begin in range(0, num, size)])
         replay = self.cached and torch.is_grad_enabled()
         vectors, masks, states = [], [], []
@@ -104,22 +99,9 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
             return self.calculate_loss(vectors, masks)
         loss: Tensor
         loss, cache = self.calculate_loss_and_cache_gradients(vectors, masks)
-        loss.register_hook(
-            partial(
-                _backward_hook,
-                sentence_features=features,
-                loss_obj=self,
-                cache=cache,
-                random_states=states,
-                ranges=ranges,
-            )
-        )
+        given = {"sentence_features": features, "cache": cache, "random_states": states, "ranges": ranges}
+        loss.register_hook(partial(_backward_hook, loss_obj=self, **given))
         return loss
-
-    def _num_queries(self, queries: dict[str, Tensor], pages: dict[str, Tensor]) -> int:
-        """Return how many queries fill the positions of a micro-batch of pages."""
-        positions: int = self.mini_batch_size * pages["attention_mask"].shape[1]
-        return max(positions // queries["attention_mask"].shape[1], 1)
 
     def embed_minibatch(
         self,
@@ -153,11 +135,15 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         own_Q = get_rank() * num + torch.arange(num, device=pages[0].device).repeat_interleave(times)
         if torch.distributed.is_initialized():
             pages = all_gather_padded(*pages, with_grad=True)
+        repeats = None
+        if self.keys_P is not None:  # candidates that are copies of a query's own page, in column own_Q
+            repeats = self.keys_P[own_Q][:, None] == self.keys_P
+            repeats[torch.arange(len(own_Q), device=own_Q.device), own_Q] = False
         losses = []
         for first in self.prefixes or (None,):
             scores = score(queries, pages, first) * self.scale
-            if self.keys_P is not None:
-                scores = scores.masked_fill(find_repeats(self.keys_P, own_Q), float("-inf"))
+            if repeats is not None:
+                scores = scores.masked_fill(repeats, float("-inf"))
             losses.append(F.cross_entropy(scores, own_Q))
         loss = torch.stack(losses).mean()  # not the sum, so that clipping means the same with and without prefixes
         if with_backward:

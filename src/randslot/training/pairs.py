@@ -104,10 +104,7 @@ def is_useful(title: str) -> bool:
 
 
 def read_spans(file: Path, num: int, dice: random.Random) -> Iterator[tuple[str, int]]:
-    """Yield `num` spans of each page of a PDF with the page number.
-
-    Errors: RandSlotError if the file cannot be read.
-    """
+    """Yield `num` spans of each page of a PDF with the page number."""
     kept = OpenPdf()
     try:
         for number in range(1, num_pages(file) + 1):

@@ -160,10 +160,7 @@ class PageCost:
 
 
 def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
-    """Make the model of a recipe on the meta device, from the shape of its backbone.
-
-    Errors: UsageError if the shape is unknown.
-    """
+    """Make the model of a recipe on the meta device, from the shape of its backbone."""
     shape = recipe.untrained or find_shape(recipe.backbone)
     if shape is None:
         raise UsageError(f"the shape of {recipe.backbone} is unknown before it is loaded: no dry run is possible")
@@ -243,10 +240,7 @@ def memory_by_part(
 
 
 def describe_run(recipe: Recipe, devices: int | None = None) -> str:
-    """Return a page of text about a run; devices: number of processes, by default those of torchrun or the GPUs here.
-
-    Errors: UsageError if they cannot share the batch, or if the shape of the backbone is unknown.
-    """
+    """Return a page of text about a run; devices: the number of processes, by default of torchrun or GPUs here."""
     devices = devices or int(os.environ.get("WORLD_SIZE", "0")) or max(torch.cuda.device_count(), 1)
     pages = share(recipe.batch, devices)
     dtype = torch.bfloat16 if recipe.precision == "bf16" and recipe.lora else torch.float32  # as on a GPU

@@ -153,10 +153,7 @@ class Recipe(Settings):
 
 
 def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
-    """Read a recipe file, or a shipped recipe by its name, and apply `key=value` changes.
-
-    Errors: UsageError for a missing file, broken TOML, an unknown key or a wrong value.
-    """
+    """Read a recipe file, or a shipped recipe by its name, and apply `key=value` changes."""
     file: Path | Traversable = Path(name)
     if not file.is_file():
         shipped = resources.files("randslot") / "recipes"
@@ -185,10 +182,7 @@ def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
 
 
 def make_recipe(values: dict[str, Any]) -> Recipe:
-    """Make a recipe from a dictionary of its values.
-
-    Errors: UsageError for an unknown key or a wrong value.
-    """
+    """Make a recipe from a dictionary of its values."""
     defaults = {field.name: field.default for field in fields(Recipe) if field.name not in ENCODING}
     check_keys(values, defaults)
     typed = dict(values)

@@ -128,7 +128,13 @@ class TrainingRun:
         pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
         self.hardware = add_kernels(self.hardware, model.family)
         if self.rank == 0:
-            self._begin_folder()
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                if self.checkpoint is None:
+                    (self.folder / SKIPPED).unlink(missing_ok=True)
+                write_recipe(self.recipe, self.folder / RECIPE)
+            except OSError as error:
+                raise UsageError(f"cannot write into output {self.folder}: {error.strerror or error}") from error
         for line in self.hardware.fallbacks:
             self.console.print(line)
         if self.recipe.workers:
@@ -241,15 +247,6 @@ class TrainingRun:
     def save(self, model: RandSlotModel) -> None:
         """Save the trained model."""
         model.save_pretrained(str(self.folder))
-
-    def _begin_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if self.checkpoint is None:
-                (self.folder / SKIPPED).unlink(missing_ok=True)
-            write_recipe(self.recipe, self.folder / RECIPE)
-        except OSError as error:
-            raise UsageError(f"cannot write into output {self.folder}: {error.strerror or error}") from error
 
     def _finish(self, model: RandSlotModel, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float) -> None:
         """Save the model, the loss curve and the record of the run."""

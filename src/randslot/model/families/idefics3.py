@@ -178,8 +178,7 @@ class SmolVLM(VisionFamily):
 
 def count_tokens(image_processor: Any, patch: int, scale: int) -> int:
     """Return the visual tokens of a tile, each merged from `scale` x `scale` patches."""
-    tile: int = image_processor.max_image_size["longest_edge"]
-    return (tile // patch // scale) ** 2
+    return int(image_processor.max_image_size["longest_edge"] // patch // scale) ** 2
 
 
 def longest_edge(image_processor: Any, visual_tokens: int) -> int:

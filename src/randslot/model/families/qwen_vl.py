@@ -5,7 +5,6 @@ Shapes: B batch, L positions, D hidden dimension.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageP
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from ...errors import RandSlotError
+from ...files import read_json, write_json
 from ...pages import limit_aspect, open_page
 from ..hub import Source
 from ..preprocessing import Features, Processors, Template
@@ -133,11 +133,9 @@ class QwenVL(VisionFamily):
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
         processors.image.size = image_size(processors.image, visual_tokens)
         processors.save(folder)
-        image = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-        video = {key: value for key, value in image.items() if key != "image_processor_type"}
-        video["video_processor_type"] = self.video_processor
-        file = folder / "video_preprocessor_config.json"
-        file.write_text(json.dumps(video, indent=2) + "\n", encoding="utf-8")
+        video = read_json(folder / "preprocessor_config.json")
+        video.pop("image_processor_type", None)
+        write_json(folder / "video_preprocessor_config.json", video | {"video_processor_type": self.video_processor})
 
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
         factor = processors.image.patch_size * processors.image.merge_size
