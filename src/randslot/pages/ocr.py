@@ -19,7 +19,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image
 
@@ -31,19 +31,11 @@ OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
 CHOICE = "RANDSLOT_OCR"
 MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
 ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
-LEAST_SIDE = 32  # pixels: smaller images are padded
-KEPT = 0.5  # lines that are read with a lower score are left out
-SURE = 0.9  # lines that are read with a lower score are also read upside down
-WIDE = (0, 2)  # the turns in which a line may be read that is wider than high, in quarters of a circle
 TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}  # to turn back
-TALL = 1.5  # times as high as wide: a line that may stand on end
-TALLEST = 3.0  # times as high as wide that a single upright character may be
 DIGITS = 5  # of a box
 TESSERACT_SECONDS = 100.0  # less than a worker process may take: one that is ended would leave the program running
-HYPHENATED = re.compile(r"[^\W\d_]{2}[-\u2010]$")
 
 Point = tuple[float, float]
-Corners = tuple[Point, Point, Point, Point]
 
 
 @dataclass(frozen=True)
@@ -55,18 +47,16 @@ class Line:
     words: each with where it begins and ends, in fractions of the line's length.
     """
 
-    corners: Corners
+    corners: list[Point]
     turn: int
-    words: tuple[tuple[str, float, float], ...]
+    words: list[tuple[str, float, float]]
     score: float
 
 
 def find_engine() -> str | None:
-    """Return the name of the engine that reads page images here, or None if there is none. Loads nothing.
+    """Return the name of the OCR engine, or None if there is none. Loads nothing.
 
     The environment may choose one: RANDSLOT_OCR=tesseract, or none.
-
-    Errors: UsageError if it names something else.
     """
     chosen = os.environ.get(CHOICE, "")
     if chosen not in ("", "none", "rapidocr", "tesseract"):
@@ -75,9 +65,7 @@ def find_engine() -> str | None:
         return None if chosen == "none" else chosen
     if find_spec("rapidocr") and find_spec("onnxruntime"):
         return "rapidocr"
-    if shutil.which("tesseract"):
-        return "tesseract"
-    return None
+    return "tesseract" if shutil.which("tesseract") else None
 
 
 def show_advice() -> str:
@@ -87,33 +75,21 @@ def show_advice() -> str:
 
 
 def read_image_text(image: Image.Image, engine: str | None = None, pixels: int = OCR_PIXELS) -> PageText:
-    """Read the text of a page image, shrunk to at most `pixels` pixels, with the best engine that is there.
-
-    A page without text gives an empty text. Text that stands on end or upside down is read too.
-
-    Errors: RandSlotError if no engine is there, or it fails.
-    """
+    """Read the text of a page image, shrunk to at most `pixels` pixels; upright, on its side or upside down."""
     engine = engine or find_engine()
     if engine is None:
         raise RandSlotError(MISSING)
     width, height = image.size
     padded = max(width, height / ASPECT) * max(height, width / ASPECT)  # pixels of a strip when it is padded
     small = shrink(image.convert("RGB"), round(pixels * width * height / padded))
-    lines = _read_by_rapidocr(small) if engine == "rapidocr" else _read_by_tesseract(small)
-    texts: list[str] = []
-    words: list[Word] = []
-    for line in _join_hyphenated(lines):
-        texts.append(" ".join(word.text for word in line))
-        words += line
-    if not _is_text(words):
+    lines = _join_hyphenated(_read_by_rapidocr(small) if engine == "rapidocr" else _read_by_tesseract(small))
+    words = [word for line in lines for word in line]
+    # An engine that cannot write a script leaves dots and commas.
+    legible = sum(any(character.isalnum() for character in word.text) for word in words)
+    if 2 * legible < len(words):
         return PageText(has_layer=False)
-    return PageText("\n".join(texts), tuple(words), has_layer=False)
-
-
-def _is_text(words: list[Word]) -> bool:
-    """Whether most of the words have letters or digits: an engine that cannot write a script leaves dots and commas."""
-    spoken = sum(any(character.isalnum() for character in word.text) for word in words)
-    return 2 * spoken >= len(words)
+    text = "\n".join(" ".join(word.text for word in line) for line in lines)
+    return PageText(text, tuple(words), has_layer=False)
 
 
 def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
@@ -121,33 +97,22 @@ def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
     joined: list[list[Word]] = []
     for line in lines:
         rest = line
-        if joined and HYPHENATED.search(joined[-1][-1].text) and line[0].text[0].islower():
-            joined[-1][-1] = _join(joined[-1][-1], line[0])
+        first, second = joined[-1][-1] if joined else None, line[0]
+        if first and re.search(r"[^\W\d_]{2}[-\u2010]$", first.text) and second.text[0].islower():
+            left, top = min(first.left, second.left), min(first.top, second.top)
+            right, bottom = max(first.right, second.right), max(first.bottom, second.bottom)
+            joined[-1][-1] = Word(first.text[:-1] + second.text, left, top, right, bottom)
             rest = line[1:]
         if rest:
             joined.append(rest)
     return joined
 
 
-def _join(first: Word, second: Word) -> Word:
-    return Word(
-        first.text[:-1] + second.text,
-        min(first.left, second.left),
-        min(first.top, second.top),
-        max(first.right, second.right),
-        max(first.bottom, second.bottom),
-    )
-
-
 def _make_word(text: str, points: list[Point], size: tuple[int, int]) -> Word:
     """Return a word with the box around some points of an image of `size` pixels."""
-    xs = [_limit(x / size[0]) for x, _ in points]
-    ys = [_limit(y / size[1]) for _, y in points]
+    xs = [round(min(max(0.0, x / size[0]), 1.0), DIGITS) for x, _ in points]
+    ys = [round(min(max(0.0, y / size[1]), 1.0), DIGITS) for _, y in points]
     return Word(text, min(xs), min(ys), max(xs), max(ys))
-
-
-def _limit(fraction: float) -> float:
-    return round(min(max(0.0, fraction), 1.0), DIGITS)
 
 
 # RapidOCR: a detector finds lines, a recogniser reads each.
@@ -156,45 +121,49 @@ def _limit(fraction: float) -> float:
 def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
     """Return the words of each line, in the order of reading."""
     lines = _read_lines(image)
-    turn = _find_turn(lines)
+    letters: Counter[int] = Counter()
+    for line in lines:
+        letters[line.turn] += sum(len(text) for text, _, _ in line.words)
+    turn = letters.most_common(1)[0][0] if lines else 0
     if not turn:
-        return _find_words(lines, image.size)
+        return _make_words(lines, image.size)
     # The page lies on its side or on its head: short words are read better, and lines sorted, when it is upright.
     upright = image.transpose(TURNS[turn])
     turned = []
-    for words in _find_words(_read_lines(upright), upright.size):
+    for words in _make_words(_read_lines(upright), upright.size):
         turned.append([_turn_word(word, turn) for word in words])
     return turned
 
 
 def _read_lines(image: Image.Image) -> list[Line]:
     engine = _load_rapidocr()
-    padded, left, top = _pad(image)
+    size = (max(image.width, 32), max(image.height, 32))  # the engine fails on tiny images
+    paper = Image.new("RGB", size, WHITE)
+    left, top = (size[0] - image.width) // 2, (size[1] - image.height) // 2
+    paper.paste(image, (left, top))
+    padded = limit_aspect(paper, ASPECT)
+    left, top = left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
     found = _run(engine, padded, use_det=True, use_cls=False, use_rec=False)
     lines = []
     for box in [] if found.boxes is None else found.boxes.tolist():
-        line = _read_line(engine, padded, [(x, y) for x, y in box])
+        line = _read_line(engine, padded, box)
         if line is not None:
-            corners = [(x - left, y - top) for x, y in line.corners]
-            lines.append(replace(line, corners=(corners[0], corners[1], corners[2], corners[3])))
+            lines.append(replace(line, corners=[(x - left, y - top) for x, y in line.corners]))
     return lines
 
 
-def _find_turn(lines: list[Line]) -> int:
-    """Return by how many quarters of a circle, clockwise, most of the text is turned."""
-    letters: Counter[int] = Counter()
-    for line in lines:
-        letters[line.turn] += sum(len(text) for text, _, _ in line.words)
-    return letters.most_common(1)[0][0] if lines else 0
-
-
-def _find_words(lines: list[Line], size: tuple[int, int]) -> list[list[Word]]:
+def _make_words(lines: list[Line], size: tuple[int, int]) -> list[list[Word]]:
     """Return the words of each line, in the order of reading, on a page of `size` pixels."""
     found = []
     for line in _sort(lines):
+        upper_left, upper_right, lower_right, lower_left = line.corners
         words = []
-        for text, begin, end in line.words:
-            words.append(_make_word(text, _cut_corners(line.corners, begin, end), size))
+        for text, *ends in line.words:
+            points = []
+            for end in ends:
+                for (x, y), (to_x, to_y) in ((upper_left, upper_right), (lower_left, lower_right)):
+                    points.append((x + end * (to_x - x), y + end * (to_y - y)))
+            words.append(_make_word(text, points, size))
         found.append(words)
     return found
 
@@ -232,7 +201,7 @@ def _load_rapidocr() -> Any:
 
 
 def _run(engine: Any, image: Image.Image, **steps: bool) -> Any:
-    """Run some steps of RapidOCR. Errors: RandSlotError if it fails, as with too little memory."""
+    """Run some steps of RapidOCR; it can fail in any way."""
     try:
         return engine(image, **steps)
     except MemoryError:
@@ -242,26 +211,6 @@ def _run(engine: Any, image: Image.Image, **steps: bool) -> Any:
         raise RandSlotError(f"RapidOCR failed: {lines[-1]}") from error
 
 
-def _pad(image: Image.Image) -> tuple[Image.Image, int, int]:
-    """Pad a tiny image or a strip with white; return also where its left and its top are now."""
-    size = (max(image.width, LEAST_SIDE), max(image.height, LEAST_SIDE))
-    paper = Image.new("RGB", size, WHITE)
-    left, top = (size[0] - image.width) // 2, (size[1] - image.height) // 2
-    paper.paste(image, (left, top))
-    padded = limit_aspect(paper, ASPECT)
-    return padded, left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
-
-
-def _cut_corners(corners: Corners, begin: float, end: float) -> list[Point]:
-    """Return the corners of a part of a line; begin and end are fractions of its length."""
-    upper_left, upper_right, lower_right, lower_left = corners
-    points = []
-    for fraction in (begin, end):
-        for start, stop in ((upper_left, upper_right), (lower_left, lower_right)):
-            points.append((start[0] + fraction * (stop[0] - start[0]), start[1] + fraction * (stop[1] - start[1])))
-    return points
-
-
 def _read_line(engine: Any, image: Image.Image, box: list[Point]) -> Line | None:
     """Read one line; the box has its corners clockwise from the upper left one of the page. None if it has no text.
 
@@ -269,32 +218,23 @@ def _read_line(engine: Any, image: Image.Image, box: list[Point]) -> Line | None
     the boxes of words need, is not returned. Instead, a line that is read badly, or may stand on end, is also read
     turned, and the better reading counts.
     """
-    turns = _find_turns(box)
+    ratio = math.dist(box[0], box[3]) / max(math.dist(box[0], box[1]), 1.0)
+    is_wide = ratio < 1.5
+    turns = (0, 2) if is_wide else (0, 1, 3) if ratio < 3 else (1, 3)  # a single upright character may be tall
     best: Line | None = None
     for turn in turns:
-        upper_left, upper_right, lower_right, lower_left = box[turn:] + box[:turn]
-        line = _read_turned(engine, image, (upper_left, upper_right, lower_right, lower_left), turn)
+        corners = box[turn:] + box[:turn]
+        cut = _cut(image, corners)
+        read = _run(engine, cut, use_det=False, use_cls=False, use_rec=True, return_word_box=True)
+        line = Line(corners, turn, _split(read.txts[0], read.word_results[0]), read.scores[0])
         if best is None or line.score > best.score:
             best = line
-        if turns == WIDE and best.score >= SURE:
+        if is_wide and best.score >= 0.9:
             break
-    return best if best and best.words and best.score >= KEPT else None
+    return best if best and best.words and best.score >= 0.5 else None
 
 
-def _find_turns(box: list[Point]) -> tuple[int, ...]:
-    """Return the turns in which a line may be read, by the shape of its box, the likeliest first."""
-    ratio = math.dist(box[0], box[3]) / max(math.dist(box[0], box[1]), 1.0)
-    if ratio < TALL:
-        return WIDE
-    return (0, 1, 3) if ratio < TALLEST else (1, 3)
-
-
-def _read_turned(engine: Any, image: Image.Image, corners: Corners, turn: int) -> Line:
-    read = _run(engine, _cut(image, corners), use_det=False, use_cls=False, use_rec=True, return_word_box=True)
-    return Line(corners, turn, _split(read.txts[0], read.word_results[0]), read.scores[0])
-
-
-def _cut(image: Image.Image, corners: Corners) -> Image.Image:
+def _cut(image: Image.Image, corners: list[Point]) -> Image.Image:
     """Return what is between four corners as an upright image."""
     upper_left, upper_right, lower_right, lower_left = corners
     size = (max(round(math.dist(upper_left, upper_right)), 1), max(round(math.dist(upper_left, lower_left)), 1))
@@ -302,16 +242,15 @@ def _cut(image: Image.Image, corners: Corners) -> Image.Image:
     return image.transform(size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC)
 
 
-def _split(text: str, found: Any) -> tuple[tuple[str, float, float], ...]:
+def _split(text: str, found: Any) -> list[tuple[str, float, float]]:
     """Split a line at its spaces into words, each with its begin and end in fractions of the line's length.
 
     found: the columns in which the recogniser saw each character but spaces, and the number of all columns. The
     engine's own boxes of words are made from the same, but not divided as the text is, and wrong for turned lines.
     """
-    columns: list[int] = []
-    for part in found.word_cols:
-        columns += part
-    half = _character_width(columns) / 2
+    columns = [column for part in found.word_cols for column in part]
+    steps = sorted(after - before for before, after in pairwise(columns))
+    half = (steps[len(steps) // 2] if steps else 2) / 2  # of the usual width of a character
     words = []
     first = 0
     for word in text.split():
@@ -320,48 +259,24 @@ def _split(text: str, found: Any) -> tuple[tuple[str, float, float], ...]:
         end = (columns[last] + 0.5 + half) / found.line_txt_len
         words.append((word, max(begin, 0.0), min(end, 1.0)))
         first = last + 1
-    return tuple(words)
-
-
-def _character_width(columns: list[int]) -> float:
-    """Return the usual distance of two characters, in columns."""
-    steps = sorted(after - before for before, after in pairwise(columns))
-    return float(steps[len(steps) // 2]) if steps else 2.0
+    return words
 
 
 def _sort(lines: list[Line]) -> list[Line]:
     """Put lines in the order of reading: rows from top to bottom, each from left to right."""
-    rows: list[list[tuple[Extent, Line]]] = []
-    extents = [(_find_extent(line.corners), line) for line in lines]
-    for extent, line in sorted(extents, key=lambda item: item[0].middle):
-        first = rows[-1][0][0] if rows else None
-        if first and extent.middle < first.bottom and extent.top < first.middle:
-            rows[-1].append((extent, line))
+    placed = []
+    for line in lines:
+        ys = [y for _, y in line.corners]
+        placed.append(((min(ys) + max(ys)) / 2, min(ys), max(ys), min(x for x, _ in line.corners), line))
+    rows: list[list[tuple[float, Line]]] = []
+    row_middle = row_bottom = 0.0
+    for middle, top, bottom, left, line in sorted(placed, key=lambda item: item[0]):
+        if rows and middle < row_bottom and top < row_middle:
+            rows[-1].append((left, line))
         else:
-            rows.append([(extent, line)])
-    ordered = []
-    for row in rows:
-        for _, line in sorted(row, key=lambda item: item[0].left):
-            ordered.append(line)
-    return ordered
-
-
-class Extent(NamedTuple):
-    """Where a line is, as far as the order of reading needs it."""
-
-    left: float
-    top: float
-    bottom: float
-
-    @property
-    def middle(self) -> float:
-        """Half way between top and bottom."""
-        return (self.top + self.bottom) / 2
-
-
-def _find_extent(corners: Corners) -> Extent:
-    ys = [y for _, y in corners]
-    return Extent(min(x for x, _ in corners), min(ys), max(ys))
+            rows.append([(left, line)])
+            row_middle, row_bottom = middle, bottom
+    return [line for row in rows for _, line in sorted(row, key=lambda item: item[0])]
 
 
 # Tesseract: a program that reads an image and writes a table.
