@@ -54,22 +54,18 @@ def test_the_page_holds_everything_itself(shown):
         assert (shown[0] / link.partition("#")[0]).is_file()
 
 
-def test_questions_of_ones_own_are_asked_and_shown_as_text(tmp_path):
-    answer = CliRunner().invoke(app, ["demo", "-o", str(tmp_path / "x"), "-q", "<b>sales</b> of wool", "-q", "[bold]x"])
+def test_own_questions_are_asked_and_shown_as_text(tmp_path, monkeypatch):
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    questions = ["-q", "<b>sales</b> of wool", "-q", "[bold]x"]
+    answer = CliRunner().invoke(app, ["demo", "--open", "-o", str(tmp_path / "x"), *questions])
     assert answer.exit_code == 0, answer.output
+    assert f"see the pages in {tmp_path}/x/demo.html" in answer.output.replace("\n", "")
+    assert "no browser" in answer.output
     assert "? <b>sales</b> of wool" in answer.output
     assert "? [bold]x" in answer.output
     page = (tmp_path / "x" / "demo.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;sales&lt;/b&gt; of wool" in page
     assert "<b>sales" not in page
-
-
-def test_a_machine_without_a_browser_is_told_where_the_page_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("webbrowser.open", lambda _: False)
-    answer = CliRunner().invoke(app, ["demo", "--open", "-o", str(tmp_path), "-q", "wool"])
-    assert answer.exit_code == 0, answer.output
-    assert f"see the pages in {tmp_path}/demo.html" in answer.output.replace("\n", "")
-    assert "no browser" in answer.output
 
 
 def test_bad_input_is_refused(tmp_path):

@@ -30,7 +30,7 @@ from .library.terminal import mark_words
 from .pages import open_page
 from .words.snippets import Box, Snippet
 
-HITS, BATCH = 3, 10
+HITS = 3
 ANSWERS = 2
 MARKS = {ANSWERS: "answers it", 1: "comes near", 0: ""}
 HANDBOOK = "handbook.pdf"
@@ -70,8 +70,7 @@ class Search:
 def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     """Search the handbook and sample reports in a folder, print the hits, and return the path of `demo.html` there.
 
-    Without queries of the user's, some about the handbook are asked, and one of each kind that the sample reports come
-    with.
+    Without queries, ask some about the handbook, and one of each kind that the sample reports come with.
     """
     if any(not query.strip() for query in queries):
         raise UsageError("empty query: ask for something that the pages could have")
@@ -111,10 +110,7 @@ def _show_words(folder: Path, queries: list[str], console: Console) -> list[Sear
                 note = MARKS[ANSWERS] if found.page == known.get(query) else ""
                 hits.append(Hit(f"{HANDBOOK}#page={found.page}", note, found.snippet, found.boxes))
             searches.append(Search(query, hits))
-    for search in searches:
-        _print(search, console)
-    if not queries:
-        _print_right(searches, console)
+    _print(searches, console, is_known=not queries)
     return searches
 
 
@@ -137,11 +133,15 @@ def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Se
             f"{num_pages} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; the "
             "embedded model is a miniature that reads only such reports\n"
         )
-        searches = [_search(library, query, folder, asked.get(query)) for query in queries or asked]
-    for search in searches:
-        _print(search, console)
-    if not queries:
-        _print_right(searches, console)
+        searches = []
+        for query in queries or asked:
+            grades = asked.get(query)
+            hits = []
+            for found in library.search(query, HITS, by="vectors"):
+                page = f"{Path(found.source).relative_to(folder.absolute()).as_posix()}#page={found.page}"
+                hits.append(Hit(page, MARKS[grades.get(Path(page).name, 0)] if grades else ""))
+            searches.append(Search(query, hits))
+    _print(searches, console, is_known=not queries)
     return searches
 
 
@@ -165,10 +165,7 @@ def _read_rows(name: str) -> list[dict[str, Any]]:
 
 
 def write_samples(folder: str | Path) -> Path:
-    """Copy the sample set to a new folder: twenty reports in `pages`, with questions about them and pairs to train on.
-
-    It is a set as `randslot evaluate --data` takes it.
-    """
+    """Copy the sample set, as `randslot evaluate --data` takes it, to a new folder: reports, questions and pairs."""
     with resources.as_file(SAMPLES) as source:
         return Path(shutil.copytree(source, folder, dirs_exist_ok=True))
 
@@ -187,38 +184,30 @@ def _index(library: Library, folder: Path, console: Console) -> int:
     columns = TextColumn("reading pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=num_pages)
-        library.add(folder, batch=BATCH, progress=lambda now: bar.update(task, completed=now.pages_done))
+        library.add(folder, batch=10, progress=lambda now: bar.update(task, completed=now.pages_done))
     return num_pages
-
-
-def _search(library: Library, query: str, folder: Path, grades: dict[str, int] | None) -> Search:
-    hits = []
-    for found in library.search(query, HITS, by="vectors"):
-        page = f"{Path(found.source).relative_to(folder.absolute()).as_posix()}#page={found.page}"
-        hits.append(Hit(page, MARKS[grades.get(Path(page).name, 0)] if grades else ""))
-    return Search(query, hits)
 
 
 # -- what is shown
 
 
-def _print(search: Search, console: Console) -> None:
-    console.print(Text(f"? {search.query}", style="bold"))
-    for rank, hit in enumerate(search.hits, start=1):
-        file, _, number = Path(hit.page).name.partition("#page=")
-        console.print(Text.assemble(f"  {rank}. {file}  page {number}  ", (hit.note, "green")))
-        if hit.snippet is not None and (rank == 1 or hit.note):
-            console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 5)), soft_wrap=False)
-    console.print()
-
-
-def _print_right(searches: list[Search], console: Console) -> None:
+def _print(searches: list[Search], console: Console, *, is_known: bool) -> None:
+    """Print queries and their hits; how many were answered, if that is known."""
     first = among = 0
     for search in searches:
+        console.print(Text(f"? {search.query}", style="bold"))
+        for rank, hit in enumerate(search.hits, start=1):
+            file, _, number = Path(hit.page).name.partition("#page=")
+            console.print(Text.assemble(f"  {rank}. {file}  page {number}  ", (hit.note, "green")))
+            if hit.snippet is not None and (rank == 1 or hit.note):
+                console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 5)), soft_wrap=False)
+        console.print()
         notes = [hit.note for hit in search.hits]
         first += notes[:1] == [MARKS[ANSWERS]]
         among += MARKS[ANSWERS] in notes
-    console.print(f"the first page answers {first} of {len(searches)} questions, and the first {HITS} answer {among}\n")
+    if is_known:
+        num = len(searches)
+        console.print(f"the first page answers {first} of {num} questions, and the first {HITS} answer {among}\n")
 
 
 def _make_html(parts: list[tuple[str, str, list[Search]]], folder: Path) -> str:
@@ -227,30 +216,27 @@ def _make_html(parts: list[tuple[str, str, list[Search]]], folder: Path) -> str:
     content = []
     for title, text, searches in parts:
         content.append(f"<h2>{escape(title)}</h2>\n<p>{escape(text)}</p>")
-        content += [_search_html(search, folder) for search in searches]
+        for search in searches:
+            hits = "\n".join(_hit_html(hit, folder) for hit in search.hits)
+            content.append(f"<section>\n<h3>{escape(search.query)}</h3>\n<ol>\n{hits}\n</ol>\n</section>")
     return template.substitute(searches="\n".join(content))
-
-
-def _search_html(search: Search, folder: Path) -> str:
-    hits = "\n".join(_hit_html(hit, folder) for hit in search.hits)
-    return f"<section>\n<h3>{escape(search.query)}</h3>\n<ol>\n{hits}\n</ol>\n</section>"
 
 
 def _hit_html(hit: Hit, folder: Path) -> str:
     file, _, number = Path(hit.page).name.partition("#page=")
     name = f"{escape(file)}, page {number}"
     note = f' <span class="note">{escape(hit.note)}</span>' if hit.note else ""
-    marks = "".join(_box_html(box) for box in hit.boxes)
-    picture = f'<img src="{_thumbnail(folder / hit.page)}" alt="{name}">{marks}'
+    thumbnail = BytesIO()
+    open_page(str(folder / hit.page), pixels=320 * 400).quantize(32).save(thumbnail, "PNG", optimize=True)
+    picture = f"data:image/png;base64,{base64.b64encode(thumbnail.getvalue()).decode()}"
+    marks = ""
+    for box in hit.boxes:
+        left, top, right, bottom = (100 * side for side in box)
+        marks += f'<i style="left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"></i>'
     return (
-        f'<li><a class="page" href="{escape(hit.page)}">{picture}</a>'
+        f'<li><a class="page" href="{escape(hit.page)}"><img src="{picture}" alt="{name}">{marks}</a>'
         f'<p><span class="name">{name}</span>{note}{_snippet_html(hit.snippet)}</p></li>'
     )
-
-
-def _box_html(box: Box) -> str:
-    left, top, right, bottom = (100 * side for side in box)
-    return f'<i style="left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"></i>'
 
 
 def _snippet_html(snippet: Snippet | None) -> str:
@@ -262,9 +248,3 @@ def _snippet_html(snippet: Snippet | None) -> str:
         parts.append(f"{escape(snippet.text[end:start])}<mark>{escape(snippet.text[start:stop])}</mark>")
         end = stop
     return f'<br><span class="snippet">{"".join(parts)}{escape(snippet.text[end:])}</span>'
-
-
-def _thumbnail(page: Path) -> str:
-    buffer = BytesIO()
-    open_page(str(page), pixels=320 * 400).quantize(32).save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -144,9 +144,7 @@ def test_actors_take_gpus_where_there_are():
     [
         (["--ray", "papers"], "", ["papers"]),
         (["papers", "--ray"], "", ["papers"]),
-        (["papers", "--ray", "head:6379"], "head:6379", ["papers"]),
         (["--ray", "ray://head:10001", "papers"], "ray://head:10001", ["papers"]),
-        (["papers"], None, ["papers"]),
     ],
 )
 def test_an_address_may_follow(words, address, paths, monkeypatch, tmp_path):

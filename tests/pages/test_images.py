@@ -25,36 +25,18 @@ def assert_gray(image: Image.Image, tolerance: int = 2) -> None:
     assert np.abs(values - gradient()[..., None]).max() <= tolerance
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK", "P", "I", "F", "YCbCr", "LAB", "HSV"])
-def test_modes_show_the_same_picture(mode):
-    image = Image.fromarray(gradient())
-    if mode in ("LAB", "HSV", "YCbCr", "CMYK"):
-        image = image.convert("RGB")
-    if mode == "LAB":
-        from PIL import ImageCms
-
-        lab = ImageCms.createProfile("LAB")
-        image = ImageCms.profileToProfile(image, ImageCms.createProfile("sRGB"), lab, outputMode="LAB")
-    else:
-        image = image.convert(mode)
-    if mode == "LAB":
-        assert open_page(image).mode == "RGB"  # Pillow has no exact way back; a page in LAB is not refused
-    else:
-        assert_gray(open_page(image))
+def test_modes_show_the_same_picture():
+    for mode in ("L", "RGB", "CMYK", "P", "I", "F", "YCbCr", "HSV"):
+        image = Image.fromarray(gradient())
+        if mode in ("HSV", "YCbCr", "CMYK"):
+            image = image.convert("RGB")
+        assert_gray(open_page(image.convert(mode)))
 
 
-@pytest.mark.parametrize("suffix", ["png", "tiff"])
-def test_sixteen_bit_gray_is_scaled_not_clipped(suffix, tmp_path):
-    Image.fromarray(gradient().astype(np.uint16) * 257).save(tmp_path / f"page.{suffix}")
-    assert_gray(open_page(tmp_path / f"page.{suffix}"))
-
-
-def test_twelve_bits_in_a_sixteen_bit_file(tmp_path):
-    Image.fromarray((gradient().astype(np.int32) * 4095 // 255).astype(np.uint16)).save(tmp_path / "scan.tiff")
+@pytest.mark.parametrize("most", [65_535, 4095])  # scanners store 12 bits in 16
+def test_deep_gray_is_scaled_not_clipped(most, tmp_path):
+    Image.fromarray((gradient().astype(np.int64) * most // 255).astype(np.uint16)).save(tmp_path / "scan.tiff")
     assert_gray(open_page(tmp_path / "scan.tiff"))
-
-
-def test_float_gray_between_zero_and_one():
     assert_gray(open_page(Image.fromarray((gradient() / 255).astype(np.float32))))
 
 
@@ -80,7 +62,7 @@ def test_exif_rotation_is_followed(tmp_path):
     assert upright.getpixel((2, 37))[0] > 200
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (7, 1), (2, 900)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000)])
 def test_tiny_and_extreme_pages_encode(vision_family, size):
     assert make(vision_family, visual_tokens=256).encode_document(Image.new("RGB", size, "white")).shape == (4, 64)
 
@@ -106,19 +88,21 @@ def test_unreadable_files_are_named_in_one_line(name, content, message, tmp_path
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RandSlotError, match=message) as caught:
-        make("qwen3-vl").encode_document([str(tmp_path / name)])
+        open_page(str(tmp_path / name))
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff"])
-def test_torn_files_are_named_in_one_line(suffix, tmp_path):
+def test_torn_files_are_named_in_one_line(suffix, tmp_path, monkeypatch):
     file = tmp_path / f"torn.{suffix}"
     noise(200, 200).save(file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(RandSlotError, match=f"torn.{suffix}") as caught:
-        open_page(file)
-    assert "\n" not in str(caught.value)
+    for large in (images.LARGE, 1000):
+        monkeypatch.setattr(images, "LARGE", large)
+        with pytest.raises(RandSlotError, match=f"torn.{suffix}") as caught:
+            render_file_page(file, 1, 1000)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
@@ -186,23 +170,16 @@ def save_as(kind: str, file: Path) -> Path:
     return file
 
 
-KINDS = ["rgb.png", "rgb.jpg", "rgb.tif", "rgb.webp", "alpha.png", "palette.png", "deep.png", "turned.jpg"]
-KINDS += ["turned.tif", "cmyk.jpg", "bits.png"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_ordinary_image_is_opened_whole_and_then_shrunk(kind, tmp_path):
-    file = save_as(kind, tmp_path / "page")
-    small = render_file_page(file, 1, 3000)
-    assert small.tobytes() == images.shrink(open_page(file), 3000).tobytes()
-    assert small.size == ((47, 63) if "turned" in kind else (63, 47))
-    assert render_file_page(file, 1, 10**7).tobytes() == open_page(file).tobytes()
+KINDS = ["rgb.webp", "alpha.png", "palette.png", "deep.png", "turned.jpg", "turned.tif", "cmyk.jpg", "bits.png"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_large_image_shows_the_same_when_it_is_shrunk_as_it_is_read(kind, tmp_path, monkeypatch):
     file = save_as(kind, tmp_path / "page")
     whole = {pixels: images.shrink(open_page(file), pixels) for pixels in (3000, 10**7)}
+    for pixels, expected in whole.items():
+        assert render_file_page(file, 1, pixels).tobytes() == expected.tobytes()
+    assert whole[3000].size == ((47, 63) if "turned" in kind else (63, 47))
     monkeypatch.setattr(images, "LARGE", 1000)
     monkeypatch.setattr(images, "ROWS", 40)  # so that there are many parts, the last one not whole
     for pixels, expected in whole.items():
@@ -213,13 +190,6 @@ def test_a_large_image_shows_the_same_when_it_is_shrunk_as_it_is_read(kind, tmp_
         assert difference.mean() <= 1.0
 
 
-def test_a_large_image_is_exactly_the_same_if_its_sides_can_be_divided(tmp_path, monkeypatch):
-    noise(1200, 1200).save(tmp_path / "page.png")
-    expected = images.shrink(open_page(tmp_path / "page.png"), 10_000)  # 12 times smaller: 4 and then 3
-    monkeypatch.setattr(images, "LARGE", 1000)
-    assert render_file_page(tmp_path / "page.png", 1, 10_000).tobytes() == expected.tobytes()
-
-
 def test_a_large_jpeg_is_decoded_at_a_reduced_size(tmp_path, monkeypatch):
     file = save_as("rgb.jpg", tmp_path / "page")
     monkeypatch.setattr(images, "LARGE", 1000)
@@ -227,17 +197,6 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_size(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "_to_rgb", lambda image: converted.append(image.width) or image)
     render_file_page(file, 1, 3000)
     assert set(converted) == {300}  # a quarter; an eighth is less than three times of what is wanted
-
-
-@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff"])
-def test_a_torn_large_file_is_named_in_one_line(suffix, tmp_path, monkeypatch):
-    file = tmp_path / f"torn.{suffix}"
-    noise(200, 200).save(file)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    monkeypatch.setattr(images, "LARGE", 1000)
-    with pytest.raises(RandSlotError, match=f"torn.{suffix}") as caught:
-        render_file_page(file, 1, 1000)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_jpeg_has_a_size_in_bytes_whatever_it_shows():

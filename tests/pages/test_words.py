@@ -30,6 +30,7 @@ RUSSIAN = "Текущая версия этого документа досту�
         ("one\x02two\x02three", "onetwothree"),
         ("größ\x02ere", "größere"),
         ("soft\xad\r\nware", "software"),
+        ("x\ufffe\ny", "xy"),
     ],
 )
 def test_a_hyphen_at_the_end_of_a_line_goes_only_between_letters(word, expected):

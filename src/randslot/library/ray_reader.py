@@ -75,8 +75,6 @@ class RayReader:
         """address: as ray.init takes it; "" for RAY_ADDRESS, or the cluster of this machine, or a new one here.
 
         trust_remote_code: let the model run its own Python code on all machines.
-
-        Errors: RandSlotError if the model is one that other processes cannot load.
         """
         if identity.name is None:
             raise RandSlotError(
@@ -135,18 +133,15 @@ def _make_rows(wanted: Sequence[WantedPages], model: PageReader) -> list[dict[st
     """Return the work of each task: some pages of one file, and how the model reads them."""
     rows = []
     for pages in wanted:
-        file = {"file": pages.file, "source": os.fsencode(pages.source), "known": sorted(pages.known)}
-        row = {**file, "reads": model.reads, "size": model.page_pixels}
+        row: dict[str, Any] = {"file": pages.file, "source": os.fsencode(pages.source), "known": sorted(pages.known)}
+        row |= {"reads": model.reads, "size": model.page_pixels}
         for start in range(0, len(pages.numbers), PAGES_A_ROW):
             rows.append({**row, "numbers": list(pages.numbers[start : start + PAGES_A_ROW])})
     return rows
 
 
 def _connect(address: str) -> None:
-    """Connect to a cluster.
-
-    Errors: RandSlotError in one line.
-    """
+    """Connect to a cluster."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:
         if colon and port.isdecimal():  # Ray itself would try for minutes

@@ -36,8 +36,6 @@ def open_page(pool: WorkerPool, reads: Reads | None, pixels: int, file: str, num
     """Open a page of a file: its text, and an image of about `pixels` pixels if that is what a model reads.
 
     A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
-
-    Errors: RandSlotError with the reason why it cannot be opened.
     """
     if reads != "image":
         text = pool.read_text(file, number)

@@ -139,10 +139,7 @@ class LibraryClient:
     """Asks the process that has a library open, with the methods of `Library`; use it in a `with` block."""
 
     def __init__(self, name: str, path: str) -> None:
-        """name: of the library, for messages. path: of the socket.
-
-        Errors: InUseError if the process does not answer.
-        """
+        """name: of the library, for messages. path: of the socket."""
         self.name = name
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -268,10 +265,7 @@ def open_library(
     repair: bool = False,
     trust_remote_code: bool = False,
 ) -> Library | LibraryClient:
-    """Open a library, or connect to the process that has it open; wait for one that is starting or stopping.
-
-    Errors: as `Library`; UsageError for a model, which the other process does not change.
-    """
+    """Open a library, or connect to the process that has it open; wait for one that is starting or stopping."""
     deadline = time.monotonic() + 2
     options = {"create": create, "repair": repair, "trust_remote_code": trust_remote_code}
     while True:
@@ -298,10 +292,7 @@ def share(opened: Library | LibraryClient) -> AbstractContextManager[Any]:
 
 
 def copy_between(source: str, target: str, progress: Report) -> Copied:
-    """Copy a library to another place; a process that has one of the two open does it.
-
-    Errors: as `copy_library`; RandSlotError if both are open elsewhere.
-    """
+    """Copy a library to another place; a process that has one of the two open does it."""
     with open_library(source, create=False) as old:
         if isinstance(old, LibraryClient):
             return old.copy_to(target, progress)
@@ -346,10 +337,7 @@ class SharedLibrary:
 
     @contextmanager
     def use(self, *, only_here: bool = False) -> Iterator[Library | LibraryClient]:
-        """Give the library for a few calls. only_here: fail if this process does not have it open.
-
-        Errors: as `Library`; a missing one is not made.
-        """
+        """Give the library for a few calls. only_here: fail if this process does not have it open."""
         with self.lock:
             if self.own is None and only_here:
                 raise RandSlotError(f"another process has taken over library {self.place}: try again")

@@ -28,14 +28,10 @@ from ..pages.ocr import OCR_PIXELS, read_image_text
 from ..pages.page import check_pixels
 
 MEMORY = 4 * 2**30  # bytes that one file may take
-IDLE = 2.0  # seconds without a request, after which no file is kept open
 
 
 def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[str, Any], bytes]:
-    """Return the answer to a request: its line, and the bytes that follow it.
-
-    kept: the last PDF that text was read of; opening one takes longer than reading a page of it.
-    """
+    """Return the answer to a request: its line, and the bytes that follow it. kept: where a PDF stays open."""
     file = Path(request["file"])
     try:
         if "text" in request:
@@ -58,10 +54,7 @@ def answer(request: dict[str, Any], kept: OpenPdf | None = None) -> tuple[dict[s
 
 
 def inspect(file: Path) -> dict[str, Any]:
-    """Return the hash of a file's content and how many pages it has.
-
-    Errors: RandSlotError if it is empty or cut off, has no pages, or is not a document that can be opened.
-    """
+    """Return the hash of a file's content and how many pages it has."""
     if file.suffix.lower() not in DOCUMENT_SUFFIXES:
         raise RandSlotError("not a PDF or an image")
     with file.open("rb") as content:
@@ -76,17 +69,13 @@ def inspect(file: Path) -> dict[str, Any]:
 
 
 def pack_text(text: PageText) -> dict[str, Any]:
-    """Return a text for JSON.
-
-    The words are those of the text between its spaces; "boxes" has left, top, right, bottom of one after the other, in
-    whole numbers of 1 / `PARTS`.
-    """
+    """Return a text for JSON; "boxes" has left, top, right, bottom of one word after the other, times `PARTS`."""
     sides: list[float] = []
     for word in text.words:
         sides += (word.left, word.top, word.right, word.bottom)
     boxes = np.rint(np.array(sides) * PARTS).astype(int).tolist()
-    packed = {"text": text.text, "boxes": boxes, "has_layer": text.has_layer, "truncated": text.truncated}
-    return packed | {"fields": dict(text.fields)}
+    about = {"has_layer": text.has_layer, "truncated": text.truncated, "fields": dict(text.fields)}
+    return {"text": text.text, "boxes": boxes, **about}
 
 
 def main() -> None:
@@ -102,8 +91,8 @@ def main() -> None:
     kept = OpenPdf()
     try:
         while True:
-            # A file that nobody asks for is closed soon, so that it can be moved and deleted.
-            if kept.pdf is not None and os.name == "posix" and not select.select([sys.stdin], [], [], IDLE)[0]:
+            # A file that nobody asks for is closed after two seconds, so that it can be moved and deleted.
+            if kept.pdf is not None and os.name == "posix" and not select.select([sys.stdin], [], [], 2.0)[0]:
                 kept.close()
             line = sys.stdin.buffer.readline()
             if not line:

@@ -65,18 +65,11 @@ class WorkerPool:
         self.threads.shutdown()
 
     def inspect(self, file: str) -> Inspected:
-        """Hash a file and count its pages.
-
-        Errors: RandSlotError with the reason why it cannot be indexed.
-        """
-        reply, _ = self._ask({"file": file}, self.seconds)
-        return Inspected(**reply)
+        """Hash a file and count its pages. Errors: RandSlotError with the reason why it cannot be opened."""
+        return Inspected(**self._ask({"file": file}, self.seconds)[0])
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
-        """Open one page of a file as an image of about `pixels` pixels.
-
-        Errors: RandSlotError with the reason why it cannot be opened.
-        """
+        """Open one page of a file as an image of about `pixels` pixels."""
         reply, content = self._ask({"file": file, "number": number, "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
@@ -84,8 +77,6 @@ class WorkerPool:
         """Read the text of one page of a file, without rendering it. keep: for the next call, which forgets it.
 
         A page that takes too much time or memory has no text but a `problem`: the file may still be fine.
-
-        Errors: RandSlotError with the reason why it cannot be read.
         """
         text = self.kept.pop((file, number), None)
         if text is None:
@@ -98,10 +89,7 @@ class WorkerPool:
         return text
 
     def read_by_ocr(self, file: str, number: int) -> PageText:
-        """Read the text of one page in its image, even if the file has text for it.
-
-        Errors: RandSlotError with the reason why it cannot be read, or what to install if there is no OCR engine.
-        """
+        """Read the text of one page in its image, even if the file has text for it."""
         return unpack_text(self._ask({"file": file, "number": number, "ocr": True}, self.ocr_seconds)[0])
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:

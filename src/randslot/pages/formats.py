@@ -11,10 +11,7 @@ HEAD = 1024  # bytes at the beginning of a file that show its kind
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of file: its media type, how its content begins, and whether a file can have several pages.
-
-    beginnings: regular expressions; the first `HEAD` bytes of such a file match one of them.
-    """
+    """A kind of file. beginnings: regular expressions, one of which matches the first `HEAD` bytes of such a file."""
 
     media_type: str
     beginnings: tuple[bytes, ...]
@@ -43,9 +40,6 @@ KINDS: dict[str, Kind] = {  # by suffix, in lower case
 
 DOCUMENT_SUFFIXES = tuple(KINDS)
 IMAGE_SUFFIXES = tuple(suffix for suffix in KINDS if suffix != ".pdf")
-TIFF_SUFFIXES = tuple(suffix for suffix, kind in KINDS.items() if kind is TIFF)
-
-
 _SEVERAL = "|".join(suffix.removeprefix(".") for suffix, kind in KINDS.items() if kind.several_pages)
 FILE_PAGE = re.compile(rf"(?P<file>.+\.(?:{_SEVERAL}))#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
 

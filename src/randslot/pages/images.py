@@ -11,13 +11,11 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
-from .formats import TIFF_SUFFIXES, show_pages
+from .formats import KINDS, TIFF, show_pages
 
 WHITE = (255, 255, 255)
 LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
 GAP = 3.0  # times the wanted width and height, down to which pixels are averaged before the exact resampling
-JPEG_QUALITY = 80
-SMALLEST_SIDE = 16  # pixels, below which a JPEG is not made smaller
 ROWS = 256  # about how many are converted at once
 TURNS = {  # what makes an image upright, by its orientation in EXIF data
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -31,29 +29,20 @@ TURNS = {  # what makes an image upright, by its orientation in EXIF data
 
 
 def num_image_pages(file: Path) -> int:
-    """Return how many pages an image file has; only a TIFF can have more than one.
-
-    Errors: RandSlotError if it is not an image that can be opened.
-    """
+    """Return how many pages an image file has; only a TIFF can have more than one."""
     with _image_errors(str(file)), Image.open(file) as image:
-        return _num_frames(image) if file.suffix.lower() in TIFF_SUFFIXES else 1
+        return _num_frames(image) if KINDS.get(file.suffix.lower()) is TIFF else 1
 
 
 def check_image(file: Path) -> None:
-    """Read the pixels of an image file, of its only or its first page: a JPEG's as few as it can be read by.
-
-    Errors: RandSlotError if it is cut off or corrupt.
-    """
+    """Refuse an image file that is cut off or corrupt, by the pixels of its first page."""
     with image_page(file, str(file), 1) as image, _data_errors(str(file)):
         image.draft(None, (1, 1))  # does nothing if it is no JPEG
         image.load()
 
 
 def open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Image:
-    """Open one page of an image file, counted from 1; `name` is what errors call it.
-
-    Errors: RandSlotError in one line if it is not an image, is corrupt or too large, or has no such page.
-    """
+    """Open one page of an image file, counted from 1; `name` is what errors call it."""
     with image_page(source, name, number) as image:
         return to_upright_rgb(image, name)
 
@@ -63,8 +52,6 @@ def open_shrunk(source: Path | BytesIO, name: str, number: int, pixels: int) -> 
 
     Up to `LARGE` pixels, the result is that of `open_image` and `shrink`. Of a larger one, which would take gigabytes
     as a whole, only the file's own pixels are in memory; then values may differ by a little.
-
-    Errors: as `open_image`.
     """
     with image_page(source, name, number) as image:
         if image.width * image.height <= LARGE:
@@ -75,7 +62,7 @@ def open_shrunk(source: Path | BytesIO, name: str, number: int, pixels: int) -> 
 
 @contextmanager
 def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image.Image]:
-    """Open one page of an image file without reading its pixels. Errors: as `open_image`."""
+    """Open one page of an image file without reading its pixels."""
     with _image_errors(name), Image.open(source) as image:
         if number != 1:
             num = _num_frames(image)
@@ -86,15 +73,12 @@ def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image
 
 
 def to_upright_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB, turned as its EXIF data says, on white where it is transparent.
-
-    Errors: RandSlotError if it is empty or its data are corrupt.
-    """
+    """Return an image in RGB, turned as its EXIF data says, on white where it is transparent."""
     if not image.width or not image.height:
         raise RandSlotError(f"empty page image, {image.width}x{image.height} pixels: {name}")
     with _data_errors(name):
         image.load()
-        return _to_rgb(_turn(image, _find_orientation(image)))
+        return _to_rgb(_turn(image, image))
 
 
 def shrink(image: Image.Image, pixels: int) -> Image.Image:
@@ -103,18 +87,18 @@ def shrink(image: Image.Image, pixels: int) -> Image.Image:
     return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS, reducing_gap=GAP)
 
 
-def to_jpeg(image: Image.Image, most_bytes: int) -> bytes:
-    """Return an image as a JPEG file of at most so many bytes, made smaller if it must be."""
+def to_jpeg(image: Image.Image, max_bytes: int) -> bytes:
+    """Return an image as a JPEG file of at most `max_bytes`, made smaller if it must be."""
     while True:
         file = BytesIO()
-        image.save(file, "JPEG", quality=JPEG_QUALITY)
-        if len(file.getvalue()) <= most_bytes or min(image.size) <= SMALLEST_SIDE:
+        image.save(file, "JPEG", quality=80)
+        if len(file.getvalue()) <= max_bytes or min(image.size) <= 16:
             return file.getvalue()
         image = image.resize((image.width * 3 // 4, image.height * 3 // 4))
 
 
 def _find_size(size: tuple[int, int], pixels: int) -> tuple[int, int]:
-    """Return the width and height that an image of some size has when it is shrunk to about `pixels` pixels."""
+    """Return the size of an image when it is shrunk to about `pixels` pixels."""
     scale = (pixels / (size[0] * size[1])) ** 0.5
     return size if scale >= 1 else (max(round(size[0] * scale), 1), max(round(size[1] * scale), 1))
 
@@ -166,7 +150,7 @@ def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
     width, height = _find_size(image.size, pixels)
     image.draft(None, (round(GAP * width), round(GAP * height)))  # does nothing if it is no JPEG
     image.load()
-    orientation = _find_orientation(image)
+    original = image
     if _is_deep(image):
         image = _to_8_bit(image)  # by the brightest of all pixels
     times = max(int(min(image.width / width, image.height / height) / GAP), 1)
@@ -175,17 +159,13 @@ def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
     for top in range(0, image.height, rows):
         part = _to_rgb(image.crop((0, top, image.width, min(top + rows, image.height))))
         small.paste(part.reduce(times), (0, top // times))
-    return _turn(small, orientation)
+    return _turn(small, original)
 
 
-def _find_orientation(image: Image.Image) -> int:
-    orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation
-
-
-def _turn(image: Image.Image, orientation: int) -> Image.Image:
-    """Turn an image as its EXIF data says; an upright one is not copied, as large ones take much memory."""
-    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+def _turn(image: Image.Image, original: Image.Image) -> Image.Image:
+    """Turn an image as the EXIF data of the original say; an upright one is not copied, to save memory."""
+    turn = TURNS.get(original.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def _is_deep(image: Image.Image) -> bool:

@@ -31,10 +31,7 @@ class Page:
 
     @classmethod
     def find(cls, page: PageInput) -> Page:
-        """Return the page that is meant by an image, its bytes, a path, or "report.pdf#page=3".
-
-        Errors: RandSlotError in one line if there is no such file, or it is a PDF and the page is not named.
-        """
+        """Return the page that is meant by an image, its bytes, a path, or "report.pdf#page=3"."""
         if isinstance(page, Page):
             return page
         if isinstance(page, (Image.Image, bytes)):
@@ -71,8 +68,7 @@ class Page:
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page as an upright RGB image. A page of a PDF has about `pixels` pixels; images keep theirs.
 
-        Errors: RandSlotError in one line that names the file, if it is missing, corrupt or too large, or has no page of
-        that number.
+        Errors: RandSlotError that names the file, if it is missing, corrupt or too large, or has no such page.
         """
         if isinstance(self.source, Image.Image):
             return to_upright_rgb(self.source, self.name)
@@ -81,10 +77,7 @@ class Page:
         return open_file_page(Path(self.source), self.number, pixels)
 
     def text(self) -> PageText:
-        """Read the text that a PDF has for the page; an image has none.
-
-        Errors: RandSlotError in one line that names the file, if it is missing or corrupt, or has no such page.
-        """
+        """Read the text that a PDF has for the page; an image has none. Errors: as `image`."""
         if isinstance(self.source, Image.Image):
             return NO_TEXT
         if isinstance(self.source, bytes):
@@ -102,16 +95,13 @@ def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
     A page is an image, the path of an image file, the bytes of one, or "report.pdf#page=3", which is rendered at about
     `pixels` pixels; "scan.tif#page=2" is the second page of a TIFF.
 
-    Errors: RandSlotError in one line that names the file, for a missing, corrupt, too large or foreign input.
+    Errors: RandSlotError that names the file, if it is missing, corrupt, too large or not a page.
     """
     return Page.find(page).image(pixels)
 
 
 def read_page_text(page: PageInput) -> str:
-    """Return the text that a file has for one page, which is named as for `open_page`.
-
-    Errors: RandSlotError in one line; NoTextError if the page has no text.
-    """
+    """Return the text that a file has for a page, as `open_page` takes it. Errors: NoTextError if it has none."""
     found = Page.find(page)
     text = found.text()
     if text.problem:
@@ -122,10 +112,7 @@ def read_page_text(page: PageInput) -> str:
 
 
 def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
-    """Open one page of a PDF, TIFF or other image file, counted from 1.
-
-    Errors: RandSlotError as `open_page`, or if there is no such page.
-    """
+    """Open one page of a PDF, TIFF or other image file, counted from 1."""
     if file.suffix.lower() == ".pdf":
         return render_pdf_page(file, number, pixels)
     _check_found(file)
@@ -133,10 +120,7 @@ def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image
 
 
 def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
-    """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer.
-
-    Errors: as `open_file_page`.
-    """
+    """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer."""
     if file.suffix.lower() == ".pdf":
         return render_pdf_page(file, number, pixels)
     _check_found(file)
@@ -144,12 +128,7 @@ def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
 
 
 def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
-    """Read the text of one page of a PDF, TIFF or other image file, counted from 1.
-
-    kept: where a PDF stays open for the next page.
-
-    Errors: as `open_file_page`, but for corrupt pixels, which are not looked at.
-    """
+    """Read the text of one page of a file, counted from 1. kept: where a PDF stays open for the next page."""
     if file.suffix.lower() == ".pdf":
         return read_pdf_text(file, number, kept)
     _check_found(file)
@@ -163,27 +142,18 @@ def _check_found(file: Path) -> None:
 
 
 def num_pages(file: Path) -> int:
-    """Return how many pages a PDF or an image file has; only a TIFF can have more than one image.
-
-    Errors: RandSlotError if it cannot be opened, or is not a PDF or an image.
-    """
+    """Return how many pages a PDF or an image file has. Errors: RandSlotError if it cannot be opened."""
     return num_pdf_pages(file) if file.suffix.lower() == ".pdf" else num_image_pages(file)
 
 
 def check_pixels(file: Path) -> None:
-    """Look whether an image file is whole; PDFs are read page by page, and say so themselves.
-
-    Errors: RandSlotError if it is cut off or corrupt.
-    """
+    """Refuse an image file that is cut off or corrupt; PDFs are read page by page, and say so themselves."""
     if file.suffix.lower() in IMAGE_SUFFIXES:
         check_image(file)
 
 
 def list_pages(folder: Path) -> list[str]:
-    """Return every page below a folder, by its path there: images, and the pages of PDFs as "report.pdf#page=3".
-
-    Errors: RandSlotError if a PDF cannot be opened.
-    """
+    """Return every page below a folder, by its path there: images, and the pages of PDFs as "report.pdf#page=3"."""
     found: list[str] = []
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,15 +44,11 @@ from .text import (
 PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
 PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers support
 PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
-NO_PAGES = re.compile(rb"/Kids\s*\[\s*\]")  # in a PDF's tree of pages
 MOST_USES = 200  # of one open PDF: pdfium keeps the fonts and objects of every page until the PDF is closed
 
 
 def num_pdf_pages(file: Path) -> int:
-    """Return how many pages a PDF has.
-
-    Errors: RandSlotError if it cannot be opened.
-    """
+    """Return how many pages a PDF has."""
     try:
         with PDFIUM, pdfium.PdfDocument(file) as pdf:
             return len(pdf)
@@ -61,10 +57,7 @@ def num_pdf_pages(file: Path) -> int:
 
 
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
-    """Render one page of a PDF, counted from 1, with about `pixels` pixels.
-
-    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
-    """
+    """Render one page of a PDF, counted from 1, with about `pixels` pixels."""
     with open_pdf_page(file, number) as page:
         width, height = page.get_size()
         if not max(width, height) <= PDF_SIDE:
@@ -91,7 +84,8 @@ class OpenPdf:
     @contextmanager
     def open(self, file: Path) -> Iterator[pdfium.PdfDocument]:
         """Use a PDF, which stays open after the `with` block unless that fails."""
-        key = _file_key(file)
+        status = file.stat()
+        key = (file, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
         if self.pdf is None or self.key != key or self.num_uses >= MOST_USES:
             self.close()
             self.pdf, self.key, self.num_uses = pdfium.PdfDocument(file), key, 0
@@ -112,24 +106,16 @@ class OpenPdf:
         self.pdf = None
 
 
-def _file_key(file: Path) -> tuple[object, ...]:
-    """Return what changes when a file is changed or replaced."""
-    status = file.stat()
-    return file, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
-
-
 @contextmanager
 def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Iterator[pdfium.PdfPage]:
     """Open one page of a PDF, counted from 1; no other thread can use pdfium until it is closed.
 
     kept: where the PDF stays open afterwards; without it, it is closed.
-
-    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
     """
     if not is_file(file):
         raise RandSlotError(f"PDF not found: {file}")
     try:
-        with PDFIUM, _open(file, kept) as pdf:
+        with PDFIUM, kept.open(file) if kept else pdfium.PdfDocument(file) as pdf:
             if not 1 <= number <= len(pdf):
                 raise RandSlotError(f"{file} has {show_pages(len(pdf))}, so there is no page {number}")
             page = pdf[number - 1]
@@ -140,13 +126,7 @@ def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Itera
             finally:
                 page.close()
     except pdfium.PdfiumError as error:
-        reason = _pdf_reason(file, error)
-        raise RandSlotError(f"cannot read page {number} of {file}: {reason}") from error
-
-
-def _open(file: Path, kept: OpenPdf | None) -> AbstractContextManager[pdfium.PdfDocument]:
-    opened: AbstractContextManager[pdfium.PdfDocument] = kept.open(file) if kept else pdfium.PdfDocument(file)
-    return opened
+        raise RandSlotError(f"cannot read page {number} of {file}: {_pdf_reason(file, error)}") from error
 
 
 def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
@@ -156,7 +136,8 @@ def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
     if error.err_code != pdf_api.FPDF_ERR_FORMAT:
         return str(error)
     with file.open("rb") as content:
-        return "it has no pages" if NO_PAGES.search(content.read(2**16)) else "it is corrupt, or not a PDF"
+        is_empty = re.search(rb"/Kids\s*\[\s*\]", content.read(2**16))  # its tree of pages
+    return "it has no pages" if is_empty else "it is corrupt, or not a PDF"
 
 
 MOST_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
@@ -200,8 +181,6 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
     Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
     every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text. One with
     nothing on it at all is blank.
-
-    Errors: RandSlotError if the file is missing, broken or encrypted, or has no such page.
     """
     with open_pdf_page(file, number, kept) as page:
         if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
@@ -210,22 +189,19 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
         left, bottom, right, top = page.get_bbox()
         reading = Reading(Frame(left, bottom, right, top, page.get_rotation()))
         num = 0
-        truncated = False
         for part in _parts(page):
             text_page = part.get_textpage()
             num_here = max(pdf_api.FPDFText_CountChars(text_page), 0)
-            characters = _read_characters(text_page, min(num_here, MOST_CHARACTERS - num))
-            reading.add(text_page, characters)
+            reading.add(text_page, _read_characters(text_page, min(num_here, MOST_CHARACTERS - num)))
             text_page.close()
             num += num_here
             if num > MOST_CHARACTERS:
-                truncated = True
                 break
     if not reading.words or not is_legible(reading.found):
         return NO_TEXT
     if heading := find_headings(reading.lines, reading.sizes):
         fields["heading"] = heading
-    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=truncated, fields=fields)
+    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=num > MOST_CHARACTERS, fields=fields)
 
 
 class PdfFields:
@@ -331,7 +307,7 @@ class Reading:
         last = begin = 0
         broken = False  # the last word goes on to the next line, and ends there
         for (start, end), (box, seen) in zip(spans, self._find_boxes(text_page, spans), strict=True):
-            if line and (broken or _has_line_end(characters, last, start)):
+            if line and (broken or re.search(r"[\r\n]", characters[last:start])):
                 self._end_line(text_page, line, begin)
                 line = []
             last = end
@@ -367,10 +343,6 @@ class Reading:
         return list(zip(rounded.tolist(), seen.tolist(), strict=True))
 
 
-def _has_line_end(characters: str, start: int, end: int) -> bool:
-    return characters.find("\n", start, end) >= 0 or characters.find("\r", start, end) >= 0
-
-
 class Boxes:
     """Finds boxes around characters of a page, [left, bottom, right, top] in points.
 
@@ -383,23 +355,18 @@ class Boxes:
         self.box = (ctypes.c_double * 4)()
         self.left, self.bottom, self.right, self.top = (ctypes.c_double.from_buffer(self.box, 8 * i) for i in range(4))
 
-    def find(self, start: int, num: int) -> list[float]:
+    def find(self, start: int, num: int) -> Sequence[float]:
         """Return the box around some characters; those without an area count only if all are so.
 
         pdfium gives a few rectangles that hold the characters: three times as fast as a box of each character.
         """
-        num_rectangles = pdf_api.FPDFText_CountRects(self.raw, start, num)
-        if num_rectangles == 1:
-            return self._get_rectangle(0)
-        if num_rectangles > 1:
-            return _surround([self._get_rectangle(i) for i in range(num_rectangles)])
-        return _surround([list(self.text_page.get_charbox(i)) for i in range(start, start + num)])
-
-    def _get_rectangle(self, i: int) -> list[float]:
-        pdf_api.FPDFText_GetRect(self.raw, i, self.left, self.top, self.right, self.bottom)
-        return self.box[:]
-
-
-def _surround(boxes: list[list[float]]) -> list[float]:
-    lefts, bottoms, rights, tops = zip(*boxes, strict=True)
-    return [min(lefts), min(bottoms), max(rights), max(tops)]
+        boxes: list[Sequence[float]] = []
+        for i in range(pdf_api.FPDFText_CountRects(self.raw, start, num)):
+            pdf_api.FPDFText_GetRect(self.raw, i, self.left, self.top, self.right, self.bottom)
+            boxes.append(self.box[:])
+        if len(boxes) == 1:
+            return boxes[0]
+        if not boxes:
+            boxes = [self.text_page.get_charbox(i) for i in range(start, start + num)]
+        lefts, bottoms, rights, tops = zip(*boxes, strict=True)
+        return [min(lefts), min(bottoms), max(rights), max(tops)]

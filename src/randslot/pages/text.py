@@ -72,7 +72,6 @@ PRESENTATION = re.compile(
     "[\u2f00-\u2fd5\uf900-\ufaff\ufb00-\ufb4f\ufb50-\ufdff\ufe70-\ufefc\uff01-\uff9f\U0001d400-\U0001d7ff]"
 )
 OLD_STYLE = re.compile("[\uf730-\uf739\uf761-\uf77a]")  # where Adobe's fonts have old style figures and small capitals
-UNREADABLE = ("Cc", "Cn", "Co", "Cs")  # categories: controls, unassigned, private use, half of a character
 # Old fonts of TeX have no letters with accents, so the accent is a character of its own before the letter.
 ACCENTS = {
     "\xb4": "\u0301",
@@ -100,16 +99,12 @@ CID = re.compile(r"\(cid:\d+\)")  # some programs write it for a glyph without a
 FOREIGN = re.compile(r"[\xa1-\xbf\xc0-\xd6\xd8-\xf6\xf8-\u024f]{5}")
 SYMBOLS = re.compile(r"[!-/:-@\[-`{-~]{4,}")
 FOUND = re.compile(r"[^\W\d_]{3}|\d\d|[\u0900-\u11ff\u2e80-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
-MOST_LOST = 10  # words that cannot be read on a page of text
 
-# Fonts without a map give the numbers of their glyphs: the letters of the alphabet, moved by as much.
-SHIFTS = (29, 31, 28, 30)
 # Common words of three letters or more: numbers and abbreviations easily become shorter ones when they are moved.
 ENGLISH = ("the", "and", "for", "that", "with", "are", "this", "not", "can", "from", "you", "will", "which")
 ROMANCE = ("les", "des", "une", "que", "los", "las", "che", "pour", "dans", "est", "con", "por", "para", "del")
 GERMAN = ("der", "die", "und", "das", "den", "von", "mit", "ist", "nicht", "ein", "eine", "auf", "zum")
 COMMON_WORDS = frozenset((*ENGLISH, *ROMANCE, *GERMAN))
-LEAST_COMMON = 3  # different ones: one may be an abbreviation that a table repeats
 
 
 def is_plain(word: str) -> bool:
@@ -126,7 +121,8 @@ def clean_word(word: str, known: AbstractSet[str] = frozenset()) -> str:
     if is_plain(word):
         return word
     word = OLD_STYLE.sub(lambda found: chr(ord(found[0]) - 0xF700), INVISIBLE.sub("", word))
-    word = PRESENTATION.sub(_normal_form, word)
+    # Arabic vowel marks and a few phrases have spaces in their ordinary form, but a word has none.
+    word = PRESENTATION.sub(lambda found: "".join(unicodedata.normalize("NFKC", found[0]).split()), word)
     if len(word) <= MOST_NORMALISED:
         word = unicodedata.normalize("NFC", word)
     return "".join(character for character in word if not is_unreadable(character))
@@ -145,11 +141,6 @@ def join_accents(word: str) -> str:
 def _join_accent(accent: str, letter: str) -> str:
     joined = unicodedata.normalize("NFC", DOTLESS.get(letter, letter) + ACCENTS[accent])
     return joined if len(joined) == 1 else accent + letter
-
-
-def _normal_form(found: re.Match[str]) -> str:
-    # Arabic vowel marks and a few phrases have spaces in their ordinary form, but a word has none.
-    return "".join(unicodedata.normalize("NFKC", found[0]).split())
 
 
 def decode(word: str) -> str:
@@ -189,8 +180,8 @@ def _is_broken(first: str, second: str, known: AbstractSet[str]) -> bool:
 
 
 def is_unreadable(character: str) -> bool:
-    """Whether a character means nothing to a reader."""
-    return character == "\ufffd" or unicodedata.category(character) in UNREADABLE
+    """Whether a character means nothing to a reader: controls, unassigned, private use, half of a character."""
+    return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cn", "Co", "Cs")
 
 
 def is_legible(words: Sequence[str]) -> bool:
@@ -200,8 +191,9 @@ def is_legible(words: Sequence[str]) -> bool:
     """
     lost = sum(_is_lost(word) for word in words)
     if lost >= 3:
-        found = sum(_is_found(word) for word in words)
-        if lost > found and (lost >= MOST_LOST or not found):
+        # A word is found by three letters in a row, a number, or one sign of a script that has no spaces.
+        found = sum(FOUND.search(word) is not None and not _is_lost(word) for word in words)
+        if lost > found and (lost >= 10 or not found):
             return False
     return not _is_shifted(words)
 
@@ -219,19 +211,18 @@ def _is_lost(word: str) -> bool:
     return len(word) >= 4 and 5 * controls >= len(word) > len(unreadable)
 
 
-def _is_found(word: str) -> bool:
-    """Whether a word can be read: three letters in a row, a number, or one sign of a script that has no spaces."""
-    return FOUND.search(word) is not None and not _is_lost(word)
-
-
 def _is_shifted(words: Sequence[str]) -> bool:
-    """Whether moving every letter by the same number gives several times as many common words."""
+    """Whether moving every letter by the same number gives several times as many common words.
+
+    Fonts without a map give the numbers of their glyphs: the letters of the alphabet, moved by as much.
+    """
     text = " ".join(words)
     num_common = len(COMMON_WORDS.intersection(text.lower().split()))
     if 3 * num_common >= len(COMMON_WORDS):
         return False
-    for shift in SHIFTS:
+    for shift in (29, 31, 28, 30):
         moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
-        if len(COMMON_WORDS.intersection(moved.split())) >= max(LEAST_COMMON, 3 * num_common + 1):
+        # Three different ones: one may be an abbreviation that a table repeats.
+        if len(COMMON_WORDS.intersection(moved.split())) >= max(3, 3 * num_common + 1):
             return True
     return False

@@ -13,8 +13,6 @@ from .analyzer import GRAMMAR_WEIGHT, Analyzer, Terms, list_words
 from .tokens import IS_UNSPACED, Token, tokenize
 
 MOST_CHARACTERS = 10_000  # of a query
-SHORT_PART = 2  # characters of a part of an identifier that says nothing alone
-HYPHENS = "-\u2010\u2011"
 QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'
 PIECE = re.compile(
     rf"(?P<minus>(?<!\S)-)?[{QUOTES}](?P<phrase>[^{QUOTES}]*)[{QUOTES}]"
@@ -62,10 +60,7 @@ class WordQuery:
 
 
 def read_query(text: str, analyzer: Analyzer) -> WordQuery:
-    """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms.
-
-    Errors: UsageError if it is far too long.
-    """
+    """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms."""
     check_length(text)
     phrases, excluded = [], []
     excluded_terms: set[str] = set()
@@ -118,17 +113,13 @@ def show_longest(words: list[NamedWord]) -> list[str]:
     """Return words as they were typed, without those that are parts of others: INV-20931, and not 20931 too."""
     shown = []
     for word in words:
-        around = [other for other in words if other.start <= word.start and word.end <= other.end]
-        if around == [word]:
+        if not any(other != word and other.start <= word.start and word.end <= other.end for other in words):
             shown.append(word.text)
     return shown
 
 
 def check_length(text: str) -> None:
-    """Refuse a query that is a document.
-
-    Errors: UsageError.
-    """
+    """Refuse a query that is a document."""
     if len(text) > MOST_CHARACTERS:
         raise UsageError(f"the query has {len(text):,} characters: ask with at most {MOST_CHARACTERS:,}")
 
@@ -175,7 +166,7 @@ def _may_join(one: str, two: str, between: str, grammar: frozenset[str]) -> bool
     """Whether two words may also be written as one: both of letters, and not both of grammar alone."""
     if not (one + two).isalpha() or IS_UNSPACED.match(one) or IS_UNSPACED.match(two):
         return False
-    if between not in HYPHENS and (not between.isspace() or 1 in (len(one), len(two))):
+    if between not in "-\u2010\u2011" and (not between.isspace() or 1 in (len(one), len(two))):
         return False
     return not {one, two} <= grammar
 
@@ -193,7 +184,7 @@ def _choose_marked(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> fr
             joined.update(range(token.start, token.end))
     found: set[str] = set()
     for token in tokens:
-        is_part = not token.extra and token.start in joined and len(token.text) <= SHORT_PART
+        is_part = not token.extra and token.start in joined and len(token.text) <= 2
         if not is_part and token.text not in grammar:
             found.update(analyzer.find_terms(token))
     return frozenset(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,7 @@ from .tokens import Token, remove_accents, tokenize
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
 MOST_BOXES = 400  # of a page: more marks show nothing
-LINE_SHARE = 0.7  # of the height of a word that is broken across two lines: a line is lower than that
 SPACE = 0.004  # between two words, in fractions of a page
-LEADERS = re.compile(r"(?: ?\.){4,} ?")
-LEADER = " \u2026 "
 Span = tuple[int, int]
 Box = tuple[float, float, float, float]
 
@@ -55,8 +53,7 @@ def find_words(page: PageText, query: WordQuery) -> Found:
         if not anywhere.isdisjoint(analyzer.find_terms(token)):
             marks.append((token.start, token.end, analyzer.find_term(token)))
     marks = sorted(set(marks))
-    snippet = _cut(page.text, marks)
-    return Found(snippet, _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
+    return Found(_cut(page.text, marks), _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
 
 
 def _find_phrase(phrase: list[str], tokens: Sequence[Token]) -> list[Token]:
@@ -72,15 +69,17 @@ def _find_phrase(phrase: list[str], tokens: Sequence[Token]) -> list[Token]:
 
 def _cut(text: str, marks: list[tuple[int, int, str]]) -> Snippet:
     """Cut out the part with the most different words of the query; without any, the beginning."""
-    start = _choose_start(marks)
-    start = 0 if start < BEFORE else _next_word(text, start - BEFORE)
+    start = _choose_start(marks) - BEFORE
+    if start < 0:
+        start = 0
+    elif space := re.search(r"[ \n]", text[start : start + BEFORE]):
+        start += space.end()  # where a word begins
     end = min(start + LENGTH, len(text))
     if end < len(text):
         end = max(text.rfind(" ", start, end), text.rfind("\n", start, end), start + LENGTH // 2)
     inside = [(a - start, b - start) for a, b, _ in marks if a >= start and b <= end]
     before, after = "\u2026 " if start else "", " \u2026" if end < len(text) else ""
-    shift = len(before)
-    shown = [(a + shift, b + shift) for a, b in _merge(inside)]
+    shown = [(len(before) + a, len(before) + b) for a, b in _merge(inside)]
     return _shorten_leaders(before + text[start:end].replace("\n", " ") + after, shown)
 
 
@@ -88,27 +87,18 @@ def _choose_start(marks: list[tuple[int, int, str]]) -> int:
     """Return where the marked word stands from which on a snippet has the most different words, then the most."""
     best, best_start = (0, 0), 0
     last = 0
-    inside: dict[str, int] = {}
+    inside: Counter[str] = Counter()
     for first, (start, _, term) in enumerate(marks):
         while last < len(marks) and marks[last][1] <= start + LENGTH - BEFORE:
-            inside[marks[last][2]] = inside.get(marks[last][2], 0) + 1
+            inside[marks[last][2]] += 1
             last += 1
         value = (len(inside), last - first)
         if value > best:
             best, best_start = value, start
-        if term in inside:
-            inside[term] -= 1
-            if not inside[term]:
-                del inside[term]
+        inside[term] -= 1
+        if inside[term] <= 0:
+            del inside[term]
     return best_start
-
-
-def _next_word(text: str, start: int) -> int:
-    """Return where the first word begins from a place on."""
-    place = text.find(" ", start, start + BEFORE)
-    line = text.find("\n", start, start + BEFORE)
-    found = [one for one in (place, line) if one >= 0]
-    return min(found) + 1 if found else start
 
 
 def _merge(spans: list[Span]) -> list[Span]:
@@ -153,7 +143,7 @@ def _split_broken(words: Sequence[Word], i: int) -> list[Box]:
     if not 0 < i < len(words) - 1:
         return []
     before, word, after = words[i - 1 : i + 2]
-    middle, lower = (word.top + word.bottom) / 2, LINE_SHARE * (word.bottom - word.top)
+    middle, lower = (word.top + word.bottom) / 2, 0.7 * (word.bottom - word.top)  # a line is lower than that
     if before.bottom - before.top > lower or after.bottom - after.top > lower:
         return []
     on_first_line = before.top < middle and before.bottom < middle + lower / 4 and before.right < word.right
@@ -170,10 +160,10 @@ def _shorten_leaders(text: str, marks: list[Span]) -> Snippet:
     parts: list[str] = []
     moved = list(marks)
     end = 0
-    for found in LEADERS.finditer(text):
-        parts += [text[end : found.start()], LEADER]
+    for found in re.finditer(r"(?: ?\.){4,} ?", text):
+        parts += [text[end : found.start()], " \u2026 "]
         end = found.end()
-        less = len(found[0]) - len(LEADER)
+        less = len(found[0]) - 3
         for i, (start, _) in enumerate(marks):
             if start >= end:
                 moved[i] = moved[i][0] - less, moved[i][1] - less
