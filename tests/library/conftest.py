@@ -62,16 +62,22 @@ def nodes() -> Iterator[list[Node]]:
         yield made
 
 
-@pytest.fixture(params=["server", "cluster"] if REAL or find_program() else ["stand-in"])
-def url(request, tmp_path, monkeypatch) -> Iterator[str]:
-    """The address of a new library: on a real server and on a real cluster, or on a stand-in where there is none."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    if request.param == "stand-in":
+@pytest.fixture(scope="session")
+def server(request) -> Iterator[str]:
+    """The address of a real server, or of a stand-in where there is none."""
+    if REAL or find_program():
+        yield request.getfixturevalue("node")
+    else:
         with serving() as (_, port):
-            yield f"qdrant://127.0.0.1:{port}/papers"
-        return
+            yield f"qdrant://127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["server", pytest.param("cluster", marks=pytest.mark.nightly)])
+def url(request, tmp_path, monkeypatch) -> Iterator[str]:
+    """The address of a new library on a server, and nightly on a cluster."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     if request.param == "server":
-        base = request.getfixturevalue("node")
+        base = request.getfixturevalue("server")
     else:
         base = f"{url_of(request.getfixturevalue('nodes'))}?shards=6&replicas=2"
     with new_collection(base) as made:
