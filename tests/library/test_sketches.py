@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,6 @@ from randslot.library.stores.qdrant_connection import connect
 from randslot.library.stores.sketch import AT_ONCE, NUMBERS, Sketcher, find_nearest, fit_sketcher
 from randslot.words.analyzer import Terms
 from support.libraries import ToyReader, new_collection, write_tiff
-from support.qdrant_server import serving
 
 DIM = 32
 QUERIES = [f"question {number}" for number in range(240)]
@@ -55,17 +55,16 @@ def best(query: np.ndarray, pages: list[np.ndarray], num: int) -> set[int]:
     return set(np.argsort(scores)[::-1][:num].tolist())
 
 
-@pytest.mark.parametrize("counts", [(4,), (1, 4, 9)])
-def test_the_best_pages_are_among_the_first_by_sketches(counts):
-    pages, queries = clustered(1, 2000, counts), clustered(2, 500)
+def test_the_best_pages_are_among_the_first_by_sketches():
+    pages, queries = clustered(1, 1000, (1, 4, 9)), clustered(2, 450)
     sketcher = fit_sketcher(queries[:400], pages[:500])
     sketches = sketcher.sketch_pages(pages)
-    assert sketches.shape == (2000, NUMBERS)
+    assert sketches.shape == (1000, NUMBERS)
     shared = 0
     for query in queries[400:]:
-        by_sketches = np.argsort(-(sketches @ sketcher.sketch_query(query)))[:100]
+        by_sketches = np.argsort(-(sketches @ sketcher.sketch_query(query)))[:50]
         shared += len(best(query, pages, 5) & set(by_sketches.tolist()))
-    assert shared / 500 > 0.98  # by chance it would be 0.05
+    assert shared / 250 > 0.98  # by chance it would be 0.05
 
 
 def test_a_saved_sketcher_makes_the_same_sketches_whatever_is_sketched_together():
@@ -77,14 +76,8 @@ def test_a_saved_sketcher_makes_the_same_sketches_whatever_is_sketched_together(
     np.testing.assert_allclose(together, alone, atol=1e-3)
     np.testing.assert_array_equal(sketcher.sketch_query(queries[0]), again.sketch_query(queries[0]))
     assert sketcher.sketch_pages([]).shape == (0, NUMBERS)
-
-
-def test_a_page_with_very_many_vectors_is_sketched_alone():
-    queries = clustered(2, 300)
-    sketcher = fit_sketcher(queries, clustered(1, 50))
-    large = clustered(3, 1, (AT_ONCE // len(sketcher.anchors_XD) + 1,))[0]
+    large = clustered(3, 1, (AT_ONCE // len(sketcher.anchors_XD) + 1,))[0]  # is sketched alone
     made = sketcher.sketch_pages([large[:4], large, large[4:8]])
-    np.testing.assert_allclose(made[1], sketcher.sketch_pages([large])[0], atol=1e-3)
     np.testing.assert_allclose(made[2], sketcher.sketch_pages([large[4:8]])[0], atol=1e-3)
 
 
@@ -99,24 +92,17 @@ def test_the_nearest_vector_of_a_page_counts():
 # -- stores
 
 
-@pytest.fixture(params=["edge", "wire", "server"])
+@pytest.fixture(params=["edge", "server"])
 def store(request, tmp_path) -> Iterator[Store]:
     if request.param == "edge":
         opened = EdgeStore(tmp_path / "pages", DIM)
         yield opened
         opened.close()
-    elif request.param == "wire":
-        with serving() as (_, port):
-            yield from on_server(f"qdrant://127.0.0.1:{port}")
     else:
-        yield from on_server(request.getfixturevalue("node"))
-
-
-def on_server(base: str) -> Iterator[Store]:
-    with new_collection(base) as url:
-        connection = connect(read_address(url))
-        yield ServerStore(connection, DIM)
-        connection.close()
+        with new_collection(request.getfixturevalue("server")) as url:
+            connection = connect(read_address(url))
+            yield ServerStore(connection, DIM)
+            connection.close()
 
 
 def make_pages(num: int = 300) -> list[StoredPage]:
@@ -128,16 +114,20 @@ def make_pages(num: int = 300) -> list[StoredPage]:
     return pages
 
 
-def begin(store: Store, pages: list[StoredPage], candidates: int) -> None:
+@cache
+def make_sketcher() -> Sketcher:
+    return fit_sketcher(clustered(2, 300), clustered(1, 300))
+
+
+def begin(store: Store, candidates: int) -> None:
     store.clear_sketches()
-    sketcher = fit_sketcher(clustered(2, 300), [page.vectors for page in pages])
-    store.sketches = Sketches(sketcher, candidates)
+    store.sketches = Sketches(make_sketcher(), candidates)
 
 
 def test_a_store_finds_candidates_by_sketches_and_scores_them_in_full(store):
     pages = make_pages()
     store.add(pages[:200])
-    begin(store, pages, 100)
+    begin(store, 100)
     store.add_sketches(pages[:200])
     store.add(pages[200:])  # gets its sketches by itself
     assert list(store.find(None, sketch=False)) == []
@@ -158,7 +148,7 @@ def test_what_sketches_do_not_find_is_not_scored(store):
     """A page whose sketch says nothing is left out, however good it is: so candidates do come from sketches."""
     pages = make_pages()
     store.add(pages)
-    begin(store, pages, 100)
+    begin(store, 100)
     store.add_sketches([page for page in pages if page.number != 7])
     (found,) = store.search([StoreQuery(pages[6].vectors)], 5, Where(), exact=False)
     assert pages[6].id not in {hit.id for hit in found}
@@ -170,7 +160,7 @@ def test_what_sketches_do_not_find_is_not_scored(store):
 def test_filters_hold_for_candidates(store):
     pages = make_pages()
     store.add(pages)
-    begin(store, pages, 100)
+    begin(store, 100)
     store.add_sketches(pages)
     where = Where(files=frozenset({pages[0].file, pages[60].file}), hidden=frozenset({pages[60].file}), last=30)
     (found,) = store.search([StoreQuery(pages[99].vectors)], 5, where, exact=False)
@@ -188,7 +178,7 @@ def test_filters_hold_for_candidates(store):
 def test_new_vectors_of_a_page_have_a_new_sketch(store):
     pages = make_pages()
     store.add(pages)
-    begin(store, pages, 20)
+    begin(store, 20)
     store.add_sketches(pages)
     new = StoredPage(pages[0].file, pages[0].number, "new", clustered(9, 1)[0])
     store.update([new])
@@ -206,7 +196,7 @@ def place(request, tmp_path) -> Iterator[str]:
     if request.param == "folder":
         yield str(tmp_path / "lib")
     else:
-        with new_collection(request.getfixturevalue("node")) as url:
+        with new_collection(request.getfixturevalue("server")) as url:
             yield url
 
 
@@ -241,18 +231,8 @@ def test_a_library_uses_sketches_when_it_is_opened_again_and_for_pages_that_come
             assert names(library, query) == names(library, query, exact=True)
 
 
-def test_a_library_that_was_open_gives_new_pages_sketches_too(papers, node):
-    with new_collection(node) as url, Library(url, ToyReader()) as first:
-        first.add(papers / "0.tiff")
-        with Library(url, ToyReader()) as second:
-            second.make_sketches(QUERIES)
-        assert first.store.sketches is None
-        first.add(papers / "1.tiff")
-        assert first.store.sketches is not None
-        assert list(first.store.find(None, sketch=False)) == []
-
-
-def test_a_run_that_was_stopped_goes_on_with_the_same_sketcher(place, papers, monkeypatch):
+def test_a_run_that_was_stopped_goes_on_with_the_same_sketcher(tmp_path, papers, monkeypatch):
+    place = tmp_path / "lib"
     with Library(place, ToyReader()) as library:
         library.add(papers)
         monkeypatch.setattr(sketching, "AT_ONCE", 10)
@@ -273,7 +253,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_sketcher(place, papers, mo
         assert library.verify() == []
 
 
-def test_sketches_that_find_too_little_are_not_used(place, papers, monkeypatch):
+def test_sketches_that_find_too_little_are_not_used(tmp_path, papers, monkeypatch):
+    place = tmp_path / "lib"
     with Library(place, ToyReader()) as library:
         library.add(papers)
         monkeypatch.setattr(sketching, "ENOUGH", 1.01)
@@ -286,16 +267,7 @@ def test_sketches_that_find_too_little_are_not_used(place, papers, monkeypatch):
         assert names(library, "x") == names(library, "x", exact=True)
 
 
-def test_sketches_that_are_made_again_are_all_new(tmp_path, papers):
-    with Library(tmp_path / "lib", ToyReader()) as library:
-        library.add(papers)
-        library.make_sketches(QUERIES)
-        before = library.location.read_blob(*sketching.BLOB)
-        library.make_sketches([f"another {query}" for query in QUERIES])
-        assert library.location.read_blob(*sketching.BLOB) != before
-        assert list(library.store.find(None, sketch=False)) == []
-
-
+@pytest.mark.nightly
 def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch):
     """Sketches that are fitted to one kind of queries must find enough for lines of pages too."""
     store = EdgeStore(tmp_path / "pages", DIM, Tuning(oversampling=1))
@@ -361,6 +333,7 @@ def test_who_searches_follows_sketches_that_another_process_makes_anew(papers, n
         assert first.store.sketches.sketcher.key == second.store.sketches.sketcher.key
 
 
+@pytest.mark.nightly
 def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place, papers, monkeypatch):
     with Library(place, ToyReader()) as library:
         library.add(papers)
@@ -383,29 +356,24 @@ def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place,
             assert names(library, "x") == names(library, "x", exact=True)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 cut"])
-def test_lost_sketches_are_told_and_made_again(tmp_path, papers, content):
+def test_lost_and_missing_sketches_are_told_and_made_again(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
-        library.make_sketches(QUERIES)
-    (tmp_path / "lib/sketches.npz").unlink()
-    if content is not None:
-        (tmp_path / "lib/sketches.npz").write_bytes(content)
-    with Library(tmp_path / "lib", ToyReader()) as library:
-        assert "lost" in library.status().sketches
-        assert names(library, "x") == names(library, "x", exact=True)
-        library.make_sketches(QUERIES)
-        assert library.verify() == []
-
-
-def test_a_missing_sketch_is_found_by_verify(tmp_path, papers):
-    with Library(tmp_path / "lib", ToyReader()) as library:
-        library.add(papers / "0.tiff")
         library.make_sketches(QUERIES)
         kept, library.store.sketches = library.store.sketches, None
         library.store.add([StoredPage(library.files()[0].id, 1, "x", ToyReader().vectors(b"x"))])
         library.store.sketches = kept
         assert library.verify() == ["1 page has no sketch: randslot library sketch makes them all again"]
+    for content in (None, b"", b"PK\x03\x04 cut"):
+        file = tmp_path / "lib/sketches.npz"
+        file.unlink() if content is None else file.write_bytes(content)
+        with Library(tmp_path / "lib", ToyReader()) as library:
+            assert "lost" in library.status().sketches
+            assert names(library, "x") == names(library, "x", exact=True)
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.make_sketches([f"another {query}" for query in QUERIES])
+        assert list(library.store.find(None, sketch=False)) == []
+        assert library.verify() == []
 
 
 def test_too_few_queries_and_a_library_without_vectors_are_refused(tmp_path, papers):

@@ -217,7 +217,9 @@ def test_many_pages_of_one_file_are_all_known(store):
 # -- words
 
 
-@pytest.mark.parametrize("text", ["deferred TAXES of the", "inv-20931", '"deferred tax"', 'tax -income -"the tax"', "x"])
+@pytest.mark.parametrize(
+    "text", ["deferred TAXES of the", "inv-20931", '"deferred tax"', 'tax -income -"the tax"', "x"]
+)
 def test_a_search_by_words_is_bm25(worded, text):
     wanted = ExactStore(DIM)
     wanted.add(make_word_pages())
