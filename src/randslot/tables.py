@@ -35,19 +35,13 @@ class Table:
 
 
 def check_style(style: str) -> None:
-    """Refuse a style that is not md, csv or latex.
-
-    Errors: UsageError.
-    """
+    """Refuse a style that is not md, csv or latex."""
     if style not in ("md", "csv", "latex"):
         raise UsageError(f"format {style!r} is not one of md, csv, latex")
 
 
 def write_table(table: Table, style: str) -> str:
-    """Return a table as md, csv or latex.
-
-    Errors: UsageError for another style.
-    """
+    """Return a table as md, csv or latex."""
     check_style(style)
     if style == "csv":
         buffer = io.StringIO()

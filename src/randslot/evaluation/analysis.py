@@ -95,10 +95,7 @@ class Winners:
 
 
 def count_winners(run: CachedRun, num_vectors: int = 4) -> Winners:
-    """Count the winners of one run over the pairs of all its tasks.
-
-    Errors: UsageError for fewer than two readouts, or for vectors that the run does not have.
-    """
+    """Count the winners of one run over the pairs of all its tasks."""
     if num_vectors < 2:
         raise UsageError(f"winners need at least 2 vectors a side, not {num_vectors}")
     run.check_readouts(num_vectors, "the table of winners")
@@ -179,10 +176,7 @@ class Readouts:
 
 
 def intervene(run: CachedRun, num_vectors: int = 4) -> Readouts:
-    """Score a run with only one readout of a side and without it, with all readouts of the other side.
-
-    Errors: UsageError for fewer than two readouts, or for vectors that the run does not have.
-    """
+    """Score a run with only one readout of a side and without it, with all readouts of the other side."""
     if num_vectors < 2:
         raise UsageError(f"readouts need at least 2 vectors a side, not {num_vectors}")
     run.check_readouts(num_vectors, "the table of readouts")

@@ -54,8 +54,6 @@ def analyse(
 
     With benchmarks, or your own set in `data`, words are models, which are evaluated first, into `results`. dim: the
     dimension of vectors, for the cost without results. tell: gets a line for every result left out.
-
-    Errors: UsageError for what cannot be analysed, or not together.
     """
     sources = list(words)
     parts = [sources.pop(0)] if sources and sources[0] in PARTS else list(PARTS)
@@ -223,10 +221,7 @@ def _paper_table(key: str) -> Table:
 
 
 def write_report(sections: Sequence[Section], folder: Path) -> Path:
-    """Write tables, figures and index.html into a folder, and return the page's path.
-
-    Errors: UsageError if it cannot be written.
-    """
+    """Write tables, figures and index.html into a folder, and return the page's path."""
     template = Template((resources.files(__package__) / "analysis.html").read_text(encoding="utf-8"))
     page, html = folder / "index.html", ""
     try:

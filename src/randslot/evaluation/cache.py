@@ -162,10 +162,7 @@ class Judged:
 
 
 def read_judged(folder: Path, name: str) -> Judged:
-    """Read what an evaluation kept.
-
-    Errors: RandSlotError for a missing or damaged file.
-    """
+    """Read what an evaluation kept."""
     file = folder / f"{name}.json"
     try:
         return Judged(**json.loads(file.read_text(encoding="utf-8")))

@@ -37,10 +37,7 @@ class CachedSubset:
     has_prefixes: bool = True
 
     def load(self) -> tuple[Tensor, Tensor]:
-        """Return the vectors of all queries (Q, K, D) and all pages (P, K, D).
-
-        Errors: RandSlotError if some are missing.
-        """
+        """Return the vectors of all queries (Q, K, D) and all pages (P, K, D)."""
         return self._read("query", self.judged.query_keys), self._read("page", self.judged.page_keys)
 
     def _read(self, side: Side, keys: list[str]) -> Tensor:
@@ -81,10 +78,7 @@ class CachedRun:
         return num, dim
 
     def check_readouts(self, num: int, what: str, *, sweep: bool = False) -> None:
-        """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget.
-
-        Errors: UsageError.
-        """
+        """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
         if self.num_vectors < num:
             raise UsageError(
                 f"{what} needs {num} vectors a side, and {self.name} was evaluated with {self.num_vectors}. "
@@ -98,10 +92,7 @@ class CachedRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[CachedRun]:
-    """Read the runs below some folders, each with its largest budget; they must have the same tasks.
-
-    Errors: UsageError or RandSlotError for what cannot be analysed together.
-    """
+    """Read the runs below some folders, each with its largest budget; they must have the same tasks."""
     groups: dict[RunKey, list[Result]] = defaultdict(list)
     for result in read_results(*folders):
         if result.vectors:  # a search leaves none

@@ -73,8 +73,6 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int
     """Compare every run below some folders with one, task by task and over all tasks, each counted alike.
 
     base: the name of that run or a unique part of it; by default the first found.
-
-    Errors: UsageError for fewer than two runs, an unknown base, or other tasks, queries or pages.
     """
     runs = _read_runs(folders)
     if len(runs) < 2:
@@ -182,8 +180,6 @@ def compare_models(
 
     Every model gets a library, kept in `output`, so that a stopped run can resume. both: also search by words and
     vectors of each model together. Times are measured in turns, so that a busy moment hits all searches.
-
-    Errors: UsageError for a task that is not your own set, or fewer than two searches.
     """
     pages = find_pages(task)
     if len(models) + both < 2:

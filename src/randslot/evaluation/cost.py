@@ -50,10 +50,7 @@ def list_costs(budgets: Sequence[Budget], pages: int = 100_000) -> Table:
 
 
 def measure_libraries(folders: Sequence[Path]) -> Table:
-    """Return the bytes per page of some libraries: vectors in half precision, and all files on disk.
-
-    Errors: UsageError for a folder that is not a library, or an empty one.
-    """
+    """Return the bytes per page of some libraries: vectors in half precision, and all files on disk."""
     rows: list[list[Cell]] = []
     for folder in folders:
         with Library(folder, create=False) as library:

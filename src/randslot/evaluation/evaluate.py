@@ -177,8 +177,6 @@ def evaluate_model(
     settings: changes to the model's own, where not None. name: the model in tables. cache: the folder of vectors, by
     default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that was trained
     with random slots twice, as the paper does: with zeros in their place (RS-Z), and with them (RS-R).
-
-    Errors: UsageError if a folder cannot be written.
     """
     cache = cache or output / "vectors"
     for folder in (output, cache):

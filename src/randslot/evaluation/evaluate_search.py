@@ -25,8 +25,6 @@ def evaluate_search(
     """Index the pages of a set, ask its questions, and write nDCG to a file.
 
     The library stays in the folder of results: the next run reads only what changed. name: the search in tables.
-
-    Errors: UsageError for a task that is not your own set, or a model that is missing or not needed.
     """
     if (model is None) != (by == "words"):
         raise UsageError("name a model for --by both, and none for --by words")
@@ -55,10 +53,7 @@ def evaluate_search(
 
 
 def find_pages(task: Task) -> Path:
-    """Return the folder of pages of your own set.
-
-    Errors: UsageError for another task.
-    """
+    """Return the folder of pages of your own set."""
     if not isinstance(task.source, FolderSource):
         raise UsageError("searches are evaluated on a set of your own: name its folder by --data")
     return task.source.folder.resolve() / "pages"

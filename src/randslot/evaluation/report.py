@@ -42,10 +42,7 @@ def _show(values: Sequence[float]) -> str:
 
 
 def make_report(folder: Path, style: str = "md") -> str:
-    """Return the tables of all results below a folder.
-
-    Errors: UsageError for another style, or if there are no results.
-    """
+    """Return the tables of all results below a folder."""
     check_style(style)
     results = read_results(folder)
     if style == "csv":

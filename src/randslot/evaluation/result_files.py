@@ -130,8 +130,6 @@ def read_results(*folders: Path) -> list[Result]:
     """Read all results below some folders; skip other files.
 
     Where encoding does not draw from the seed, results with another seed belong to one run, under the first seed found.
-
-    Errors: UsageError for a folder without results, RandSlotError for a damaged one.
     """
     results = []
     first: dict[tuple[str, str, str], int] = {}

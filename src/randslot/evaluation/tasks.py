@@ -84,10 +84,7 @@ class Task:
     source: Any  # how to load it
 
     def subsets(self) -> Iterator[Subset]:
-        """Load the subsets one by one.
-
-        Errors: RandSlotError for missing, empty or damaged data.
-        """
+        """Load the subsets one by one."""
         for subset in self.source.load():
             if not subset.pages.ids:
                 raise RandSlotError(f"{self.name}: {self.dataset} has no pages")
@@ -99,10 +96,7 @@ class Task:
 def choose_tasks(
     benchmarks: Sequence[str], names: Sequence[str], data: Path | None, data_root: Path | None = None
 ) -> list[Task]:
-    """Return tasks of ViDoRe, or a set of your own.
-
-    Errors: UsageError if both are named or none is, or for an unknown one.
-    """
+    """Return tasks of ViDoRe, or a set of your own."""
     vidore = bool(benchmarks or names)
     if vidore == (data is not None) or (data and data_root):
         raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
@@ -113,10 +107,7 @@ def choose_tasks(
 
 
 def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path | None = None) -> list[Task]:
-    """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en.
-
-    Errors: UsageError for an unknown benchmark or task.
-    """
+    """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en."""
     chosen: list[tuple[str, str]] = []
     for benchmark in benchmarks or TASKS:
         if benchmark not in TASKS:
@@ -273,10 +264,7 @@ class DatasetPages:
 
 
 def own_task(folder: Path) -> Task:
-    """Return a folder with pages/, queries.jsonl and qrels.jsonl as a task.
-
-    Errors: UsageError if one of them is missing.
-    """
+    """Return a folder with pages/, queries.jsonl and qrels.jsonl as a task."""
     for part in ("", "pages", "queries.jsonl", "qrels.jsonl"):
         if not (folder / part).exists():
             raise UsageError(f"{folder / part} does not exist. A set has pages/, queries.jsonl and qrels.jsonl.")

@@ -49,10 +49,7 @@ def clean_line(text: str, max_characters: int = 120) -> str:
 
 
 def check_folders(folders: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Return the real paths of folders that agents may add documents from.
-
-    Errors: UsageError for one that does not exist, or is the root.
-    """
+    """Return the real paths of folders that agents may add documents from."""
     found = []
     for folder in folders:
         real = Path(os.path.realpath(os.path.expanduser(folder)))
@@ -68,8 +65,6 @@ def find_allowed(path: str, folders: Sequence[Path]) -> Path:
     """Return the real path of a document below one of the folders; a relative path is tried in each.
 
     Links are followed first. The answer for a file outside does not tell whether it exists.
-
-    Errors: RandSlotError if it may not be added, or does not exist.
     """
     for folder in folders if "\0" not in path else ():
         real = Path(os.path.realpath(folder / path))
@@ -175,10 +170,7 @@ class AgentTools:
         self.adding.shutdown(cancel_futures=True)
 
     def search(self, query: str, k: int, document: str | None, base: str = "") -> SearchResult:
-        """Find the best pages for a query, at most k.
-
-        Errors: RandSlotError for an unknown document.
-        """
+        """Find the best pages for a query, at most k."""
         documents = _Documents(self._files())
         only = None if document is None else documents.get(document)
         found = self.find(query, k, only)
@@ -223,8 +215,6 @@ class AgentTools:
         """Return what the page is, a part of its text from `start` on, and its picture as a JPEG.
 
         A page whose file is gone or broken still has its text, which the library keeps.
-
-        Errors: RandSlotError for an unknown document, a page that it does not have, or a start after the text.
         """
         documents = _Documents(self._files())
         file = documents.get(document)
@@ -249,10 +239,7 @@ class AgentTools:
         return "\n".join(about), text[start:end], image
 
     def add(self, path: str, seconds: float = 20.0) -> str:
-        """Index one file below the allowed folders; return in one line what happened within some seconds.
-
-        Errors: RandSlotError if it may not be added, cannot be read, or too many are waiting.
-        """
+        """Index one file below the allowed folders; return in one line what happened within some seconds."""
         file = find_allowed(path, self.folders)
         source, name = str(file), clean_line(file.name)
         if not self.room.acquire(blocking=False):

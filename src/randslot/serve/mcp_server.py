@@ -196,9 +196,6 @@ def _load_model(library: Library) -> None:
 def serve_stdio(
     place: str, folders: Sequence[str | Path] = (), model: str | None = None, query_model: str | None = None
 ) -> None:
-    """Answer an agent until it closes standard input.
-
-    Errors: as `Library`.
-    """
+    """Answer an agent until it closes standard input."""
     with closing(LocalTools(place, check_folders(folders), model, query_model)) as tools:
         make_server(tools).run("stdio")
