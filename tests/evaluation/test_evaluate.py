@@ -180,10 +180,6 @@ def test_a_killed_evaluation_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-b", "ViDoRe(v3)", "--data", "x"], "name either a benchmark"),
-        (["-b", "nope"], "unknown benchmark 'nope'"),
-        (["--tasks", "nope"], "unknown task 'nope'"),
-        (["--data", "nowhere"], "nowhere does not exist. A set has pages/"),
         (["--tasks", "hr", "-o", "/proc/nothing"], "cannot write into /proc/nothing"),
         (["--tasks", "hr", "--data-root", "nowhere"], "no copy of vidore/vidore_v3_hr_mteb_format in nowhere"),
     ],

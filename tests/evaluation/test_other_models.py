@@ -21,7 +21,7 @@ from support import others
 from support.copies import write_v2
 
 
-@pytest.mark.parametrize("name", ["colqwen2", "qwen3_vl_embedding"])
+@pytest.mark.parametrize("name", ["colqwen2", pytest.param("qwen3_vl_embedding", marks=pytest.mark.nightly)])
 def test_scores_are_those_of_mteb_for_the_same_model(name: str, tmp_path: Path) -> None:
     import mteb
     from mteb.models import MultiVectorWrapper
@@ -63,7 +63,7 @@ def test_the_command_evaluates_any_model(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_of_words_images_and_texts_are_compared_query_by_query(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 2, split="test", seed=0)
     Image.new("RGB", (60, 80), "white").save(tmp_path / "own" / "pages" / "without-text.png")

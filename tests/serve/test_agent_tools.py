@@ -8,15 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from io import BytesIO
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from randslot.errors import RandSlotError, UsageError
+from randslot.errors import RandSlotError
 from randslot.library.library import Library
 from randslot.serve import agent_tools
 from randslot.serve.access import Access
@@ -81,22 +79,6 @@ def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(tools):
     assert page.copies == [f"twin.pdf in {other}, page 1"]
 
 
-def test_pages_come_with_text_in_parts_and_pictures_in_sizes(tools):
-    report = find_id(tools, "report")
-    about, text, picture = tools.read_page(report, 1, "small", 0)
-    assert "report.pdf, page 1 of 2" in about
-    assert text == "Deferred tax of the year\nis twelve million"
-    with Image.open(BytesIO(picture)) as image:
-        assert image.width * image.height == pytest.approx(agent_tools.PICTURE_PIXELS["small"], rel=0.05)
-    about, text, picture = tools.read_page(report, 2, "none", 0)
-    assert (len(text), picture) == (agent_tools.TEXT_CHARACTERS, None)
-    assert f"more text from start={agent_tools.TEXT_CHARACTERS}" in about
-    assert "line 100 of" in tools.read_page(report, 2, "none", agent_tools.TEXT_CHARACTERS)[1]
-    about, text, picture = tools.read_page(find_id(tools, "photo"), 1, "large", 0)
-    assert "this page has no text" in about
-    assert (text, len(picture) <= agent_tools.PICTURE_BYTES) == ("", True)
-
-
 def test_a_page_whose_file_is_gone_keeps_its_text_and_shows_no_path(tools, place):
     west = place / "papers" / "west"
     os.rename(west, place / "gone")
@@ -107,20 +89,6 @@ def test_a_page_whose_file_is_gone_keeps_its_text_and_shows_no_path(tools, place
         os.rename(place / "gone", west)
     assert (text, picture) == ("The tides turn", None)
     assert "cannot be drawn" in about
-
-
-@pytest.mark.parametrize(
-    ("document", "page", "start", "reason"),
-    [
-        ("../../etc/passwd", 1, 0, "no such document"),
-        ("report", 3, 0, "no page 3"),
-        ("report", 1, 10_000, "characters"),
-    ],
-)
-def test_what_is_not_there_is_refused(tools, document, page, start, reason):
-    id = find_id(tools, document) if document == "report" else document
-    with pytest.raises(RandSlotError, match=reason):
-        tools.read_page(id, page, "none", start)
 
 
 def test_a_document_is_added_within_limits(tools, monkeypatch):
@@ -145,12 +113,6 @@ def test_a_document_is_added_within_limits(tools, monkeypatch):
     for path in ("/etc/passwd", "../papers/report.pdf", "notes.txt", "missing.pdf", "a\0b.pdf"):
         with pytest.raises(RandSlotError, match="only documents below"):
             tools.add(path)
-
-
-@pytest.mark.parametrize("folder", ["", "nowhere", "/"])
-def test_wrong_folders_are_wrong_usage(folder):
-    with pytest.raises(UsageError, match="--add-from"):
-        agent_tools.check_folders([folder])
 
 
 def test_invisible_characters_do_not_reach_an_agent():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from io import BytesIO
 
 import httpx2
 import numpy as np
 import pytest
-from PIL import Image
 
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
@@ -36,13 +34,6 @@ def test_a_search_finds_what_the_library_finds(client, service):
     assert service.library.folder.name not in str(hits)  # a name and a folder's name, no path
 
 
-@pytest.mark.parametrize("source", ["beta.pdf", "b*.pdf"])
-def test_a_filter_leaves_the_pages_of_one_source(client, source):
-    hits = client.post("/api/search", json={"query": "tax", "source": source, "exact": True}).json()["hits"]
-    assert {(hit["document"]["name"], hit["page"]) for hit in hits} == {("beta.pdf", 1), ("beta.pdf", 2)}
-    assert client.post("/api/search", json={"query": "tax", "source": "gamma.pdf"}).json()["hits"] == []
-
-
 def test_an_explanation_adds_up_to_the_score(client, service):
     hit = client.post("/api/search", json={"query": "tax", "k": 1, "exact": True, "by": "vectors"}).json()["hits"][0]
     asked = {"query": "tax", "document": hit["document"]["id"], "page": hit["page"]}
@@ -54,16 +45,6 @@ def test_an_explanation_adds_up_to_the_score(client, service):
     assert found["score"] == pytest.approx(hit["score"], abs=0.01)  # the store keeps half precision
     with pytest.raises(RandSlotError, match="no page"):
         service.library.compare("tax", page_id(hit["document"]["id"], 99))
-
-
-@pytest.mark.parametrize(("size", "pixels"), [("small", 360 * 480), ("large", 1200 * 1600), ("full", 2400 * 3200)])
-def test_a_page_comes_as_an_image(client, size, pixels):
-    id = documents(client)["beta.pdf"]["id"]
-    answer = client.get(f"/api/documents/{id}/pages/2/image", params={"size": size})
-    image = Image.open(BytesIO(answer.content))
-    assert answer.headers["content-type"] == "image/jpeg"
-    assert image.width > image.height
-    assert image.width * image.height == pytest.approx(pixels, rel=0.02)
 
 
 def test_a_page_is_drawn_once(client, service):
@@ -85,15 +66,6 @@ def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_pa
     assert {job["state"] for job in jobs} == {"done"}
     assert [job["same_as"] for job in jobs] == [None, None, "same.pdf"]
     assert sorted(name for name in documents(client) if name.startswith("same")) == ["same-2.pdf", "same.pdf"]
-
-
-def test_an_upload_that_cannot_be_read_says_why_and_is_deleted(client, service, tmp_path):
-    job = upload(client, "torn.pdf", pdf(tmp_path, 3)[:150])
-    assert job["state"] == "failed"
-    assert (job["name"], job["error"]) == ("torn.pdf", "cannot open: it is corrupt, or not a PDF")
-    assert str(service.library.folder) not in job["error"]
-    assert not (service.uploads.folder / "torn.pdf").exists()
-    assert "torn.pdf" not in documents(client)
 
 
 def test_too_many_pages_are_not_read(tmp_path):

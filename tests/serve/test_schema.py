@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 ENDPOINTS = 20
 QUICK = settings(
-    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
