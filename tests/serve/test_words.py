@@ -32,7 +32,10 @@ def filed(tmp_path_factory) -> Path:
     for name in ("harbours", "rivers"):
         (folder / name).mkdir()
     for i in range(28):
-        write_lines(folder / "harbours" / f"log-{i:02}.pdf", ["The tide", *(["tides turn"] * i), f"entry {i}"])
+        write_lines(
+            folder / "harbours" / f"log-{i:02}.pdf",
+            ["The tide is in the log of this harbour", *(["tides turn"] * i), f"entry {i}"],
+        )
     for name in ("harbours/3M_2018_10K.pdf", "rivers/copy.pdf"):
         write_lines(folder / name, ["Net sales of tape", "deferred taxes and a tax"])
     write_lines(folder / "rivers" / "a[1].pdf", ["A brook"])
