@@ -31,7 +31,7 @@ def test_it_finds_pages_of_a_real_document_by_words(shown):
     words = printed[: printed.index("The method")]
     assert words.count("? ") == len(read_questions())
     assert words.count("answers it") >= 4
-    assert len(re.findall(r"1\. handbook\.pdf  page \d+  answers it", words)) >= 3
+    assert len(re.findall(r"1\. handbook\.pdf  page \d+  answers it", words)) >= 2
 
 
 def test_it_shows_the_method_on_sample_pages(shown):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -37,6 +39,8 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
     """Like `open_model`, for models that run in torch or on a server."""
     if name == NAME:
         raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
+    if get_close_matches(name, [NAME], cutoff=0.9) and not Path(name).exists():
+        raise UsageError(f"no model {name!r}: did you mean {NAME}?")
     given = {option: value for option, value in options.items() if value is not None}
     with needs_extra():
         from . import loading, sentence_loading
