@@ -92,6 +92,7 @@ def test_a_line_has_a_box_for_each_word(engine):
         left = right + pen.textlength(" ", font)
 
 
+@pytest.mark.nightly
 def test_a_line_that_stands_on_end_among_others(engine):
     """As the name of an axis does, on a page that is upright."""
     image, _ = draw(PLACES)
@@ -138,6 +139,7 @@ def test_an_image_without_text_gives_an_empty_text(engine, size):
     assert read_image_text(Image.new("RGB", size, "white"), engine) == NO_TEXT
 
 
+@pytest.mark.nightly
 def test_a_small_image_is_read(engine):
     image, boxes = draw({"Total": (8, 2)}, (110, 44), 30)
     text = read_image_text(image, engine)
