@@ -235,7 +235,7 @@ def test_torchrun_with_two_processes_gives_the_losses_of_one(data, home, tmp_pat
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
 
 
-@pytest.mark.parametrize("slots", ["random", "learned"])
+@pytest.mark.parametrize("slots", ["random", pytest.param("learned", marks=pytest.mark.nightly)])
 def test_training_learns(slots, data, tmp_path):
     """Four pairs, until each query finds its own page first."""
     rows = read_rows(data)[:4]
@@ -360,6 +360,7 @@ def test_the_distill_command(session, manuals, tmp_path):
         answer.assert_one_line(code, value)
 
 
+@pytest.mark.nightly
 def test_a_killed_distillation_resumes_to_the_same_student(session, start, tmp_path):
     (tmp_path / "questions.txt").write_text("\n".join(QUERIES))
     randslot.tiny("llama", seed=0).save_pretrained(str(tmp_path / "model"))

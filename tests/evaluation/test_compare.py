@@ -14,10 +14,9 @@ from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.evaluation.compare import ComparedSearch, compare_models, compare_runs, find_frontier, list_compared
 from randslot.evaluation.evaluate import evaluate_model
-from randslot.evaluation.tasks import find_tasks, own_task
+from randslot.evaluation.tasks import Task, own_task
 from research.samples.sets import write_set
 from support import others
-from support.copies import write_v2
 
 SOME = ComparedSearch("a", 50.0, 0.0, 0.0, 0.0, "base", 4.0, 128, 1000, 0.1, 3.0)
 
@@ -146,9 +145,8 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
     with pytest.raises(UsageError, match="name two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
-    write_v2(tmp_path / "copies")
-    (task,) = find_tasks([], ["esg"], tmp_path / "copies")
+    vidore = Task("ESG", "ViDoRe(v2)", "", None, None)
     with pytest.raises(UsageError, match="on a set of your own"):
-        compare_models(["words", "embedded"], task, tmp_path / "out")
+        compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]
     assert isinstance(CliRunner().invoke(app, arguments).exception, UsageError)
