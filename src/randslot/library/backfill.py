@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 BATCH = 32  # pages to store at once
 Ocr = Literal["missing", "all"]
-Place = tuple[WantedPages, int]  # a page: its file and its number
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Backfill:
         binding = self.library.binding
         if self.library.words.begun:
             self._count_again()
-        num_read = self._read_layers()
+        num_read = self._read("words", ("",), self.pool.read_text)
         encoded = 0
         if binding is not None:
             encoded = self._encode_texts(again=False) if binding.reads == "text" else self._encode(reader)
@@ -62,7 +61,7 @@ class Backfill:
             words.set((language,), each, begun=True)
         if words.begun and not self._count_again():
             return 0
-        num = self._read_layers()
+        num = self._read("words", ("",), self.pool.read_text)
         if ocr is not None:
             origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "blank", "") if ocr == "all" else ("none",)
             num += self._read("scans", origins, self.pool.read_by_ocr)
@@ -72,10 +71,6 @@ class Backfill:
         return num
 
     # -- words
-
-    def _read_layers(self) -> int:
-        """Read the text layers of pages that nobody has looked at; return how many have text."""
-        return self._read("words", ("",), self.pool.read_text)
 
     def _detect_language(self) -> str | None:
         """Return the language of most stored pages, from a sample."""
@@ -107,10 +102,12 @@ class Backfill:
         store = self.library.store
         wanted = self._list_wanted(store.find(origins))
         total = sum(len(pages.numbers) for pages in wanted)
+        places = ((pages, number) for pages in wanted for number in pages.numbers)
         stored: list[StoredPage] = []
         num = 0
         stored_at = flushed_at = time.monotonic()
-        for done, ((pages, number), future) in enumerate(self._read_ahead(wanted, read), start=1):
+        ahead = self.pool.ahead(lambda place: read(place[0].source, place[1]), places, 4 * len(self.pool.workers))
+        for done, ((pages, number), future) in enumerate(ahead, start=1):
             text = self._make_text(future, pages.source, by_ocr=stage == "scans")
             num += bool(text.text)
             stored.append(StoredPage(pages.file, number, "", None, text))
@@ -127,21 +124,6 @@ class Backfill:
         if stored:
             store.update(stored)
         return num
-
-    def _read_ahead(
-        self, wanted: list[WantedPages], read: Callable[[str, int], PageText]
-    ) -> Iterator[tuple[Place, Future[PageText]]]:
-        """Read pages in order, some ahead of the one that is stored."""
-
-        def places() -> Iterator[Place]:
-            for pages in wanted:
-                for number in pages.numbers:
-                    yield pages, number
-
-        def read_one(place: Place) -> PageText:
-            return read(place[0].source, place[1])
-
-        return self.pool.ahead(read_one, places(), 4 * len(self.pool.workers))
 
     def _make_text(self, future: Future[PageText], source: str, by_ocr: bool) -> StoredText:
         """Return the text of a page that was read; an error that is not the page's fault is raised."""

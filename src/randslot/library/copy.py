@@ -69,12 +69,10 @@ def _check_models(source: Library, target: Library) -> None:
 def _join_languages(source: Library, target: Library) -> None:
     """Have the target read queries in the languages of the source too."""
     ours, theirs = source.words, target.words
-    for library in (source, target):
-        if library.words.begun:
-            name = library.name
-            raise UsageError(
-                f"the words of library {name} are not all counted again: randslot library words -l {name} resumes"
-            )
+    for one in (source, target):
+        if one.words.begun:
+            advice = f"randslot library words -l {one.name} resumes"
+            raise UsageError(f"the words of library {one.name} are not all counted again: {advice}")
     if ours.language and not theirs.language:
         theirs.mean_length, theirs.root = ours.mean_length, ours.root
         theirs.counts.update(ours.counts)
@@ -112,7 +110,7 @@ def _copy_files(
             continue
         copied.known += 1
         if known[file.id] != file:
-            _show(target, [file])
+            clear(target.manifest, target.store, target.manifest.show(file))
     num_pages, pages_done = sum(file.num_pages for file in new), 0
     left = {file.id: file.num_pages for file in new}
     complete: list[File] = []
@@ -127,7 +125,8 @@ def _copy_files(
         finished: list[File] = []
         if time.monotonic() - safe_at >= SAFE_SECONDS or pages_done == num_pages:
             target.store.flush()
-            _show(target, complete)
+            for file in complete:
+                clear(target.manifest, target.store, target.manifest.show(file))
             copied.files += len(complete)
             finished, complete, safe_at = complete, [], time.monotonic()
         names = tuple(file.source for file in finished)
@@ -160,11 +159,6 @@ def _weigh_alike(source: Library, target: Library) -> bool:
     return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
 
 
-def _show(target: Library, files: list[File]) -> None:
-    for file in files:
-        clear(target.manifest, target.store, target.manifest.show(file))
-
-
 def _split(files: list[File], max_pages: int) -> Iterator[list[tuple[File, int]]]:
     some: list[tuple[File, int]] = []
     for file in files:
@@ -178,7 +172,7 @@ def _split(files: list[File], max_pages: int) -> Iterator[list[tuple[File, int]]
 
 
 def _compare(source: Library, target: Library, files: list[File], copied: Copied) -> None:
-    """Count the pages of every file, and search both libraries for some pages that were copied."""
+    """Count the pages of every file, and search both libraries for 20 pages that were copied."""
     counts, visible = target.store.counts(), {file.id for file in target.manifest.find(state="done")}
     for file in files:
         copied.compared += 1

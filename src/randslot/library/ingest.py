@@ -18,7 +18,7 @@ from .manifest import File
 from .readers import FileReader, ReadPage, WantedPages
 from .results import Progress, Summary
 from .sources import is_gone
-from .stores.base import BYTES_PER_NUMBER, StoredPage, StoredText, page_id
+from .stores.base import BYTES_PER_NUMBER, StoredPage, page_id
 from .workers import Inspected, WorkerPool
 
 if TYPE_CHECKING:
@@ -101,12 +101,10 @@ class Ingest:
         inspected = self.pool.ahead(self._inspect, sources, 4 * len(self.pool.workers))
         for num, (source, future) in enumerate(inspected, start=1):
             try:
-                job = self._judge(source, *future.result())
+                if job := self._judge(source, *future.result()):
+                    jobs.append(job)
             except RandSlotError as error:
                 self.summary.failed[source] = str(error)
-            else:
-                if job is not None:
-                    jobs.append(job)
             self.report(Progress(num, len(sources), 0, 0))
         return jobs
 
@@ -238,17 +236,13 @@ class Ingest:
             vectors = old.vectors if old else page.vectors
             if vectors is not None and not len(vectors):  # a text that a model scores nothing of
                 vectors = None
-            text = self._read_words(page)
+            source = self.jobs[page.file].file.source
+            text = self.library.words.read_page(page.text, "layer", source) if page.text is not None else None
             if old and old.text and old.text.origin == "ocr" and text and text.origin == "none":
                 text = old.text
             cut = page.cut or bool(old and old.cut)
             stored.append(StoredPage(page.file, page.number, page.hash, vectors, text, cut))
         return stored
-
-    def _read_words(self, page: ReadPage) -> StoredText | None:
-        if page.text is None:
-            return None
-        return self.library.words.read_page(page.text, "layer", self.jobs[page.file].file.source)
 
     # -- from pages to visible files
 

@@ -151,18 +151,12 @@ class Library:
 
     @property
     def model(self) -> PageReader:
-        """The model of the library, loaded when first needed.
-
-        Errors: UsageError if the library has no vectors.
-        """
+        """The model of the library, loaded when first needed; UsageError if the library has no vectors."""
         return self.models.model
 
     @property
     def query_model(self) -> PageReader:
-        """The model that encodes queries: the student, or the library's model.
-
-        Errors: as `model`.
-        """
+        """The model that encodes queries: the student, or the library's model."""
         return self.models.student or self.models.model
 
     @property
@@ -345,10 +339,7 @@ class Library:
         return self._drop([file for file in self.manifest.find() if file.source in wanted])
 
     def find_files(self, *patterns: str) -> list[File]:
-        """Return the files that match paths, names, folders or wildcards.
-
-        Errors: UsageError for a pattern that nothing in the library matches.
-        """
+        """Return the files that match paths, names, folders or wildcards; UsageError if one matches nothing."""
         files = self.manifest.find()
         found: dict[str, File] = {}
         for pattern in patterns:
@@ -428,10 +419,7 @@ class Library:
             self._follow(self._read_about())
 
     def choose_by(self, by: By | None = None) -> By:
-        """Return what a search compares: as asked, or what the library has and its model can read.
-
-        Errors: UsageError if the library does not have it.
-        """
+        """Return what a search compares: as asked, or what the library has and its model can read."""
         self._look()
         has_words, has_vectors = self.words.language is not None, self.binding is not None
         if by is None:
@@ -454,8 +442,6 @@ class Library:
         """Return the similarity of each vector of a query to each of a page, which is given by its id.
 
         Shape: vectors of the query x vectors of the page. The largest in each row add up to the page's score.
-
-        Errors: RandSlotError if there is no such page.
         """
         stored = self._read_page(page)
         if stored.vectors is None:
@@ -464,10 +450,7 @@ class Library:
         return similarities
 
     def read_text(self, page: str) -> PageText:
-        """Return the text of a page, which is given by its id; an empty one if it has none.
-
-        Errors: RandSlotError if there is no such page.
-        """
+        """Return the text of a page, which is given by its id; an empty one if it has none."""
         stored = self._read_page(page)
         return read_stored_text(stored.text) if stored.text else NO_TEXT
 
@@ -482,10 +465,7 @@ class Library:
         return stored
 
     def embed_queries(self, queries: Sequence[str]) -> list[Vectors]:
-        """Return the vectors of queries, as a search compares them; safe in several threads.
-
-        Errors: UsageError if the library has no vectors.
-        """
+        """Return the vectors of queries, as a search compares them; safe in several threads."""
         return self.models.embed_queries(list(queries), None)
 
     # -- what is in it
@@ -531,24 +511,25 @@ class Library:
         if self.reading_check is not None and not self.reading_check.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
         if self.words.begun:
-            notes.append(
-                "words are being counted in another language; if that was stopped, randslot library words resumes"
-            )
+            what = "words are being counted in another language"
+            notes.append(f"{what}; if that was stopped, randslot library words resumes")
         return notes
 
     def _note_texts(self, without_text: int) -> list[str]:
         """Return which pages a model that reads text has not read, or only in part."""
-        notes: list[str] = []
         if self.binding is None or self.binding.reads != "text":
-            return notes
-        if cut := self.store.count_cut(self.manifest.hidden()):
-            tokens = self.binding.settings.get("text_tokens")
-            limit = f" ({tokens} tokens)" if tokens else ""
-            pages = "1 page has" if cut == 1 else f"{cut:,} pages have"
-            notes.append(f"{pages} more text than the model reads{limit}: the rest has no part in the vectors")
-        if without_text:
-            pages = "1 page has" if without_text == 1 else f"{without_text:,} pages have"
-            notes.append(f"{pages} no text, and so no vectors: the model of this library reads text")
+            return []
+        tokens = self.binding.settings.get("text_tokens")
+        limit = f" ({tokens} tokens)" if tokens else ""
+        cut = self.store.count_cut(self.manifest.hidden())
+        counts = {
+            f"more text than the model reads{limit}: the rest has no part in the vectors": cut,
+            "no text, and so no vectors: the model of this library reads text": without_text,
+        }
+        notes = []
+        for what, num in counts.items():
+            if num:
+                notes.append(f"{'1 page has' if num == 1 else f'{num:,} pages have'} {what}")
         return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:

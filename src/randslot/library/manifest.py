@@ -1,4 +1,4 @@
-"""Names of documents as text that can be shown, and what tells documents of one name apart."""
+"""The manifest of a library: its files, their states, and their names as they are shown."""
 
 from __future__ import annotations
 
@@ -69,23 +69,17 @@ class Manifest(Protocol):
         """Return how many files and pages can be found."""
 
     def check(self) -> None:
-        """Look whether it is whole.
-
-        Errors: RandSlotError if not.
-        """
+        """Raise RandSlotError if it is damaged."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class FileManifest:
     """The manifest in one SQLite file, where going from one state to the next is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open a manifest, or make an empty one.
-
-        Errors: RandSlotError if the file is damaged.
-        """
+        """Open a manifest, or make an empty one."""
         self.path, self.lock = path, Lock()
         try:
             self.db = sqlite3.connect(path, check_same_thread=False)
@@ -112,8 +106,14 @@ class FileManifest:
         return frozenset(id for (id,) in self._select("select id from files where state != 'done'"))
 
     def put(self, *files: File) -> None:
+        rows = []
+        for file in files:
+            source = os.fsencode(file.source)  # bytes: a name need not be valid text
+            metadata = json.dumps(dict(file.metadata))
+            about = (file.hash, file.size, file.modified, file.num_pages, file.state)
+            rows.append((file.id, source, *about, metadata))
         with self._transaction():
-            self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, files))
+            self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def show(self, file: File) -> list[File]:
         old = replaced(self, file)
@@ -145,11 +145,14 @@ class FileManifest:
         self.db.close()
 
     def _read(self, query: str, values: list[Any]) -> list[File]:
-        rows = self._select(query, values)
+        files = []
         try:
-            return [_file(*row) for row in rows]
+            for id, source, hash, size, modified, num_pages, state, metadata in self._select(query, values):
+                about = (hash, size, modified, num_pages, json.loads(metadata), state)
+                files.append(File(os.fsdecode(source), *about, id))
         except (ValueError, TypeError) as error:
             raise self._make_error("read", sqlite3.DatabaseError(f"damaged: {first_line(error)}")) from error
+        return files
 
     def _select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
@@ -173,18 +176,6 @@ def replaced(manifest: Manifest, file: File) -> list[File]:
     return [replace(one, state="gone") for one in manifest.find(source=file.source) if one.id != file.id]
 
 
-def _row(file: File) -> tuple[Any, ...]:
-    source = os.fsencode(file.source)  # bytes: a name need not be valid text
-    metadata = json.dumps(dict(file.metadata))
-    return file.id, source, file.hash, file.size, file.modified, file.num_pages, file.state, metadata
-
-
-def _file(
-    id: str, source: bytes, hash: str, size: int, modified: int, num_pages: int, state: str, metadata: str
-) -> File:
-    return File(os.fsdecode(source), hash, size, modified, num_pages, json.loads(metadata), state, id)
-
-
 def show_name(file: File) -> str:
     """Return the name of a document as text that can be shown: bytes that are not text are replaced."""
     return _readable(os.path.basename(file.source))
@@ -203,10 +194,9 @@ def tell_apart(files: Iterable[File]) -> dict[str, str]:
     named: dict[str, list[File]] = {}
     for file in files:
         named.setdefault(show_name(file), []).append(file)
-    places = {}
+    places: dict[str, str] = {}
     for same in named.values():
-        if len(same) > 1:
-            places.update(_name_folders(same))
+        places |= _name_folders(same) if len(same) > 1 else {}
     return places
 
 

@@ -27,10 +27,7 @@ FREE = ("name", "revision", "query_vectors", "template")
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
-    """Refuse a model that is not the one a library belongs to; advice: what to do about it.
-
-    Errors: UsageError that says what differs.
-    """
+    """Raise UsageError if a model is not the one a library belongs to; advice: what to do about it."""
     if bound.weights != other.weights:
         advice = advice or "open it with its own model, or make another library"
         raise UsageError(f"library {library} belongs to {bound}, and this is {other}: {advice}")
@@ -40,10 +37,7 @@ def check_model(bound: Identity, other: Identity, library: str, advice: str = ""
 
 
 def check_query_model(bound: Identity, model: PageReader, library: str) -> None:
-    """Refuse a model for queries that is neither the model of a library nor a student of it.
-
-    Errors: UsageError that says what differs.
-    """
+    """Raise UsageError if a model for queries is neither the model of a library nor a student of it."""
     teacher = find_teacher(model)
     spoken = teacher or model.identity
     if bound.weights != spoken.weights:
@@ -73,10 +67,7 @@ def _refuse_student(model: PageReader) -> None:
 
 
 def read_binding(values: Any, library: str) -> Identity:
-    """Read which model a library belongs to, as `Identity.as_dict` wrote it.
-
-    Errors: RandSlotError if something is missing.
-    """
+    """Read which model a library belongs to, as `Identity.as_dict` wrote it."""
     try:
         return read_identity(values)
     except (KeyError, TypeError, AttributeError) as error:
@@ -90,9 +81,6 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
     """Load the model that a library belongs to, from its own place or from `name`, with the library's settings.
 
     trust_remote_code: run its own Python code, if it has any that this user has not trusted before.
-
-    Errors: RandSlotError if that is another model, or is not found; MissingError without the extra that models need.
-    UsageError for code that is not trusted.
     """
     from ..model.opening import open_model
 
@@ -105,7 +93,14 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
         options["template"] = bound.settings.get("template")
         options["trust_remote_code"] = trust_remote_code or None
         if bound.settings.get("trust_remote_code") and not trust_remote_code:
-            options["known_code"] = _find_trusted_code(bound, library)
+            from ..model.sentence_loading import is_code_trusted
+
+            options["known_code"] = str(bound.settings.get("code"))
+            if not is_code_trusted(options["known_code"]):
+                raise UsageError(
+                    f"library {library} was made with {bound.name}, which runs code of its own: read that code, and "
+                    "if you trust it give --trust-remote-code (in Python Library(..., trust_remote_code=True))"
+                )
     try:
         reader: PageReader = open_model(place, **options)
     except MissingError as error:
@@ -116,19 +111,6 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
         reader.use(**bound.settings)
     check_model(bound, reader.identity, library)
     return reader
-
-
-def _find_trusted_code(bound: Identity, library: str) -> str:
-    """Return the hash of a model's code that this user has trusted on this machine; UsageError if not."""
-    from ..model.sentence_loading import is_code_trusted
-
-    code = str(bound.settings.get("code"))
-    if not is_code_trusted(code):
-        raise UsageError(
-            f"library {library} was made with {bound.name}, which runs code of its own: read that code, and if you "
-            "trust it give --trust-remote-code (in Python Library(..., trust_remote_code=True))"
-        )
-    return code
 
 
 class LibraryModels:
@@ -155,10 +137,7 @@ class LibraryModels:
         return model
 
     def open(self, described: Any, model: Name | PageReader | Identity | None) -> None:
-        """Take the model that library.json names; `model` may name it again, or be it.
-
-        Errors: RandSlotError if that is another one.
-        """
+        """Take the model that library.json names; `model` may name it again, or be it."""
         binding = self.binding = read_binding(described, self.library)
         if isinstance(model, Identity):
             check_model(binding, model, self.library, "name another place")
@@ -170,32 +149,25 @@ class LibraryModels:
             check_model(binding, self.loaded.identity, self.library)
 
     def use_student(self, model: Name | PageReader) -> None:
-        """Encode queries with a student.
-
-        Errors: UsageError if it is not for this library.
-        """
+        """Encode queries with a student."""
         binding = self.need_binding()
         student = self._open(model)
         check_query_model(binding, student, self.library)
         self.student = student
 
     def need_binding(self) -> Identity:
-        """Return which model the vectors are of.
-
-        Errors: UsageError if the library has no vectors.
-        """
+        """Return which model the vectors are of; UsageError if the library has no vectors."""
         if self.binding is None:
             raise UsageError(f"library {self.library} has no vectors: randslot index --model adds them")
         return self.binding
 
     @property
     def model(self) -> PageReader:
-        """The model of the vectors. Errors: UsageError if the library has none."""
+        """The model of the vectors."""
         with self._lock:
             if self.loaded is None:
-                self.loaded = load_bound(
-                    self.need_binding(), None, self.library, trust_remote_code=self.trust_remote_code
-                )
+                bound, trusted = self.need_binding(), self.trust_remote_code
+                self.loaded = load_bound(bound, None, self.library, trust_remote_code=trusted)
             return self.loaded
 
     def embed_queries(self, queries: list[str], num_vectors: int | None) -> list[Vectors]:
@@ -264,9 +236,9 @@ def load_reading_check(values: Any) -> ReadingCheck | None:
 def check_reading(
     store: Store, visible: Collection[str], embed: Callable[[Sequence[str]], list[Vectors]]
 ) -> ReadingCheck | None:
-    """Search for lines of some pages, and compare the score of their own page with those of others.
+    """Search for lines of some pages of visible files, and compare the score of their own page with those of others.
 
-    visible: ids of files that count. embed: of queries. None if too few pages have both text and vectors.
+    None if too few pages have both text and vectors.
     """
     ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
     dice = random.Random(0)
@@ -289,9 +261,7 @@ def choose_line(page: StoredPage, dice: random.Random) -> str:
     """Return a line of a page, with the next ones if it is short; "" if the page has fewer than 5 words."""
     assert page.text is not None
     lines = page.text.text.splitlines()
-    if not lines:
-        return ""
-    start = dice.randrange(len(lines))
+    start = dice.randrange(len(lines)) if lines else 0
     words: list[str] = []
     for line in [*lines[start:], *lines[:start]]:
         words += line.split()

@@ -68,7 +68,8 @@ def search(
             if collapse:
                 hits = join_copies(hits)
             results[i].hits = hits[:k]
-            seen[i] = frozenset(number for hit in some if hit.id in pages for number in _list_terms(pages[hit.id]))
+            texts = [pages[hit.id].text for hit in some if hit.id in pages]
+            seen[i] = frozenset().union(*(text.terms.numbers for text in texts if text))
             is_last = len(some) < num or num >= k + MAX_TIES
             if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
                 again[i] = one  # pages that were not asked for may belong among the first k
@@ -85,10 +86,7 @@ def search(
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    """Refuse metadata that no search could filter by.
-
-    Errors: UsageError.
-    """
+    """Raise UsageError for metadata that no search could filter by."""
     for key, value in (metadata or {}).items():
         if key in ("source", "page") or not isinstance(key, str):
             raise UsageError(f"metadata cannot be called {key!r}: searches filter by source and page already")
@@ -97,10 +95,7 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 
 def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
-    """Return which pages a search looks at, or None if there are none.
-
-    Errors: UsageError for a wrong range of pages, or a key that no file has.
-    """
+    """Return which pages a search looks at, or None if there are none."""
     hidden = library.manifest.hidden()
     first, last = _page_range(filters.get("page"))
     metadata = {key: value for key, value in filters.items() if key != "page"}
@@ -108,11 +103,8 @@ def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
         return Where(None, hidden, first, last)
     done = library.manifest.find(state="done")
     known = {"source", "page"}.union(*(file.metadata for file in done))
-    for key in metadata:
-        if key not in known:
-            raise UsageError(
-                f"no page in library {library.name} has {key!r} to filter by, only {', '.join(sorted(known))}"
-            )
+    for key in sorted(metadata.keys() - known):
+        raise UsageError(f"no page in library {library.name} has {key!r} to filter by, only {', '.join(sorted(known))}")
     files = frozenset(file.id for file in done if is_meant(file, metadata))
     return Where(files, hidden, first, last) if files else None
 
@@ -229,10 +221,6 @@ def find_unknown(
         left = [word for word, numbers in named if numbers not in known_terms and parts.isdisjoint(word.terms)]
         unknown.append(show_longest(left))
     return unknown
-
-
-def _list_terms(page: StoredPage) -> tuple[int, ...]:
-    return page.text.terms.numbers if page.text else ()
 
 
 # -- what it found

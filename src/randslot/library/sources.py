@@ -27,34 +27,23 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listin
     """List files by absolute path: those that are named, whatever they are, and all documents below named folders.
 
     Hidden files and folders are passed over, and so is the library's own folder.
-
-    Errors: UsageError for a path that does not exist and a pattern that nothing matches.
     """
     listing = Listing()
     for path in paths:
         for found in expand(path):
-            if os.path.isdir(found):
-                _list_folder(found, library, listing)
-            else:
+            if not os.path.isdir(found):
                 listing.files.append(found)
+                continue
+            listing.folders.append(found)
+            for file in _walk(found, library, listing.failed):
+                is_document = file.lower().endswith(DOCUMENT_SUFFIXES)
+                (listing.files if is_document else listing.others).append(file)
     listing.files = list(dict.fromkeys(listing.files))
     return listing
 
 
-def _list_folder(folder: str, library: Path, listing: Listing) -> None:
-    listing.folders.append(folder)
-    for file in _walk(folder, library, listing.failed):
-        if file.lower().endswith(DOCUMENT_SUFFIXES):
-            listing.files.append(file)
-        else:
-            listing.others.append(file)
-
-
 def expand(path: str | os.PathLike[str]) -> list[str]:
-    """Return the absolute paths that a path or pattern stands for.
-
-    Errors: UsageError if there are none.
-    """
+    """Return the absolute paths that a path or pattern matches; UsageError if there are none."""
     path = os.fspath(path)
     if not path:
         raise UsageError("an empty path: name a file or a folder, or . for this one")

@@ -1,4 +1,4 @@
-"""Open the file of a hit at its page: in a viewer that takes a page, in a browser, or as this system opens files."""
+"""Print what commands found and did, show progress, and open hits in a viewer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -33,16 +33,10 @@ from ..words.snippets import Snippet
 from .address import is_address
 from .location import folder_size
 from .manifest import File
-from .results import Copy, Hit, Progress, Status, Summary
+from .results import Hit, Progress, Status, Summary
 from .search import is_meant
 from .stores.base import BYTES_PER_NUMBER
 
-NAMES = 10  # of other files that are listed one by one
-NO_FILES = f"none; these are read: {', '.join(DOCUMENT_SUFFIXES)}"
-NO_STEMS_NAME = "no stems (as in Chinese, Japanese, Thai)"
-MANY = 50  # files that are listed one by one
-MATCHES = 8  # of readouts that are shown of a hit
-TOLD_SECONDS = 10.0  # between two lines of progress where no bar can be shown
 STAGES = {
     "reading": "reading pages",
     "words": "reading words",
@@ -53,9 +47,6 @@ STAGES = {
     "sketches": "sketching pages",
 }
 SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
-COPIES = 3  # of a page that are named
-MOST_CHARACTERS = 60  # of a word that no page has
-MARK = "bold yellow"
 
 
 class Progressing:
@@ -79,11 +70,11 @@ class Progressing:
         self.pages = now.pages_done
         self.files += len(now.finished)
         speed = self.bar.tasks[self.task].speed
-        rate = f"{speed:.1f} pages/s" if speed else ""
-        files = f"{now.files_done} of {now.num_files} files" if now.num_files else ""
-        more = ", ".join(filter(None, (rate, files)))
-        self.bar.update(self.task, completed=now.pages_done, more=more)
-        if self.lines and time.monotonic() - self.told_at >= TOLD_SECONDS:
+        more = [f"{speed:.1f} pages/s"] if speed else []
+        if now.num_files:
+            more.append(f"{now.files_done} of {now.num_files} files")
+        self.bar.update(self.task, completed=now.pages_done, more=", ".join(more))
+        if self.lines and time.monotonic() - self.told_at >= 10:
             self.told_at = time.monotonic()
             print(f"{STAGES[now.stage]}: {now.pages_done:,} of {now.num_pages:,}", file=sys.stderr, flush=True)
 
@@ -110,26 +101,23 @@ def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
 
 
 def print_summary(summary: Summary, status: Status, quiet: bool) -> None:
-    """Print what a run did, and on stderr what it could not do."""
+    """Print what a run did, and on stderr which files could not be indexed or are not documents."""
     if not quiet:
-        counts = {
-            "added": len(summary.added),
-            "changed": len(summary.changed),
-            "moved": len(summary.moved),
-            "removed": len(summary.removed),
-            "unchanged": summary.unchanged,
-            "failed": len(summary.failed),
-        }
+        counts = {name: len(getattr(summary, name)) for name in ("added", "changed", "moved", "removed")}
+        counts |= {"unchanged": summary.unchanged, "failed": len(summary.failed)}
         what = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
-        print(f"files: {what or NO_FILES}")
+        print(f"files: {what or 'none; these are read: ' + ', '.join(DOCUMENT_SUFFIXES)}")
         if summary.pages:
             speed = summary.pages / max(summary.seconds, 1e-9)
             encoded = f", {summary.encoded} of them encoded" if status.model else ""
-            print(
-                f"{plural(summary.pages, 'page')}{encoded}, in {summary.seconds:.1f} s ({speed:.1f} pages/s)",
-                flush=True,
-            )
-    print_problems(summary, quiet)
+            time_taken = f"{summary.seconds:.1f} s ({speed:.1f} pages/s)"
+            print(f"{plural(summary.pages, 'page')}{encoded}, in {time_taken}", flush=True)
+        for name in summary.others[:10]:
+            print(f"left out, not a PDF or an image: {shorten(name)}", file=sys.stderr)
+        if len(summary.others) > 10:
+            print(f"left out, not a PDF or an image: {len(summary.others) - 10} more", file=sys.stderr)
+    for name, reason in summary.failed.items():
+        print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 
 
 def print_end(summary: Summary, status: Status, quiet: bool) -> None:
@@ -146,20 +134,15 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
     if status.model is None and 0 < summary.pages == status.pages:  # all are new: once is enough
-        print(show_tip())
-
-
-def show_tip() -> str:
-    """Return how pages are found by more than their words."""
-    install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
-    return f"tip: to find pages by meaning too, also in other languages: {install}index again with --model {READER}"
+        install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
+        tip = f"{install}index again with --model {READER}"
+        print(f"tip: to find pages by meaning too, also in other languages: {tip}")
 
 
 def list_unreadable(num: int) -> list[str]:
     """Return what to say, where nothing was found, about so many pages without text."""
-    return (
-        [f"{plural(num, 'page')} of the library without text, which words cannot find: {show_advice()}"] if num else []
-    )
+    pages = plural(num, "page")
+    return [f"{pages} of the library without text, which words cannot find: {show_advice()}"] if num else []
 
 
 def list_unmatched(filters: Mapping[str, Any], files: Sequence[File]) -> list[str]:
@@ -169,17 +152,6 @@ def list_unmatched(filters: Mapping[str, Any], files: Sequence[File]) -> list[st
         return []
     named = " and ".join(f"{key}={readable(str(value))}" for key, value in wanted.items())
     return [f"no file of the library matches --filter {named}: randslot library list shows all"]
-
-
-def print_problems(summary: Summary, quiet: bool) -> None:
-    """Print on stderr which files could not be indexed, and which are not documents."""
-    others = [] if quiet else summary.others
-    for name in others[:NAMES]:
-        print(f"left out, not a PDF or an image: {shorten(name)}", file=sys.stderr)
-    if len(others) > NAMES:
-        print(f"left out, not a PDF or an image: {len(others) - NAMES} more", file=sys.stderr)
-    for name, reason in summary.failed.items():
-        print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 
 
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
@@ -196,29 +168,22 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
             else:
                 print(f"    {readable(hit.snippet.text)}")
         if hit.copies:
-            console.print(Text(f"    {show_copies(hit.copies)}", style="dim"))
+            names = ", ".join(f"{shorten(copy.source)} page {copy.page}" for copy in hit.copies[:3])
+            more = f" and {plural(len(hit.copies) - 3, 'other place')}" if len(hit.copies) > 3 else ""
+            console.print(Text(f"    the same page: {names}{more}", style="dim"))
         if explain:
             console.print(Text(f"    {_explain(hit)}", style="dim"))
     if explain and any(hit.matches for hit in hits):
         console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
 
 
-def show_copies(copies: Sequence[Copy]) -> str:
-    """Return where copies of a page are, the first ones by name."""
-    names = ", ".join(f"{shorten(copy.source)} page {copy.page}" for copy in copies[:COPIES])
-    more = f" and {plural(len(copies) - COPIES, 'other place')}" if len(copies) > COPIES else ""
-    return f"the same page: {names}{more}"
-
-
 def list_missing(words: Sequence[str], filtered: bool = False) -> list[str]:
     """Return what to say about words of a query that no page has, or none of those that a filter leaves."""
     pages = "no page with this filter" if filtered else "no page"
-    return [f"{pages} has {' or '.join(repr_word(word) for word in words)}"] if words else []
-
-
-def repr_word(word: str) -> str:
-    shown = readable(word)
-    return f'"{shown if len(shown) <= MOST_CHARACTERS else shown[:MOST_CHARACTERS] + "…"}"'
+    named = []
+    for word in map(readable, words):
+        named.append(f'"{word}"' if len(word) <= 60 else f'"{word[:60]}…"')
+    return [f"{pages} has {' or '.join(named)}"] if words else []
 
 
 def mark_words(snippet: Snippet) -> Text:
@@ -227,7 +192,7 @@ def mark_words(snippet: Snippet) -> Text:
     end = 0
     for start, stop in snippet.marks:
         text.append(readable(snippet.text[end:start]))
-        text.append(readable(snippet.text[start:stop]), MARK)
+        text.append(readable(snippet.text[start:stop]), "bold yellow")
         end = stop
     text.append(readable(snippet.text[end:]))
     return text
@@ -235,10 +200,10 @@ def mark_words(snippet: Snippet) -> Text:
 
 def _explain(hit: Hit) -> str:
     score = f"{SCORES[hit.by]} {hit.score:.4g}"
-    best = sorted(hit.matches, key=lambda one: -one.similarity)[:MATCHES]
+    best = sorted(hit.matches, key=lambda one: -one.similarity)[:8]
     matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in sorted(best, key=lambda one: one.query)]
-    if len(hit.matches) > MATCHES:
-        matches.append(f"and {len(hit.matches) - MATCHES} that are less near")
+    if len(hit.matches) > 8:
+        matches.append(f"and {len(hit.matches) - 8} that are less near")
     return "  ".join([score, *matches])
 
 
@@ -268,7 +233,7 @@ def print_status(status: Status) -> None:
 
 def show_languages(status: Status) -> str:
     """Return the languages of the words, the usual one first."""
-    names = [NO_STEMS_NAME if name == NO_STEMS else name for name in status.languages]
+    names = ["no stems (as in Chinese, Japanese, Thai)" if name == NO_STEMS else name for name in status.languages]
     return ", ".join(names) or status.language or "no language yet"
 
 
@@ -282,18 +247,18 @@ def show_words(status: Status) -> str:
     """Return which pages have text, and what to do about the others."""
     if not status.pages:
         return ""
-    by_ocr, unread = status.origins.get("ocr", 0), status.origins.get("", 0)
     parts = [f"of {status.with_text:,} pages, {show_languages(status)}"]
-    if by_ocr:
+    if by_ocr := status.origins.get("ocr"):
         parts.append(f"{by_ocr:,} read by OCR")
-    if status.origins.get("none"):
-        parts.append(f"{plural(status.origins['none'], 'page')} without text: randslot library words, with OCR")
-    if status.origins.get("blank"):
-        parts.append(f"{plural(status.origins['blank'], 'page')} blank")
-    if status.origins.get("failed"):
-        parts.append(f"{plural(status.origins['failed'], 'page')} that OCR could not read")
-    if unread:
-        parts.append(f"{plural(unread, 'page')} not looked at: randslot library words")
+    says = {
+        "none": "without text: randslot library words, with OCR",
+        "blank": "blank",
+        "failed": "that OCR could not read",
+        "": "not looked at: randslot library words",
+    }
+    for origin, what in says.items():
+        if num := status.origins.get(origin):
+            parts.append(f"{plural(num, 'page')} {what}")
     return "; ".join(parts)
 
 
@@ -303,21 +268,17 @@ def show_vectors(status: Status) -> str:
         return "none: randslot index --model adds them"
     model = read_identity(status.model)
     page, query = model.num_vectors("page"), model.num_vectors("query")
+    mean = round(status.vector_bytes_per_page / BYTES_PER_NUMBER / model.dimension)
+    num = page or (f"about {mean:,}" if mean else "several")
     parts = [
         f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
-        f"{page or _about(status, model.dimension)} a page, {query or 'several'} a query, {model.dimension} dimensions",
+        f"{num} a page, {query or 'several'} a query, {model.dimension} dimensions",
     ]
     # Pages without text have none in a model that reads text, whoever indexes them again.
     possible = status.with_text if model.reads == "text" else status.pages
     if status.with_vectors < possible:
         parts.append(f"{plural(possible - status.with_vectors, 'page')} without: index again to go on")
     return "; ".join(parts)
-
-
-def _about(status: Status, dimension: int) -> str:
-    """Return how many vectors a page has where pages differ."""
-    num = round(status.vector_bytes_per_page / BYTES_PER_NUMBER / dimension)
-    return f"about {num:,}" if num else "several"
 
 
 def show_size(status: Status) -> str:
@@ -351,10 +312,10 @@ def show_bytes(num: int) -> str:
 
 def print_files(what: str, sources: Sequence[str]) -> None:
     """Print some files, one a line, and how many they are."""
-    for source in sources[:MANY]:
+    for source in sources[:50]:
         print(f"  {shorten(source)}")
-    if len(sources) > MANY:
-        print(f"  and {len(sources) - MANY:,} more")
+    if len(sources) > 50:
+        print(f"  and {len(sources) - 50:,} more")
     print(f"{plural(len(sources), 'file')} {what}")
 
 
@@ -384,19 +345,19 @@ def readable(name: str) -> str:
 
 
 # Viewers that open a PDF at a page, and their arguments for it; a browser that opens files itself honours #page=.
-VIEWERS: dict[str, Callable[[str, int], list[str]]] = {
-    "evince": lambda file, page: [f"--page-index={page}", file],
-    "papers": lambda file, page: [f"--page-label={page}", file],
-    "atril": lambda file, page: [f"--page-index={page}", file],
-    "xreader": lambda file, page: [f"--page-index={page}", file],
-    "okular": lambda file, page: ["--page", str(page), file],
-    "zathura": lambda file, page: [f"--page={page}", file],
-    "qpdfview": lambda file, page: ["--unique", f"{file}#{page}"],
-    "xpdf": lambda file, page: [file, str(page)],
-    "mupdf": lambda file, page: [file, str(page)],
-    "sumatrapdf": lambda file, page: ["-page", str(page), file],
+VIEWERS = {
+    "evince": "--page-index={page} {file}",
+    "papers": "--page-label={page} {file}",
+    "atril": "--page-index={page} {file}",
+    "xreader": "--page-index={page} {file}",
+    "okular": "--page {page} {file}",
+    "zathura": "--page={page} {file}",
+    "qpdfview": "--unique {file}#{page}",
+    "xpdf": "{file} {page}",
+    "mupdf": "{file} {page}",
+    "sumatrapdf": "-page {page} {file}",
 }
-BROWSERS = ("firefox", "chromium", "google-chrome", "chrome", "msedge", "microsoft-edge", "brave-browser", "vivaldi")
+BROWSERS = "firefox chromium google-chrome chrome msedge microsoft-edge brave-browser vivaldi"
 
 
 def open_hit(hit: Hit) -> bool:
@@ -424,31 +385,22 @@ def choose_command(file: str, page: int, link: str) -> list[str] | None:
 
     None: there is none, there is no screen, or the user has named a browser, which `webbrowser` opens.
     """
-    if not has_screen() or os.environ.get("BROWSER"):
+    has_screen = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if not has_screen or os.environ.get("BROWSER"):
         return None
+    commands = VIEWERS | dict.fromkeys(BROWSERS.split(), "{link}")
     usual = ask_usual_viewer()
-    names = sorted([*VIEWERS, *BROWSERS], key=lambda name: name not in usual)  # the usual one, then in this order
-    for name in names:
-        program = shutil.which(name)
-        if program is not None:
-            return [program, *(VIEWERS[name](file, page) if name in VIEWERS else [link])]
+    for name in sorted(commands, key=lambda name: name not in usual):  # the usual one, then in this order
+        if program := shutil.which(name):
+            return [program, *(word.format(file=file, page=page, link=link) for word in commands[name].split())]
     return None
-
-
-def has_screen() -> bool:
-    """Whether a program can show a window here."""
-    return sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def ask_usual_viewer() -> str:
     """Return what this system calls the program that opens PDFs, in lower case; nothing if it does not say."""
-    asker = shutil.which("xdg-mime")
-    if asker is None:
-        return ""
+    command = ["xdg-mime", "query", "default", "application/pdf"]
     try:
-        answer = subprocess.run(
-            [asker, "query", "default", "application/pdf"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # also if there is no xdg-mime
         return ""
     return answer.stdout.strip().lower()
