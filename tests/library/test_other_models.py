@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,13 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
-from randslot.library.copy import copy_library
 from randslot.library.library import Library
-from randslot.library.readers import describe_size
 from randslot.library.stores.base import (
     MAX_NUMBERS,
     StoredPage,
     StoreQuery,
     Where,
     measure_page,
-    page_id,
     pages_at_once,
     split_by_size,
 )
@@ -34,6 +32,12 @@ from support import others
 from support.pdf import write_pdf
 
 FILE = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+
+
+def nightly(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
 HALF = 2e-3  # half precision, over a query of some thirty vectors
 
 
@@ -73,7 +77,7 @@ def test_a_library_remembers_that_pages_are_read_in_windows(
         Library(tmp_path / "lib", open_model(str(folders["minilm"]), device="cpu"))
 
 
-@pytest.mark.parametrize("name", ["colqwen2", "qwen3-vl", "minilm", "colbert", "dot", "mean"])
+@pytest.mark.parametrize("name", ["colqwen2", "dot", *nightly("qwen3-vl", "minilm", "colbert", "mean")])
 def test_a_search_scores_as_sentence_transformers_does(
     folders: dict[str, Path], papers: Path, tmp_path: Path, name: str
 ) -> None:
@@ -92,17 +96,10 @@ def test_a_search_scores_as_sentence_transformers_does(
         np.testing.assert_allclose([hit.score for hit in hits], expected, atol=HALF * max(scale, 1))
         score = library.compare("page 2", hits[0].id).max(1).sum()
         assert score == pytest.approx(hits[0].score, abs=HALF * max(scale, 1))
-
-
-def test_another_number_of_vectors_for_each_page(folders: dict[str, Path], papers: Path, tmp_path: Path) -> None:
-    with Library(tmp_path / "lib", folders["colqwen2"]) as library:
-        library.add(papers, workers=1)
-        stored = library.store.read([page_id(file.id, 1) for file in library.files()])
-        counts = [len(page.vectors) for page in stored.values() if page.vectors is not None]
-        status = library.status()
-    assert min(counts) > 1
-    mean = status.vector_bytes_per_page / 2 / 16
-    assert min(counts) <= mean <= max(counts)
+        if name == "dot":  # damage is found in vectors of any length
+            file = library.files()[0]
+            library.store.add([StoredPage(file.id, 1, "x", np.zeros((1, 32), np.float32))])
+            assert library.verify() == [f"{file.source}: 1 of {file.num_pages} pages are damaged"]
 
 
 def test_what_a_page_takes_is_told_before(
@@ -112,25 +109,6 @@ def test_what_a_page_takes_is_told_before(
         library.add(papers, workers=1)
         library.add(papers, workers=1)
     assert caplog.messages == ["1 vector of 32: 0.1 KB a page, 0.004 times RandSlot"]
-
-
-def test_sizes_as_people_read_them() -> None:
-    assert describe_size([np.zeros((759, 128)), np.zeros((761, 128))]) == (
-        "about 760 vectors of 128: 195 KB a page, 11.9 times RandSlot"
-    )
-    assert describe_size([np.zeros((4, 2048))]) == "4 vectors of 2,048: 16 KB a page, 1.0 times RandSlot"
-    assert describe_size([np.zeros((1, 4096))]) == "1 vector of 4,096: 8.2 KB a page, 0.5 times RandSlot"
-    assert describe_size([np.zeros((32, 128))]) == "32 vectors of 128: 8.2 KB a page, 0.5 times RandSlot"
-
-
-def test_a_library_of_words_gets_the_vectors_of_another_model(
-    folders: dict[str, Path], papers: Path, tmp_path: Path
-) -> None:
-    with Library(tmp_path / "lib") as library:
-        library.add(papers, workers=1)
-    with Library(tmp_path / "lib", folders["colbert"]) as library:
-        assert library.add(papers, workers=1).encoded == 5
-        assert len(library.search("page 2", by="both")) == 5
 
 
 def test_pages_are_reduced(folders: dict[str, Path], papers: Path, tmp_path: Path) -> None:
@@ -160,23 +138,7 @@ def test_a_library_keeps_to_its_model_and_prompts(folders: dict[str, Path], pape
         Library(tmp_path / "lib", folders["dot"])
 
 
-@pytest.mark.slow
-def test_there_and_back(folders: dict[str, Path], papers: Path, tmp_path: Path, url: str) -> None:
-    with Library(tmp_path / "lib", folders["colqwen2"]) as here:
-        here.add(papers, workers=1)
-        with Library(url, here.binding) as there:
-            assert copy_library(here, there).problems == []
-            size = there.status().vector_bytes_per_page
-            assert size == here.status().vector_bytes_per_page > 0
-            assert there.status().bytes == 5 * size
-        with Library(url) as there, Library(tmp_path / "back", here.binding) as back:
-            assert copy_library(there, back).problems == []
-            wanted = here.search("page 2", exact=True, by="vectors")
-            found = back.search("page 2", exact=True, by="vectors")
-            assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted], abs=1e-3)
-
-
-@pytest.mark.parametrize(("num", "dim"), [(4096, 128), (3000, 320), (1, 4096), (1, 64)])
+@pytest.mark.parametrize(("num", "dim"), [(4096, 128), (1, 4096)])
 def test_the_largest_pages_are_stored_found_and_read(tmp_path: Path, num: int, dim: int) -> None:
     random = np.random.default_rng(0)
     pages = []
@@ -207,14 +169,6 @@ def test_a_page_that_no_request_can_hold_is_told() -> None:
     page = StoredPage(FILE, 1, "", np.zeros((8192, 1024), np.float32))
     with pytest.raises(RandSlotError, match=r"a page of 8,192 vectors of 1,024 takes 34 MB .* --reduction kmeans"):
         list(split_pages([page]))
-
-
-def test_damage_is_found_in_vectors_of_any_length(folders: dict[str, Path], papers: Path, tmp_path: Path) -> None:
-    with Library(tmp_path / "lib", folders["dot"]) as library:
-        library.add(papers, workers=1)
-        file = library.files()[0]
-        library.store.add([StoredPage(file.id, 1, "x", np.zeros((1, 32), np.float32))])
-        assert library.verify() == [f"{file.source}: 1 of {file.num_pages} pages are damaged"]
 
 
 def test_a_library_made_with_code_asks_for_it_on_another_machine(

@@ -12,7 +12,6 @@ from PIL import Image
 from randslot.errors import UsageError
 from randslot.library.library import Library
 from randslot.library.models import check_model
-from randslot.library.terminal import show_vectors
 from support.libraries import ToyReader, write_tiff
 from support.models import noise
 from support.pdf import write_pages, write_pdf
@@ -58,6 +57,7 @@ def test_a_reader_of_text(tmp_path):
         assert (len(summary.changed), summary.pages, summary.encoded) == (1, 4, 1)
 
 
+@pytest.mark.nightly
 def test_a_page_without_text_says_so_and_gets_its_vectors_when_ocr_has_read_it(tmp_path, ocr_engine):
     """Of a reader of text; what it reads is the text of the library, whoever has found it."""
     reader = ToyReader(reads="text")
@@ -69,7 +69,6 @@ def test_a_page_without_text_says_so_and_gets_its_vectors_when_ocr_has_read_it(t
         assert (
             library.status().notes[-1] == "1 page has no text, and so no vectors: the model of this library reads text"
         )
-        assert "without" not in show_vectors(library.status())
         assert library.add(tmp_path / "a.pdf", workers=1).encoded == 0
         assert len(reader.batches) == 1
         library.read_words(ocr="missing", workers=1)
@@ -96,18 +95,6 @@ def test_texts_that_are_cut_are_counted(tmp_path):
         write_pages(tmp_path / "a.pdf", [["short"], ["shorter now"]])
         library.add(tmp_path / "a.pdf", workers=1)
         assert library.status().notes == ()
-
-
-def test_a_library_without_vectors_gives_its_texts_to_a_reader_of_text(tmp_path):
-    write_pdf(tmp_path / "a.pdf", 3, [])
-    with Library(tmp_path / "lib") as library:
-        library.add(tmp_path / "a.pdf", workers=1)
-    reader = ToyReader(reads="text")
-    with Library(tmp_path / "lib", reader) as library:
-        assert library.add(tmp_path / "a.pdf", workers=1).encoded == 3
-        assert library.status().with_vectors == 3
-    texts = [text.strip() for batch in reader.batches for text in batch]
-    assert sorted(texts) == ["Page 1", "Page 2", "Page 3"]
 
 
 def test_a_failed_page_fails_its_file_and_no_other(tmp_path):
@@ -144,13 +131,3 @@ def test_what_differs_is_named(tmp_path):
     Library(tmp_path / "lib", ToyReader()).close()
     with pytest.raises(UsageError, match="was made with reads='image' and not 'text'"):
         Library(tmp_path / "lib", ToyReader(reads="text"))
-
-
-def test_vectors_are_those_of_the_reader(tmp_path):
-    reader = ToyReader()
-    write_tiff(tmp_path / "a.tif", [1])
-    with Library(tmp_path / "lib", reader) as library:
-        library.add(tmp_path / "a.tif", workers=1)
-        (hit,) = library.search("tax")
-        (page,) = library.store.read([hit.id]).values()
-        np.testing.assert_allclose(page.vectors, reader.vectors(noise(64, 96, 1).tobytes()), atol=1e-3)

@@ -69,10 +69,9 @@ def _check_models(source: Library, target: Library) -> None:
 def _join_languages(source: Library, target: Library) -> None:
     """Have the target read queries in the languages of the source too."""
     ours, theirs = source.words, target.words
-    for one in (source, target):
-        if one.words.begun:
-            advice = f"randslot library words -l {one.name} resumes"
-            raise UsageError(f"the words of library {one.name} are not all counted again: {advice}")
+    if theirs.begun:
+        advice = f"randslot library words -l {target.name} resumes"
+        raise UsageError(f"the words of library {target.name} are not all counted again: {advice}")
     if ours.language and not theirs.language:
         theirs.mean_length, theirs.root = ours.mean_length, ours.root
         theirs.counts.update(ours.counts)
@@ -156,6 +155,8 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
 def _weigh_alike(source: Library, target: Library) -> bool:
     """Whether the terms of a page are the same in both libraries."""
     ours, theirs = source.words, target.words
+    if ours.begun:
+        return False
     return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
 
 
