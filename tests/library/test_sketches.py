@@ -309,6 +309,7 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
     store.close()
 
 
+@pytest.mark.nightly
 def test_who_searches_follows_sketches_that_another_process_makes_anew(papers, node, monkeypatch):
     monkeypatch.setattr("randslot.library.sketches.LOOK_SECONDS", 0.2)
     monkeypatch.setattr("randslot.library.library.LOOK_SECONDS", 0.2)

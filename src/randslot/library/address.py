@@ -67,13 +67,13 @@ def is_address(place: str) -> bool:
 
 
 def read_address(text: str) -> Address:
-    """Read an address.
-
-    Errors: UsageError in one line that says what is wrong with it.
-    """
+    """Read an address."""
     try:
         parts = urlsplit(text)
-        nodes = [_read_node(place) for place in parts.netloc.split(",")]
+        nodes = []
+        for place in parts.netloc.split(","):
+            node = urlsplit(f"//{place}")
+            nodes.append((node.hostname or "", node.port or PORT))
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a library: {error}: write {FORM}") from error
     if parts.scheme not in SCHEMES:
@@ -92,15 +92,6 @@ def read_address(text: str) -> Address:
     (host, port), *others = nodes
     settings = _settings(text, parts.query)
     return Address(host, collection, port, SCHEMES[parts.scheme], **settings, others=tuple(others))
-
-
-def _read_node(place: str) -> tuple[str, int]:
-    """Return a host and its port.
-
-    Errors: ValueError.
-    """
-    parts = urlsplit(f"//{place}")
-    return parts.hostname or "", parts.port or PORT
 
 
 def _settings(text: str, query: str) -> dict[str, Any]:

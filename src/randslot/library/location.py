@@ -65,8 +65,6 @@ class Location(ABC):
         """Open the manifest and the store, or make them.
 
         dim: of the vectors; None if the library has none. repair: make the store also where there was one.
-
-        Errors: RandSlotError if the store or the list of files is lost.
         """
 
     @abstractmethod
@@ -79,10 +77,7 @@ class Location(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Ask for something small of all that a search needs.
-
-        Errors: RandSlotError if searches would fail.
-        """
+        """Ask for something small of all that a search needs, which fails if searches would."""
 
     @abstractmethod
     def size(self) -> int:
@@ -93,10 +88,7 @@ class Location(ABC):
         """Close the library."""
 
     def hold_lease(self) -> AbstractContextManager[None]:
-        """Return a block in which only this process writes.
-
-        Errors: BusyError if another process is writing.
-        """
+        """Return a block in which only this process writes; BusyError if another one is writing."""
         return nullcontext()
 
     def announce(self, socket: str | None) -> None:  # noqa: B027
@@ -112,10 +104,7 @@ class Location(ABC):
 
 
 def open_location(place: str | os.PathLike[str], *, create: bool) -> Location:
-    """Return the location of a library, by its folder or its address.
-
-    Errors: RandSlotError if there is something else, or it is open in another process, or the server does not answer.
-    """
+    """Return the location of a library, by its folder or its address."""
     if not os.fspath(place):
         raise UsageError("an empty path of a library: name its folder, or an address such as qdrant://host:6334/papers")
     if is_address(os.fspath(place)):

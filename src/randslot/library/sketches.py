@@ -110,8 +110,6 @@ class LibrarySketches:
         """Give all pages sketches, and let searches use them if they find enough. The write lease is held.
 
         texts: queries as people ask them, beside lines of pages; None for lines only. embed: from queries to vectors.
-
-        Errors: UsageError if there are too few queries. RandSlotError if sketches find too little.
         """
         store = self.location.store
         tested: list[list[Vectors]] = []

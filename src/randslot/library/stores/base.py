@@ -319,8 +319,6 @@ class Store(ABC):
 
         Words that are on many of the pages that are not hidden count less. exact: score every page in full. Otherwise
         a search by vectors may look at sketches or codes first.
-
-        Errors: DamagedError.
         """
         if where.files is not None and where.files <= where.hidden:
             return [[] for _ in queries]
@@ -358,7 +356,11 @@ class Store(ABC):
 
     def _make_requests(self, query: StoreQuery, k: int, where: Where, first: str) -> list[Nearest]:
         """Return the requests of a query: by words, by vectors, or by both."""
-        some = _make_filter(query, where)
+        some = Filter(phrases=query.phrases, excluded=query.excluded, first=where.first, last=where.last)
+        if where.files is None:
+            some = replace(some, none_of=_hide(where.hidden))
+        else:
+            some = replace(some, any_of={"file": where.files - where.hidden})
         if query.vectors is not None and query.terms is not None:
             k = max(self.tuning.pool, 2 * k)
         requests = []
@@ -385,8 +387,6 @@ class Store(ABC):
         """Return pages by id, their vectors in half precision; those that are not there are left out.
 
         Reads some pages at a time: their size tells how many can be read next.
-
-        Errors: DamagedError.
         """
         found: dict[str, StoredPage] = {}
         start, step = 0, min(SAMPLE // 2, self.max_read)
@@ -608,14 +608,34 @@ def read_page(record: Any) -> StoredPage:
     return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), own, text, cut)
 
 
+# -- to the types of an engine: both have classes of the same names
+
+
+def make_filter(types: Any, some: Filter, has: Callable[[str], Any], numbers: Callable[..., Any]) -> Any:
+    """Return a filter for an engine. has: its condition for a named vector. numbers: its range."""
+    must: list[Any] = []
+    must_not: list[Any] = []
+    for conditions, fields in ((must, some.any_of), (must_not, some.none_of)):
+        for name, values in fields.items():
+            conditions.append(types.FieldCondition(key=name, match=types.MatchAny(any=sorted(values))))
+    for conditions, phrases in ((must, some.phrases), (must_not, some.excluded)):
+        for phrase in phrases:
+            conditions.append(types.FieldCondition(key="words", match=types.MatchPhrase(phrase=phrase)))
+    for conditions, names in ((must, some.has), (must_not, some.lacks)):
+        conditions += map(has, names)
+    if some.first > 1 or some.last is not None:
+        must.append(types.FieldCondition(key="number", range=numbers(gte=some.first, lte=some.last)))
+    return types.Filter(must=must or None, must_not=must_not or None)
+
+
+def convert_vector(types: Any, vector: Vectors | Terms) -> Any:
+    """Return a vector as an engine takes it."""
+    if isinstance(vector, Terms):
+        return types.SparseVector(indices=list(vector.numbers), values=list(vector.weights))
+    return vector.tolist()
+
+
 # -- scores
-
-
-def _make_filter(query: StoreQuery, where: Where) -> Filter:
-    some = Filter(phrases=query.phrases, excluded=query.excluded, first=where.first, last=where.last)
-    if where.files is None:
-        return replace(some, none_of=_hide(where.hidden))
-    return replace(some, any_of={"file": where.files - where.hidden})
 
 
 def _hide(files: Collection[str]) -> dict[str, Collection[str]]:

@@ -16,7 +16,6 @@ import qdrant_edge as edge
 
 from ...errors import RandSlotError, first_line
 from ...files import read_json
-from ...words.analyzer import Terms
 from .base import (
     DEFAULT_TUNING,
     INTEGERS,
@@ -35,7 +34,8 @@ from .base import (
     StoredPage,
     StoreHit,
     Tuning,
-    Vectors,
+    convert_vector,
+    make_filter,
     make_vector_field,
     read_hit,
     read_page,
@@ -46,10 +46,7 @@ class EdgeStore(Store):
     """Pages in a folder."""
 
     def __init__(self, folder: Path, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> None:
-        """Open a store, or make one. dim: of the vectors; None for words only.
-
-        Errors: RandSlotError if it is damaged, or open in another process.
-        """
+        """Open a store, or make one. dim: of the vectors; None for words only."""
         super().__init__(dim, tuning)
         self.folder = folder
         if not folder.exists():
@@ -240,13 +237,7 @@ def _make_parameters(field: DenseField) -> edge.EdgeVectorParams:
 
 
 def _convert(vectors: NamedVectors) -> dict[str, Any]:
-    return {name: _convert_vector(vector) for name, vector in vectors.items()}
-
-
-def _convert_vector(vector: Vectors | Terms) -> Any:
-    if isinstance(vector, Terms):
-        return edge.SparseVector(list(vector.numbers), list(vector.weights))
-    return vector.tolist()
+    return {name: convert_vector(edge, vector) for name, vector in vectors.items()}
 
 
 def _make_request(request: Nearest) -> edge.QueryRequest:
@@ -266,7 +257,7 @@ def _make_request(request: Nearest) -> edge.QueryRequest:
         params = edge.SearchParams(exact=not by_codes, quantization=codes)
     return edge.QueryRequest(
         request.limit,
-        query=edge.Query.Nearest(_convert_vector(request.vector), request.field),
+        query=edge.Query.Nearest(convert_vector(edge, request.vector), request.field),
         prefetches=prefetches,
         params=params,
         filter=some,
@@ -274,18 +265,5 @@ def _make_request(request: Nearest) -> edge.QueryRequest:
     )
 
 
-def _make_filter(some: Filter) -> edge.Filter:
-    must: list[Any] = []
-    must_not: list[Any] = []
-    for conditions, fields in ((must, some.any_of), (must_not, some.none_of)):
-        for name, values in fields.items():
-            conditions.append(edge.FieldCondition(name, match=edge.MatchAny(sorted(values))))
-    for conditions, phrases in ((must, some.phrases), (must_not, some.excluded)):
-        for phrase in phrases:
-            conditions.append(edge.FieldCondition("words", match=edge.MatchPhrase(phrase)))
-    for conditions, names in ((must, some.has), (must_not, some.lacks)):
-        for name in names:
-            conditions.append(edge.HasVectorCondition(name))
-    if some.first > 1 or some.last is not None:
-        must.append(edge.FieldCondition("number", range=edge.RangeFloat(gte=some.first, lte=some.last)))
-    return edge.Filter(must=must, must_not=must_not)
+def _make_filter(some: Filter) -> Any:
+    return make_filter(edge, some, edge.HasVectorCondition, edge.RangeFloat)

@@ -37,6 +37,8 @@ from .base import (
     StoreHit,
     Tuning,
     Vectors,
+    convert_vector,
+    make_filter,
     make_vector_field,
     measure_page,
     read_hit,
@@ -69,10 +71,7 @@ class ServerStore(Store):
         tuning: Tuning = DEFAULT_TUNING,
         limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Open a collection, or make one. dim: of the vectors; None for words only.
-
-        Errors: UsageError if it is there with other settings than the address says.
-        """
+        """Open a collection, or make one. dim: of the vectors; None for words only."""
         super().__init__(dim, tuning)
         self.connection, self.address, self.limits = connection, connection.address, limits
         self.name = self.address.collection
@@ -142,7 +141,7 @@ class ServerStore(Store):
     def set_vectors(self, vectors: Mapping[str, NamedVectors]) -> None:
         points = []
         for id, own in vectors.items():
-            made = {name: _convert_vector(vector) for name, vector in own.items()}
+            made = {name: convert_vector(models, vector) for name, vector in own.items()}
             points.append(models.PointVectors(id=id, vector=made))
         self.connection.write("update_vectors", collection_name=self.name, points=points)
 
@@ -157,18 +156,18 @@ class ServerStore(Store):
         self.connection.write("batch_update_points", collection_name=self.name, update_operations=changes)
 
     def delete_points(self, some: Filter) -> None:
-        self.connection.write("delete", collection_name=self.name, points_selector=make_filter(some))
+        self.connection.write("delete", collection_name=self.name, points_selector=_make_filter(some))
 
     def reset_field(self, new: DenseField) -> None:
+        parameters = _make_parameters(new)
         there = self._read_vectors().get(new.name)
         if there is not None and there.size == new.size:
-            having = make_filter(Filter(has=(new.name,)))
+            having = _make_filter(Filter(has=(new.name,)))
             self.connection.write("delete_vectors", collection_name=self.name, vectors=[new.name], points=having)
         else:
             if there is not None:
                 self.connection.ask("delete_vector_name", collection_name=self.name, vector_name=new.name)
-            self._create_vector_name(new)
-        parameters = _make_parameters(new)
+            self._create_vector_name(parameters, new.name)
         change = models.VectorParamsDiff(
             hnsw_config=parameters.hnsw_config,
             quantization_config=parameters.quantization_config,
@@ -176,8 +175,7 @@ class ServerStore(Store):
         )
         self.connection.ask("update_collection", collection_name=self.name, vectors_config={new.name: change})
 
-    def _create_vector_name(self, new: DenseField) -> None:
-        parameters = _make_parameters(new)
+    def _create_vector_name(self, parameters: models.VectorParams, name: str) -> None:
         dense = models.DenseVectorConfig(
             size=parameters.size,
             distance=parameters.distance,
@@ -187,7 +185,7 @@ class ServerStore(Store):
         config = models.DenseVectorNameConfig(dense=dense)
         try:
             self.connection.ask(
-                "create_vector_name", collection_name=self.name, vector_name=new.name, vector_name_config=config
+                "create_vector_name", collection_name=self.name, vector_name=name, vector_name_config=config
             )
         except BusyError:
             raise
@@ -228,15 +226,15 @@ class ServerStore(Store):
         return {str(record.id): read_page(record) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
-        for record in self.connection.scroll(self.name, make_filter(some), with_payload=[*PLACE, "image"]):
+        for record in self.connection.scroll(self.name, _make_filter(some), with_payload=[*PLACE, "image"]):
             yield read_page(record)
 
     def count(self, some: Filter) -> int:
-        found = self.connection.ask("count", collection_name=self.name, count_filter=make_filter(some), exact=True)
+        found = self.connection.ask("count", collection_name=self.name, count_filter=_make_filter(some), exact=True)
         return int(found.count)
 
     def facet(self, key: str, some: Filter, limit: int) -> dict[str, int]:
-        return self.connection.facet(self.name, key, make_filter(some), limit)
+        return self.connection.facet(self.name, key, _make_filter(some), limit)
 
     def flush(self) -> None:
         """Nothing to do: a write is answered when it is in the server's log."""
@@ -258,10 +256,7 @@ class ServerStore(Store):
 
 
 def split_pages(pages: Sequence[StoredPage], max_bytes: int = DEFAULT_LIMITS.bytes) -> Iterator[list[StoredPage]]:
-    """Split pages into requests of bounded size.
-
-    Errors: RandSlotError for a page that no request can hold.
-    """
+    """Split pages into requests of bounded size, and refuse a page that no request can hold."""
     for page in pages:
         size = measure_page(page)
         if page.vectors is not None and size + 256 > 32 * 2**20:
@@ -320,12 +315,6 @@ def _make_dense(row: Vectors) -> messages.DenseVector:
     return messages.DenseVector.FromString(bytes(head) + content)
 
 
-def _convert_vector(vector: Vectors | Terms) -> Any:
-    if isinstance(vector, Terms):
-        return models.SparseVector(indices=list(vector.numbers), values=list(vector.weights))
-    return vector.tolist()
-
-
 def _measure_request(request: Nearest) -> int:
     """Return the bytes of a request, about: a file in a filter takes 40."""
     size = 8 * len(request.vector.numbers) if isinstance(request.vector, Terms) else 4 * request.vector.size
@@ -336,14 +325,14 @@ def _measure_request(request: Nearest) -> int:
 
 
 def _make_request(request: Nearest) -> models.QueryRequest:
-    some = None if request.filter == Filter() else make_filter(request.filter)
+    some = None if request.filter == Filter() else _make_filter(request.filter)
     prefetch = None
     if request.candidates is not None:
         name, vector, num = request.candidates
         exact = models.SearchParams(exact=True)
         prefetch = [models.Prefetch(query=vector.tolist(), using=name, limit=num, params=exact, filter=some)]
     if request.corpus is not None:  # servers before 1.18 count how rare words are over all pages
-        params = models.SearchParams(idf=models.IdfCorpusParams(corpus=make_filter(request.corpus)))
+        params = models.SearchParams(idf=models.IdfCorpusParams(corpus=_make_filter(request.corpus)))
     else:
         by_codes = request.oversampling > 0
         codes = models.QuantizationSearchParams(
@@ -351,7 +340,7 @@ def _make_request(request: Nearest) -> models.QueryRequest:
         )
         params = models.SearchParams(exact=not by_codes, quantization=codes)
     return models.QueryRequest(
-        query=_convert_vector(request.vector),
+        query=convert_vector(models, request.vector),
         using=request.field,
         prefetch=prefetch,
         limit=request.limit,
@@ -361,19 +350,5 @@ def _make_request(request: Nearest) -> models.QueryRequest:
     )
 
 
-def make_filter(some: Filter) -> models.Filter:
-    """Return a filter for the server."""
-    must: list[Any] = []
-    must_not: list[Any] = []
-    for conditions, fields in ((must, some.any_of), (must_not, some.none_of)):
-        for name, values in fields.items():
-            conditions.append(models.FieldCondition(key=name, match=models.MatchAny(any=sorted(values))))
-    for conditions, phrases in ((must, some.phrases), (must_not, some.excluded)):
-        for phrase in phrases:
-            conditions.append(models.FieldCondition(key="words", match=models.MatchPhrase(phrase=phrase)))
-    for conditions, names in ((must, some.has), (must_not, some.lacks)):
-        for name in names:
-            conditions.append(models.HasVectorCondition(has_vector=name))
-    if some.first > 1 or some.last is not None:
-        must.append(models.FieldCondition(key="number", range=models.Range(gte=some.first, lte=some.last)))
-    return models.Filter(must=must or None, must_not=must_not or None)
+def _make_filter(some: Filter) -> models.Filter:
+    return make_filter(models, some, lambda name: models.HasVectorCondition(has_vector=name), models.Range)

@@ -84,10 +84,7 @@ class Connection:
         return self.clients[self.current]
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the client. If it fails for now, ask the other nodes, wait, and ask again.
-
-        Errors: RandSlotError; BusyError if the server does not answer within a minute.
-        """
+        """Call a method of the client. If it fails for now, ask the other nodes, wait, and ask again, for a minute."""
         return self._call(method, arguments)
 
     def write(self, method: str, **arguments: Any) -> Any:
@@ -117,8 +114,6 @@ class Connection:
 
         Afterwards the node that was asked knows all earlier changes. The timeout is short: a node whose leader died
         must ask again.
-
-        Errors: NotFoundError.
         """
         with self._without_catch_up():
             self.ask("update_collection_aliases", change_aliases_operations=list(changes), timeout=3)
@@ -242,10 +237,7 @@ class Connection:
 
 
 def connect(address: Address) -> Connection:
-    """Connect to a server by gRPC.
-
-    Errors: RandSlotError if it does not answer, or is too old.
-    """
+    """Connect to a server by gRPC, and check its version."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
         clients = [_make_client(host, port, address.tls) for host, port in address.nodes]

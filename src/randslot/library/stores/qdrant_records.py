@@ -292,10 +292,7 @@ class WriteLease:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lease in a block.
-
-        Errors: BusyError if another process holds it.
-        """
+        """Hold the lease in a block, unless another process holds it."""
         try:
             self._acquire()
         except BaseException:
@@ -312,20 +309,14 @@ class WriteLease:
             self._release()
 
     def check(self) -> None:
-        """Renew the lease if it is about to expire.
-
-        Errors: RandSlotError if this process does not hold it.
-        """
+        """Renew the lease if it is about to expire; refuse if this process does not hold it."""
         if self.held is None:
             raise self._make_lost_error()
         if self.monotonic() >= self.safe_until:
             self.renew()
 
     def renew(self) -> None:
-        """Renew the lease, if it is held. Afterwards the node that was asked knows all earlier changes.
-
-        Errors: RandSlotError if it is lost.
-        """
+        """Renew the lease, if it is held. Afterwards the node that was asked knows all earlier changes."""
         with self._lock:
             if self.held is not None and not self._rename(self.held, replace(self.held, until=self._expiry())):
                 self.held = None
@@ -369,10 +360,7 @@ class WriteLease:
         return [held for held in read if held is not None]
 
     def _check_free(self, seen: list[Held]) -> None:
-        """Refuse a lease that another process holds.
-
-        Errors: BusyError.
-        """
+        """Refuse a lease that another process holds."""
         owner = self._read_owner()
         for held in seen:
             is_dead = held.token == owner.get("token") and self._is_dead(owner)
@@ -448,10 +436,7 @@ class ServerLocation(Location):
     shared = True
 
     def __init__(self, address: Address, *, create: bool) -> None:
-        """Connect to a server.
-
-        Errors: RandSlotError if it does not answer, or the collection is there and not a library.
-        """
+        """Connect to a server; refuse a collection that is there and not a library."""
         self.name, self.folder, self.collection = str(address), address.folder, address.collection
         self.connection = connect(address)
         self.records = ServerRecords(self.connection)

@@ -26,10 +26,6 @@ from ...errors import RandSlotError, first_line
 Vectors = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 NUMBERS = 128  # of a sketch
-CENTRES = 512
-SHARPNESS = 4.0  # for vectors of unit length
-ANCHORS = 4096  # vectors of queries that weights are fitted to, at most
-RIDGE = 1e-4  # of the mean square of a feature
 AT_ONCE = 2**24  # products at once: 64 MB
 
 
@@ -72,10 +68,7 @@ class Sketcher:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Sketcher:
-        """Read what `to_bytes` wrote.
-
-        Errors: RandSlotError if it is damaged.
-        """
+        """Read what `to_bytes` wrote."""
         try:
             with np.load(BytesIO(content), allow_pickle=False) as values:
                 return cls(**{field.name: values[field.name] for field in fields(cls)})
@@ -111,14 +104,14 @@ def _cut(pages: Sequence[Vectors], most: int) -> Iterator[tuple[int, int]]:
 def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketcher:
     """Fit the sketches of a library to vectors of queries as they will be asked, and to some of its pages."""
     dice = np.random.default_rng(0)
-    anchors_XD = _choose(np.concatenate(queries), ANCHORS, dice)
-    centres_CD = _choose(np.concatenate(pages), CENTRES, dice)
+    anchors_XD = _choose(np.concatenate(queries), 4096, dice)
+    centres_CD = _choose(np.concatenate(pages), 512, dice)
     length = np.linalg.norm(anchors_XD, axis=1).mean() * np.linalg.norm(centres_CD, axis=1).mean()
-    sharpness = SHARPNESS / float(length)
+    sharpness = 4.0 / float(length)  # 4 for vectors of unit length
     features = make_features(anchors_XD, centres_CD, sharpness).astype(np.float64)
     num, size = features.shape
     moments = features.T @ features / num
-    moments += RIDGE * np.trace(moments) / size * np.eye(size)
+    moments += 1e-4 * np.trace(moments) / size * np.eye(size)
     # With moments = L L', weights w of a page as L'w: their squared distance is that of two pages' scores over queries.
     root = np.linalg.cholesky(moments)
     to_weights = np.linalg.solve(root, features.T) / num
