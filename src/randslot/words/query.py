@@ -102,10 +102,12 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
 def list_named(query: WordQuery) -> list[NamedWord]:
     """Return the words of a query that mean something by themselves, each once; no pairs of characters."""
     named: dict[tuple[str, ...], NamedWord] = {}
+    places: set[tuple[int, int]] = set()  # inv-20931 and inv20931 are one word as typed
     for token in tokenize(query.plain):
-        terms = query.analyzer.find_terms(token)
-        if query.marked.issuperset(terms) and not _is_pair(token):
-            named.setdefault(terms, NamedWord(query.plain[token.start : token.end], terms, token.start, token.end))
+        terms, place = query.analyzer.find_terms(token), (token.start, token.end)
+        if query.marked.issuperset(terms) and not _is_pair(token) and place not in places:
+            places.add(place)
+            named.setdefault(terms, NamedWord(query.plain[token.start : token.end], terms, *place))
     return list(named.values())
 
 
