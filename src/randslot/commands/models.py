@@ -43,9 +43,13 @@ def train(
         return
     if devices:
         raise UsageError("--devices needs --dry-run. To train on several devices, use torchrun --nproc-per-node.")
+    from torch import distributed
+
     from ..training.train import train
 
     train(chosen, resume=resume)
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()  # else its threads may abort the process at exit
 
 
 @needs_extra("train")
