@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated, cast
 
 import typer
@@ -58,6 +59,9 @@ def start(
 
 def main() -> None:
     """Run the command line; an error is one line, with exit code 2 for wrong usage and 1 for failure."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal need not know every character of a page
     try:
         code = app(prog_name="randslot", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

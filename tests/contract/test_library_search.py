@@ -46,6 +46,12 @@ def test_hits_are_printed_with_file_page_and_text(run, library_once, papers_once
     assert "Battery life" in text
 
 
+def test_a_terminal_that_knows_ascii_only_gets_every_hit(run, library_once):
+    answer = run("search", "Rechnung", "-l", library_once, env={"PYTHONIOENCODING": "ascii"})
+    assert (answer.code, answer.err) == (0, "")
+    assert "brief.pdf" in answer.out
+
+
 def test_hits_in_json(run, library_once, papers_once):
     (hit,) = run("search", "deferred tax 2023", "-l", library_once, "-k", "1", "--json").json
     assert hit.keys() == HIT
