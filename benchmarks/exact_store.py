@@ -19,16 +19,8 @@ import numkong
 import numpy as np
 from numpy.typing import NDArray
 
-from randslot.library.stores.base import (
-    DEFAULT_TUNING,
-    Contents,
-    Origin,
-    StoredPage,
-    StoreHit,
-    StoreQuery,
-    Vectors,
-    Where,
-)
+from randslot.library.stores.points import Origin, StoredPage, Vectors
+from randslot.library.stores.store import DEFAULT_TUNING, Contents, StoreHit, StoreQuery, Where
 
 BLOCK_BYTES = 2**26  # of scores at a time
 FEW = 32  # query vectors up to which reading is what takes time; with more of them, multiplying

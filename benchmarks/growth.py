@@ -95,7 +95,7 @@ def fit(library: str, questions: Sequence[Path], target: Path) -> None:
 
     from randslot.library.library import Library
     from randslot.library.models import choose_line
-    from randslot.library.stores.base import page_id
+    from randslot.library.stores.points import page_id
 
     pages: list[Floats] = []
     texts = [json.loads(line)["query"] for path in questions for line in path.read_text().splitlines()]

@@ -31,10 +31,11 @@ from record import RESULTS, keep, print_table
 from scale import cpu_of
 
 from randslot.library.address import read_address
-from randslot.library.stores.base import Store, StoredPage, StoreQuery, Where
 from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.points import StoredPage
 from randslot.library.stores.qdrant import ServerStore
 from randslot.library.stores.qdrant_connection import connect
+from randslot.library.stores.store import Store, StoreQuery, Where
 
 BATCH = 1000  # pages that the store is given at once
 SEARCHES = 20

@@ -40,7 +40,7 @@ from randslot.evaluation.compare import judge, judge_tasks
 from randslot.evaluation.metrics import ndcg
 from randslot.library.library import Library
 from randslot.library.results import BY, By
-from randslot.library.stores.base import DEFAULT_TUNING, StoreQuery, Where
+from randslot.library.stores.store import DEFAULT_TUNING, StoreQuery, Where
 from randslot.model import open_model
 from randslot.model.text_reader import NAME, UseReader, cut_windows
 from randslot.words.language import DEFAULT, find_query_language

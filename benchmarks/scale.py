@@ -24,7 +24,7 @@ from record import keep, print_table
 
 from randslot.evaluation.cost import Budget
 from randslot.library.address import Address, read_address
-from randslot.library.stores.base import Point, StoredPage, make_payload, make_vectors
+from randslot.library.stores.points import Point, StoredPage, make_payload, make_vectors
 from randslot.library.stores.qdrant import ServerStore, make_message, split_pages
 from randslot.library.stores.qdrant_connection import connect
 

@@ -56,8 +56,9 @@ class Ours:
         self.exact, self.bits = exact, 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from randslot.library.stores.base import StoredPage, Tuning
         from randslot.library.stores.edge import EdgeStore
+        from randslot.library.stores.points import StoredPage
+        from randslot.library.stores.store import Tuning
 
         first = next(blocks)
         if not self.exact and Tuning().has_codes(first.shape[-1]):
@@ -74,7 +75,7 @@ class Ours:
         self.store.optimize()
 
     def search(self, queries: Array) -> list[list[int]]:
-        from randslot.library.stores.base import StoreQuery, Where
+        from randslot.library.stores.store import StoreQuery, Where
 
         found = self.store.search([StoreQuery(query) for query in queries], HITS, Where(), self.exact)
         return [[hit.number for hit in hits] for hits in found]
@@ -88,14 +89,14 @@ class InMemory:
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
         from exact_store import ExactStore
 
-        from randslot.library.stores.base import StoredPage
+        from randslot.library.stores.points import StoredPage
 
         pages = np.concatenate([block.astype(np.float16) for block in blocks])
         self.store = ExactStore(pages.shape[-1])
         self.store.add([StoredPage(FILE, i, "", page) for i, page in enumerate(pages)])
 
     def search(self, queries: Array) -> list[list[int]]:
-        from randslot.library.stores.base import StoreQuery, Where
+        from randslot.library.stores.store import StoreQuery, Where
 
         found = self.store.search([StoreQuery(query) for query in queries], HITS, Where(), True)
         return [[hit.number for hit in hits] for hits in found]
@@ -329,8 +330,8 @@ def measure_opening(folder: Path) -> dict[str, Any]:
 
     Both kinds of search are asked in turn, so that a machine that is slower for a while is so for both.
     """
-    from randslot.library.stores.base import StoreQuery, Where
     from randslot.library.stores.edge import EdgeStore
+    from randslot.library.stores.store import StoreQuery, Where
 
     num, _, dim = np.load(folder / "pages.npy", mmap_mode="r").shape
     before = _memory("VmRSS")
@@ -366,8 +367,9 @@ def _memory(name: str) -> float:
 def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, Any]:
     """Compare the default search with the exact one on vectors of the embedded model, without codes and with."""
     import randslot
-    from randslot.library.stores.base import StoreQuery, Tuning, Where, page_id
     from randslot.library.stores.edge import EdgeStore
+    from randslot.library.stores.points import page_id
+    from randslot.library.stores.store import StoreQuery, Tuning, Where
     from research.samples.drawing import draw_report
     from research.samples.reports import make_reports
     from research.samples.sets import ask_all

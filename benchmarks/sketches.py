@@ -31,7 +31,7 @@ from scale import cpu_of
 
 from randslot.library.results import Progress
 from randslot.library.sketches import LibrarySketches
-from randslot.library.stores.base import StoreQuery, Where
+from randslot.library.stores.store import StoreQuery, Where
 
 SEARCHES = 100
 SHOWN = (
@@ -88,7 +88,7 @@ def say(line: str) -> None:
 
 
 def has_codes(dim: int) -> bool:
-    from randslot.library.stores.base import DEFAULT_TUNING
+    from randslot.library.stores.store import DEFAULT_TUNING
 
     return DEFAULT_TUNING.has_codes(dim)
 

@@ -51,8 +51,9 @@ from randslot.evaluation.metrics import ndcg
 from randslot.evaluation.tasks import own_task
 from randslot.library.languages import LibraryWords, read_stored_text
 from randslot.library.models import LIGHT
-from randslot.library.stores.base import DEFAULT_TUNING, StoredPage, StoreQuery, Where, page_id
 from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.points import StoredPage, page_id
+from randslot.library.stores.store import DEFAULT_TUNING, StoreQuery, Where
 from randslot.pages.text import PageText
 from randslot.words import analyzer as analyzer_module
 from randslot.words import query as query_module

@@ -22,8 +22,8 @@ from growth import CHUNK, Floats, Source, make_source
 from loading import make_pages
 from record import keep, print_table
 
-from randslot.library.stores.base import DEFAULT_TUNING, StoreHit, StoreQuery, Where, error_of_codes, is_doubtful
 from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.store import DEFAULT_TUNING, StoreHit, StoreQuery, Where, error_of_codes, is_doubtful
 
 QUERIES, HITS = 50, 5
 TRUSTING = replace(DEFAULT_TUNING, certainty=0.0)

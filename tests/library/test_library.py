@@ -20,7 +20,7 @@ from sentence_transformers import MultiVectorEncoder
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.library.stores.base import page_id
+from randslot.library.stores.points import page_id
 from randslot.pages import open_page
 from support.libraries import ToyReader, write_tiff
 from support.models import make, noise

@@ -15,17 +15,10 @@ from typer.testing import CliRunner
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
-from randslot.library.stores.base import (
-    MAX_NUMBERS,
-    StoredPage,
-    StoreQuery,
-    Where,
-    measure_page,
-    pages_at_once,
-    split_by_size,
-)
 from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.points import StoredPage, measure_page, split_by_size
 from randslot.library.stores.qdrant import split_pages
+from randslot.library.stores.store import MAX_NUMBERS, StoreQuery, Where, pages_at_once
 from randslot.model import open_model
 from randslot.pages import open_page, read_page_text
 from support import others

@@ -23,16 +23,7 @@ from randslot.errors import BusyError, RandSlotError, UsageError
 from randslot.library.address import Address, read_address
 from randslot.library.library import Library
 from randslot.library.stores import qdrant_connection as connecting
-from randslot.library.stores.base import (
-    Filter,
-    Point,
-    StoredPage,
-    StoredText,
-    StoreQuery,
-    Where,
-    make_payload,
-    make_vectors,
-)
+from randslot.library.stores.points import Filter, Point, StoredPage, StoredText, make_payload, make_vectors
 from randslot.library.stores.qdrant import (
     RequestLimits,
     ServerStore,
@@ -47,6 +38,7 @@ from randslot.library.stores.qdrant_connection import (
     connect,
 )
 from randslot.library.stores.qdrant_records import ABOUT_ID, ServerRecords
+from randslot.library.stores.store import StoreQuery, Where
 from randslot.serve.service import Service
 from randslot.serve.uploads import UploadLimits
 from randslot.words.analyzer import Terms

@@ -21,12 +21,12 @@ from randslot.library import sketches as sketching
 from randslot.library.address import read_address
 from randslot.library.library import Library
 from randslot.library.results import Progress
-from randslot.library.sketches import LibrarySketches
-from randslot.library.stores.base import Sketches, Store, StoredPage, StoredText, StoreQuery, Tuning, Where
+from randslot.library.sketches import MAX_PRODUCTS, LibrarySketches, Sketcher, Sketches, find_nearest, fit_sketcher
 from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.points import SKETCH, StoredPage, StoredText
 from randslot.library.stores.qdrant import ServerStore
 from randslot.library.stores.qdrant_connection import connect
-from randslot.library.stores.sketch import AT_ONCE, NUMBERS, Sketcher, find_nearest, fit_sketcher
+from randslot.library.stores.store import Store, StoreQuery, Tuning, Where
 from randslot.words.analyzer import Terms
 from support.libraries import ToyReader, new_collection, write_tiff
 
@@ -59,7 +59,7 @@ def test_the_best_pages_are_among_the_first_by_sketches():
     pages, queries = clustered(1, 1000, (1, 4, 9)), clustered(2, 450)
     sketcher = fit_sketcher(queries[:400], pages[:500])
     sketches = sketcher.sketch_pages(pages)
-    assert sketches.shape == (1000, NUMBERS)
+    assert sketches.shape == (1000, SKETCH.size)
     shared = 0
     for query in queries[400:]:
         by_sketches = np.argsort(-(sketches @ sketcher.sketch_query(query)))[:50]
@@ -75,8 +75,8 @@ def test_a_saved_sketcher_makes_the_same_sketches_whatever_is_sketched_together(
     alone = np.concatenate([again.sketch_pages([page]) for page in pages])
     np.testing.assert_allclose(together, alone, atol=1e-3)
     np.testing.assert_array_equal(sketcher.sketch_query(queries[0]), again.sketch_query(queries[0]))
-    assert sketcher.sketch_pages([]).shape == (0, NUMBERS)
-    large = clustered(3, 1, (AT_ONCE // len(sketcher.anchors_XD) + 1,))[0]  # is sketched alone
+    assert sketcher.sketch_pages([]).shape == (0, SKETCH.size)
+    large = clustered(3, 1, (MAX_PRODUCTS // len(sketcher.anchors_XD) + 1,))[0]  # is sketched alone
     made = sketcher.sketch_pages([large[:4], large, large[4:8]])
     np.testing.assert_allclose(made[2], sketcher.sketch_pages([large[4:8]])[0], atol=1e-3)
 

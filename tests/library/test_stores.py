@@ -18,20 +18,11 @@ from exact_store import ExactStore
 
 from randslot.library.address import read_address
 from randslot.library.languages import LibraryWords
-from randslot.library.stores.base import (
-    DEFAULT_TUNING,
-    Contents,
-    Store,
-    StoredPage,
-    StoredText,
-    StoreQuery,
-    Tuning,
-    Where,
-    page_id,
-)
 from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.points import StoredPage, StoredText, page_id
 from randslot.library.stores.qdrant import ServerStore
 from randslot.library.stores.qdrant_connection import connect
+from randslot.library.stores.store import DEFAULT_TUNING, Contents, Store, StoreQuery, Tuning, Where
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
@@ -395,7 +386,7 @@ import sys, uuid
 from pathlib import Path
 import numpy as np
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.base import StoredPage
+from randslot.library.stores.points import (StoredPage)
 
 store = EdgeStore(Path(sys.argv[1]), 1024)
 vectors = np.full((4, 1024), 1 / 32, np.float32)

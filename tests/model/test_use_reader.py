@@ -14,7 +14,7 @@ import pytest
 from randslot.errors import MissingError, UsageError
 from randslot.library.library import Library
 from randslot.library.models import ACROSS, LIGHT, STRONG, ReadingCheck
-from randslot.library.stores.base import StoreHit, StoreQuery
+from randslot.library.stores.store import StoreHit, StoreQuery
 from randslot.model import open_model
 from randslot.model import text_reader as use_reader
 from randslot.model.opening import open_torch_model

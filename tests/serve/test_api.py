@@ -11,7 +11,7 @@ import pytest
 
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
-from randslot.library.stores.base import page_id
+from randslot.library.stores.points import page_id
 from randslot.model import open_model
 from randslot.serve.access import Access, Refused
 from randslot.serve.app import make_app

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..files import write_json
 from ..library.library import Library
 from ..library.results import By
-from ..library.stores.base import BYTES_PER_NUMBER
+from ..library.stores.points import BYTES_PER_NUMBER
 from ..model.reader import PageReader
 from ..pages import NoTextError, open_page, read_page_text
 from ..tables import Cell, Table

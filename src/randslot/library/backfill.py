@@ -15,7 +15,7 @@ from .ingest import SAFE_SECONDS, SAMPLE
 from .readers import FileReader, WantedPages, hash_text
 from .results import Progress
 from .sources import is_gone
-from .stores.base import Origin, StoredPage, StoredText
+from .stores.points import Origin, StoredPage, StoredText
 from .workers import WorkerPool
 
 if TYPE_CHECKING:

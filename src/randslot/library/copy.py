@@ -17,7 +17,8 @@ from .location import clear, is_kept
 from .manifest import File
 from .models import check_model
 from .results import Progress
-from .stores.base import StoredPage, StoreHit, StoreQuery, Where, page_id, pages_at_once
+from .stores.points import StoredPage, page_id
+from .stores.store import StoreHit, StoreQuery, Where, pages_at_once
 
 PAGES = 256  # to read and write at once, if they are small
 SAME = "both are the same library: name two different places"

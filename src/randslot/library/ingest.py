@@ -18,7 +18,7 @@ from .manifest import File
 from .readers import FileReader, ReadPage, WantedPages
 from .results import Progress, Summary
 from .sources import is_gone
-from .stores.base import BYTES_PER_NUMBER, StoredPage, page_id
+from .stores.points import BYTES_PER_NUMBER, StoredPage, page_id
 from .workers import Inspected, WorkerPool
 
 if TYPE_CHECKING:

@@ -44,7 +44,8 @@ from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import check_metadata, find_unknown, make_where, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
-from .stores.base import BYTES_PER_NUMBER, StoredPage, Vectors, mean_numbers
+from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
+from .stores.store import mean_numbers
 from .verify import verify_library
 from .workers import WorkerPool
 

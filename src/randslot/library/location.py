@@ -21,8 +21,8 @@ from ..files import read_json, write_json, write_whole
 from .address import is_address, read_address
 from .manifest import File, FileManifest, Manifest
 from .sources import is_below
-from .stores.base import Store
 from .stores.edge import EdgeStore
+from .stores.store import Store
 
 FORMAT = 2  # of new libraries
 FORMATS = (2, 3)  # that can be opened; 3 has sketches

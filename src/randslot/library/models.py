@@ -15,7 +15,8 @@ from ..errors import MissingError, RandSlotError, UsageError
 from ..extras import needs_extra
 from ..model.reader import Identity, PageReader, find_teacher, is_url, read_identity
 from ..words.language import NO_STEMS, find_query_language
-from .stores.base import Store, StoredPage, Vectors
+from .stores.points import StoredPage, Vectors
+from .stores.store import Store
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Name = str | os.PathLike[str]

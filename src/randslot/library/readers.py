@@ -13,7 +13,7 @@ from ..errors import RandSlotError
 from ..model.batching import page_share, return_freed_memory
 from ..model.reader import PageReader, Reads
 from ..pages.text import NO_TEXT, PageText
-from .stores.base import BYTES_PER_NUMBER, Vectors
+from .stores.points import BYTES_PER_NUMBER, Vectors
 from .workers import WorkerPool
 
 

@@ -15,7 +15,8 @@ from .languages import read_stored_text
 from .manifest import File
 from .results import By, Copy, Hit, Match, QueryResult
 from .sources import is_match
-from .stores.base import StoredPage, StoreHit, StoreQuery, Vectors, Where
+from .stores.points import StoredPage, Vectors
+from .stores.store import StoreHit, StoreQuery, Where
 
 if TYPE_CHECKING:
     from .library import Library

@@ -35,7 +35,7 @@ from .location import folder_size
 from .manifest import File
 from .results import Hit, Progress, Status, Summary
 from .search import is_meant
-from .stores.base import BYTES_PER_NUMBER
+from .stores.points import BYTES_PER_NUMBER
 
 STAGES = {
     "reading": "reading pages",

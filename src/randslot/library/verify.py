@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .results import Progress
-from .stores.base import DamagedError, Store, page_id, pages_at_once
+from .stores.points import page_id
+from .stores.store import DamagedError, Store, pages_at_once
 
 if TYPE_CHECKING:
     from .library import Library

@@ -23,7 +23,7 @@ from ..library.library import Library
 from ..library.manifest import File, show_name, tell_apart
 from ..library.results import QueryResult, Summary
 from ..library.sharing import LibraryClient
-from ..library.stores.base import page_id
+from ..library.stores.points import page_id
 from ..pages import DOCUMENT_SUFFIXES, short
 from ..pages.formats import show_pages
 from ..pages.images import to_jpeg

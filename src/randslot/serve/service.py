@@ -27,7 +27,7 @@ from ..library.manifest import File, show_folder, show_name, tell_apart
 from ..library.results import By, Hit, QueryResult
 from ..library.search import has_metadata
 from ..library.sources import is_match
-from ..library.stores.base import page_id
+from ..library.stores.points import page_id
 from ..library.workers import WorkerPool
 from ..pages import KINDS
 from ..pages.formats import show_pages

@@ -16,30 +16,22 @@ import qdrant_edge as edge
 
 from ...errors import RandSlotError, first_line
 from ...files import read_json
-from .base import (
-    DEFAULT_TUNING,
+from .points import (
     INTEGERS,
     KEYWORDS,
-    PLACE,
     SPARSE_FIELDS,
     TEXTS,
     VECTOR_NAME,
-    DamagedError,
     DenseField,
     Filter,
     NamedVectors,
-    Nearest,
     Point,
-    Store,
     StoredPage,
-    StoreHit,
-    Tuning,
     convert_vector,
     make_filter,
-    make_vector_field,
-    read_hit,
     read_page,
 )
+from .store import DEFAULT_TUNING, PLACE, DamagedError, Nearest, Store, StoreHit, Tuning, make_vector_field, read_hit
 
 
 class EdgeStore(Store):

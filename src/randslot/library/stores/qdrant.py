@@ -18,11 +18,9 @@ from qdrant_client.conversions.conversion import payload_to_grpc
 from ...errors import BusyError, RandSlotError, UsageError
 from ...words.analyzer import Terms
 from ..address import SETTINGS
-from .base import (
-    DEFAULT_TUNING,
+from .points import (
     INTEGERS,
     KEYWORDS,
-    PLACE,
     SKETCH,
     SPARSE_FIELDS,
     TEXTS,
@@ -30,22 +28,17 @@ from .base import (
     DenseField,
     Filter,
     NamedVectors,
-    Nearest,
     Point,
-    Store,
     StoredPage,
-    StoreHit,
-    Tuning,
     Vectors,
     convert_vector,
     make_filter,
-    make_vector_field,
     measure_page,
-    read_hit,
     read_page,
     split_by_size,
 )
 from .qdrant_connection import Connection, is_id
+from .store import DEFAULT_TUNING, PLACE, Nearest, Store, StoreHit, Tuning, make_vector_field, read_hit
 
 
 @dataclass(frozen=True)

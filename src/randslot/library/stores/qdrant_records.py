@@ -31,9 +31,10 @@ from ..address import FILES, Address
 from ..location import Location, has_ended, lost_pages
 from ..manifest import File, replaced
 from ..models import read_binding
-from .base import BYTES_PER_NUMBER, mean_numbers
+from .points import BYTES_PER_NUMBER
 from .qdrant import ServerStore
 from .qdrant_connection import LISTED_POINTS, Connection, NotFoundError, connect, is_id
+from .store import mean_numbers
 
 ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
 LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))

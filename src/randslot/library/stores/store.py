@@ -1,37 +1,46 @@
 """What all stores do: pages in, ranked pages out. The engines (edge.py, qdrant.py) only translate.
 
-A page is a point: named vectors, and a payload with its file, number, image and text. Its vectors are dense ("page":
-several, compared by MaxSim; "sketch": one, see sketch.py) or sparse ("words": terms with their BM25 weights, which the
-engine multiplies by how rare they are). A search asks the engine for the nearest pages by each field, and combines the
-ranks here. So a new field of words, or another way to combine scores, changes this file only.
+A search asks the engine for the nearest pages by each field, and combines the ranks here. So a new field of words, or
+another way to combine scores, changes this file only.
 """
 
 from __future__ import annotations
 
-import base64
 import math
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ...errors import RandSlotError
 from ...words.analyzer import Terms
-from .sketch import NUMBERS, Sketcher
+from .points import (
+    PART,
+    SKETCH,
+    TERMS_NAME,
+    VECTOR_NAME,
+    DenseField,
+    Filter,
+    NamedVectors,
+    Origin,
+    Point,
+    StoredPage,
+    Vectors,
+    halve,
+    make_changes,
+    make_payload,
+    make_vectors,
+    measure_page,
+    split_by_size,
+)
 
-T = TypeVar("T")
-Vectors = NDArray[np.float32]
-NamedVectors = dict[str, "Vectors | Terms"]
-BYTES_PER_NUMBER = 2  # of a vector: stores keep half precision
+if TYPE_CHECKING:
+    from ..sketches import Sketches
+
 MAX_NUMBERS = 2**22  # of vectors in memory at once: engines take and return Python lists, some 30 bytes a number
 SAMPLE = 16  # pages that tell how large the vectors of a page are
 PLACE = ["file", "number"]  # what a hit has of a payload
-PART = "part"  # in a payload: the model has read a part of the page
 
 
 @dataclass(frozen=True)
@@ -69,54 +78,6 @@ DEFAULT_TUNING = Tuning()
 
 class DamagedError(RandSlotError):
     """Stored vectors cannot be read."""
-
-
-# -- pages and queries
-
-
-def page_id(file: str, number: int) -> str:
-    """Return the id of a page, the same in every store."""
-    return str(uuid.uuid5(uuid.UUID(file), str(number)))
-
-
-Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
-"""Where the text of a page is from: the file ("layer") or OCR. Or why it has none: it has no layer and waits for OCR
-("none"), OCR found nothing ("blank") or failed, or nobody has looked yet ("")."""
-
-
-@dataclass(frozen=True)
-class StoredText:
-    """The text of a page. boxes: of its words, eight bytes each. words: in order, for phrases. terms: for BM25.
-
-    fields: headings and titles of the page, as in `PageText`.
-    """
-
-    origin: Origin
-    text: str = ""
-    boxes: bytes = b""
-    words: str = ""
-    terms: Terms = field(default_factory=Terms)
-    fields: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StoredPage:
-    """A page: the id of its file, its number from 1, a hash of its content, its vectors (K, D) and its text.
-
-    vectors: None in a library without a model, or if they are to come. text: None if nobody has looked for one. cut:
-    whether the page has more text than the model has read.
-    """
-
-    file: str
-    number: int
-    image: str
-    vectors: Vectors | None = None
-    text: StoredText | None = None
-    cut: bool = False
-
-    @property
-    def id(self) -> str:
-        return page_id(self.file, self.number)
 
 
 @dataclass(frozen=True)
@@ -162,60 +123,6 @@ class Contents:
     origins: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Sketches:
-    """How pages are sketched. candidates: pages that a search finds by sketches and scores in full; 0: it does not."""
-
-    sketcher: Sketcher
-    candidates: int = 0
-
-    def sketch(self, pages: Sequence[StoredPage]) -> dict[str, Vectors]:
-        """Return the sketches of the pages that have vectors, by id."""
-        ids, vectors = [], []
-        for page in pages:
-            if page.vectors is not None:
-                ids.append(page.id)
-                vectors.append(page.vectors)
-        return dict(zip(ids, self.sketcher.sketch_pages(vectors), strict=True))
-
-
-# -- what an engine is asked
-
-
-@dataclass(frozen=True)
-class DenseField:
-    """A named dense vector of pages. is_multi: a page has several, compared by MaxSim. has_codes: a bit a number."""
-
-    name: str
-    size: int
-    is_multi: bool = False
-    has_codes: bool = False
-
-
-VECTOR_NAME, TERMS_NAME = "page", "words"
-SPARSE_FIELDS = (TERMS_NAME,)
-SKETCH = DenseField("sketch", NUMBERS)
-KEYWORDS, TEXTS, INTEGERS = ("file", "origin", "read"), ("words",), ("number",)  # indexed fields of the payload
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which points are meant: all that is given must hold.
-
-    any_of, none_of: the field of a payload has one of these values, or none of them. phrases, excluded: of the words.
-    first, last: numbers of pages. has, lacks: names of vectors.
-    """
-
-    any_of: Mapping[str, Collection[str]] = field(default_factory=dict)
-    none_of: Mapping[str, Collection[str]] = field(default_factory=dict)
-    phrases: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-    first: int = 1
-    last: int | None = None
-    has: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
-
-
 class Candidates(NamedTuple):
     """The points that are nearest by another field, which alone are scored."""
 
@@ -239,14 +146,6 @@ class Nearest:
     corpus: Filter | None = None
     candidates: Candidates | None = None
     oversampling: float = 0.0
-
-
-class Point(NamedTuple):
-    """A page as an engine keeps it."""
-
-    id: str
-    vectors: NamedVectors
-    payload: dict[str, Any]
 
 
 class Store(ABC):
@@ -310,7 +209,7 @@ class Store(ABC):
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
         """Give sketches to pages that are there."""
         assert self.sketches is not None
-        self.set_vectors({id: {SKETCH.name: _halve(sketch)} for id, sketch in self.sketches.sketch(pages).items()})
+        self.set_vectors({id: {SKETCH.name: halve(sketch)} for id, sketch in self.sketches.sketch(pages).items()})
 
     # -- searches
 
@@ -524,115 +423,9 @@ def pages_at_once(store: Store, max_pages: int) -> int:
     return max(1, min(max_pages, 2 * MAX_NUMBERS // max(mean_numbers(store), 1)))
 
 
-def measure_page(page: StoredPage) -> int:
-    """Return the bytes of a page in a request, about."""
-    size = 0 if page.vectors is None else 4 * page.vectors.size
-    if page.text is not None:
-        size += 4 * (len(page.text.text) + len(page.text.words)) + 2 * len(page.text.boxes)
-        size += 8 * len(page.text.terms.numbers)
-    return size
-
-
-def split_by_size(
-    values: Sequence[T], measure: Callable[[T], int], max_bytes: int, max_num: int = 2**30
-) -> Iterator[list[T]]:
-    """Split values into lists of bounded size; a value that is larger is alone."""
-    some: list[T] = []
-    size = 0
-    for value in values:
-        own = measure(value) + 256  # of a point or query beside its vectors and ids
-        if some and (len(some) == max_num or size + own > max_bytes):
-            yield some
-            some, size = [], 0
-        some.append(value)
-        size += own
-    if some:
-        yield some
-
-
-# -- from pages to points and back
-
-
 def make_vector_field(dim: int, tuning: Tuning) -> DenseField:
     """Return the field of the vectors of pages."""
     return DenseField(VECTOR_NAME, dim, is_multi=True, has_codes=tuning.has_codes(dim))
-
-
-def make_vectors(page: StoredPage, sketch: Vectors | None = None) -> NamedVectors:
-    """Return the named vectors of a page, in half precision: so all engines keep the same numbers."""
-    vectors: NamedVectors = {}
-    if page.vectors is not None:
-        vectors[VECTOR_NAME] = _halve(page.vectors)
-    if page.text is not None and page.text.terms.numbers:
-        vectors[TERMS_NAME] = page.text.terms
-    if sketch is not None:
-        vectors[SKETCH.name] = _halve(sketch)
-    return vectors
-
-
-def _halve(vectors: Vectors) -> Vectors:
-    return vectors.astype(np.float16).astype("<f4")
-
-
-def make_payload(page: StoredPage) -> dict[str, Any]:
-    """Return all that is stored of a page beside its vectors."""
-    return {"file": page.file, "number": page.number, "image": page.image, **make_changes(page)}
-
-
-def make_changes(page: StoredPage) -> dict[str, Any]:
-    """Return the payload of what is given of a page that is there."""
-    payload: dict[str, Any] = {}
-    if page.text is not None:
-        boxes = base64.b64encode(page.text.boxes).decode()
-        payload |= {"origin": page.text.origin, "text": page.text.text, "boxes": boxes, "words": page.text.words}
-        payload["fields"] = dict(page.text.fields)
-    if page.vectors is not None:
-        payload["image"] = page.image
-    if page.cut:
-        payload["read"] = PART
-    return payload
-
-
-def read_page(record: Any) -> StoredPage:
-    """Return the page of a record, as much as was read of it; both engines have records of one shape."""
-    payload, vectors = record.payload, record.vector or {}
-    own = np.array(vectors[VECTOR_NAME], np.float32) if VECTOR_NAME in vectors else None
-    text = None
-    if "origin" in payload:
-        sparse = vectors.get(TERMS_NAME)
-        terms = Terms(tuple(sparse.indices), tuple(sparse.values)) if sparse else Terms()
-        boxes = base64.b64decode(payload["boxes"])
-        fields = payload.get("fields", {})
-        text = StoredText(payload["origin"], payload["text"], boxes, payload["words"], terms, fields)
-    cut = payload.get("read") == PART
-    return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), own, text, cut)
-
-
-# -- to the types of an engine: both have classes of the same names
-
-
-def make_filter(types: Any, some: Filter, has: Callable[[str], Any], numbers: Callable[..., Any]) -> Any:
-    """Return a filter for an engine. has: its condition for a named vector. numbers: its range."""
-    must: list[Any] = []
-    must_not: list[Any] = []
-    for conditions, fields in ((must, some.any_of), (must_not, some.none_of)):
-        for name, values in fields.items():
-            conditions.append(types.FieldCondition(key=name, match=types.MatchAny(any=sorted(values))))
-    for conditions, phrases in ((must, some.phrases), (must_not, some.excluded)):
-        for phrase in phrases:
-            conditions.append(types.FieldCondition(key="words", match=types.MatchPhrase(phrase=phrase)))
-    for conditions, names in ((must, some.has), (must_not, some.lacks)):
-        conditions += map(has, names)
-    if some.first > 1 or some.last is not None:
-        must.append(types.FieldCondition(key="number", range=numbers(gte=some.first, lte=some.last)))
-    return types.Filter(must=must or None, must_not=must_not or None)
-
-
-def convert_vector(types: Any, vector: Vectors | Terms) -> Any:
-    """Return a vector as an engine takes it."""
-    if isinstance(vector, Terms):
-        return types.SparseVector(indices=list(vector.numbers), values=list(vector.weights))
-    return vector.tolist()
 
 
 # -- scores
