@@ -39,8 +39,7 @@ from record import keep, print_table, time_ways
 import randslot
 from randslot.evaluation.metrics import ndcg_of_each
 from randslot.evaluation.tasks import own_task
-from randslot.model.loading import make_student
-from randslot.model.model import RandSlotModel
+from randslot.model.model import RandSlotModel, make_student
 from randslot.pages import read_page_text
 from randslot.training.distill import Distillation, distill
 from research.experiments.embedded import NUM_REPORTS, HeldOut

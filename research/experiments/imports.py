@@ -24,7 +24,7 @@ STEPS = {
     "torch": "import torch",
     "transformers, with a backbone and a tokenizer": "from transformers import AutoTokenizer, Qwen2_5_VLModel",
     "sentence_transformers": "from transformers import AutoTokenizer, Qwen2_5_VLModel; import sentence_transformers",
-    "randslot.model.loading, which is all that a query needs": "import randslot.model.loading",
+    "randslot.model.model, which is all that a query needs": "import randslot.model.model",
 }
 # The messages of the protocol alone: a package that is imported runs its own first file, so it takes a trick.
 MESSAGES = """

@@ -21,7 +21,6 @@ EXTRAS = {
     "datasets": "train",
     "pyarrow": "train",
     "tensorboard": "train",
-    "xxhash": "train",
     "matplotlib": "evaluate",
     "mteb": "evaluate",
     "pydantic": "evaluate",

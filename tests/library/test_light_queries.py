@@ -18,7 +18,7 @@ from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import models
 from randslot.library.library import Library
-from randslot.model.loading import make_student
+from randslot.model.model import make_student
 from randslot.model.reader import Identity
 from randslot.serve.access import Access
 from randslot.serve.app import make_app

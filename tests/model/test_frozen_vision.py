@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import randslot
-from randslot.model.frozen_vision import FrozenVision
+from randslot.model.encoder import FrozenVision
 from support.models import make
 from support.pairs import small
 
@@ -18,7 +18,7 @@ TOWERS = ("visual.", "vision_model.", "connector.")
 def test_vectors_and_gradients_are_those_of_a_frozen_tower(vision_family, pages, tmp_path):
     plain, model = make(vision_family, slots="zero"), make(vision_family, slots="zero")
     plain.backbone.freeze_vision()
-    frozen = FrozenVision(model)
+    frozen = FrozenVision(model.encoder)
     places: list[str | bytes] = []
     for number, page in enumerate(pages):
         page.save(tmp_path / f"{number}.png")

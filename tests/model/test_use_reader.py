@@ -15,9 +15,8 @@ from randslot.errors import MissingError, UsageError
 from randslot.library.library import Library
 from randslot.library.models import ACROSS, LIGHT, STRONG, ReadingCheck
 from randslot.library.stores.store import StoreHit, StoreQuery
-from randslot.model import open_model
+from randslot.model import open_model, open_torch_model
 from randslot.model import text_reader as use_reader
-from randslot.model.opening import open_torch_model
 from randslot.model.reader import read_identity
 from randslot.model.text_reader import NAME, UseReader
 from support.pdf import write_drawings

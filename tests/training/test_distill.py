@@ -13,8 +13,7 @@ from PIL import Image
 
 import randslot
 from randslot.errors import RandSlotError, UsageError
-from randslot.model.loading import make_student
-from randslot.model.model import RandSlotModel
+from randslot.model.model import RandSlotModel, make_student
 from randslot.training.distill import Distillation, StudentTraining, TaughtQueries, distill, read_queries
 from support.models import make
 from support.others import save_minilm

@@ -168,7 +168,7 @@ def _open_model(model: str | None, settings: dict[str, Any], trust_remote_code: 
         return model
     if model is None:
         raise UsageError(f"{given[0]} needs --model")
-    from ..model.opening import open_model
+    from ..model import open_model
 
     return open_model(model, **settings, trust_remote_code=trust_remote_code or None)
 

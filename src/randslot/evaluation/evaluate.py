@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
+from ..model import open_torch_model
 from ..model.batching import Ahead, in_groups, return_freed_memory
 from ..model.model import RandSlotModel
-from ..model.opening import open_torch_model
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
 from ..model.sentence_model import EmbeddingModel

@@ -83,7 +83,7 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 
     trust_remote_code: run its own Python code, if it has any that this user has not trusted before.
     """
-    from ..model.opening import open_model
+    from ..model import open_model
 
     place = name or bound.name
     if place is None:
@@ -185,7 +185,7 @@ class LibraryModels:
 
     def _open(self, model: Any) -> PageReader:
         if isinstance(model, str | os.PathLike):
-            from ..model.opening import open_model
+            from ..model import open_model
 
             name = os.fspath(model)
             return open_model(name, **{} if is_url(name) else {"trust_remote_code": self.trust_remote_code or None})

@@ -1,21 +1,23 @@
-"""A model: what turns pages and queries into vectors. Its face is `RandSlotModel`; nothing outside looks behind it."""
+"""A model: what turns pages and queries into vectors. `open_model` opens any of them by its name."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..extras import needs_extra
+from .reader import Identity, PageReader, is_url
 
 if TYPE_CHECKING:
     from .encoder import SlotEncoder
-    from .loading import load, tiny, untrained
-    from .model import RandSlotModel
-    from .opening import open_model
-    from .reader import Identity, PageReader
+    from .model import RandSlotModel, load, tiny, untrained
     from .remote_model import remote
     from .sentence_model import EmbeddingModel
     from .settings import Settings
+    from .text_reader import UseReader
 
 __all__ = [
     "EmbeddingModel",
@@ -33,16 +35,13 @@ __all__ = [
 
 _HOMES = {
     "EmbeddingModel": "sentence_model",
-    "Identity": "reader",
-    "PageReader": "reader",
     "RandSlotModel": "model",
     "Settings": "settings",
     "SlotEncoder": "encoder",
-    "load": "loading",
-    "open_model": "opening",
+    "load": "model",
     "remote": "remote_model",
-    "tiny": "loading",
-    "untrained": "loading",
+    "tiny": "model",
+    "untrained": "model",
 }
 
 
@@ -52,3 +51,52 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra():
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | UseReader:
+    """Open any model to search with: by its folder or hub id, at the address of a server, or "use-multilingual".
+
+    A folder or hub id holds a saved RandSlot model, a backbone, which gets new slots, or a model of
+    sentence-transformers, with several vectors a page or one. With a `template`, it is a backbone. Options are those of
+    `load` or `load_embedding_model`; None means the default.
+
+    Errors: UsageError for an option that this kind of model does not have. RandSlotError if there is no such model, or
+    it cannot run here. MissingError without the extra that it needs.
+    """
+    from .text_reader import NAME, UseReader
+
+    given = {option: value for option, value in options.items() if value is not None}
+    if name == NAME:
+        for option in ("revision", "dtype", "device", "trust_remote_code"):  # it has only one of each, and no code
+            given.pop(option, None)
+        reader = UseReader()
+        reader.use(**given)
+        return reader
+    return open_torch_model(name, **given)
+
+
+def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel:
+    """Like `open_model`, for models that run in torch or on a server."""
+    from .text_reader import NAME
+
+    if name == NAME:
+        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
+    if get_close_matches(name, [NAME], cutoff=0.9) and not Path(name).exists():
+        raise UsageError(f"no model {name!r}: did you mean {NAME}?")
+    given = {option: value for option, value in options.items() if value is not None}
+    with needs_extra():
+        from . import sentence_loading
+        from .hub import MODEL_FILES, WITH_CODE, find
+        from .model import load_source
+        from .remote_model import remote
+
+    if is_url(name):
+        if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+            raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
+        return remote(name, **given)
+    code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
+    source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
+    kind = sentence_loading.find_kind(source)
+    if kind in ("randslot", "backbone") or "template" in given:
+        return load_source(source, **given)
+    return sentence_loading.load_embedding_model(source, kind, **code, **given)

@@ -28,7 +28,7 @@ from .checkpoint import check_fit, merge_adapter, share_weights
 from .encoder import SlotEncoder
 from .families.base import Family
 from .hub import SERVING
-from .loading import load
+from .model import load
 from .preprocessing import QUERY
 from .reader import SIDES, Side
 from .slots import STRATEGIES, Strategy, Zero

@@ -22,8 +22,7 @@ from .backbone import bars_in_terminals
 from .checkpoint import ADAPTER_CONFIG, CONFIG
 from .encoder import SlotEncoder
 from .hub import MODEL_FILES, WITH_CODE, Source, find
-from .loading import choose_dtype
-from .model import RandSlotModel
+from .model import RandSlotModel, choose_dtype
 from .reader import Reads
 from .sentence_model import EmbeddingModel, EmbeddingSettings
 

@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 from torch.utils.data import BatchSampler
 
 from ..errors import RandSlotError, UsageError, first_line
-from ..model.frozen_vision import FrozenVision, KnownPage
+from ..model.encoder import FrozenVision, KnownPage
 from ..model.hub import is_hub_id
 from ..model.preprocessing import Preprocessor
 from ..pages import is_file, open_page, page_file, short

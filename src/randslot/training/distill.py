@@ -33,9 +33,8 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError
 from ..files import read_json, read_lines, write_json
 from ..machine import describe_machine, find_commit, list_versions
-from ..model.loading import load, make_student
-from ..model.model import RandSlotModel
-from ..model.opening import open_torch_model
+from ..model import open_torch_model
+from ..model.model import RandSlotModel, load, make_student
 from ..model.reader import Identity, PageReader, check_query, is_url, read_identity
 from .data import list_queries, read_rows
 from .recipe import CHOICES

@@ -25,8 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ..errors import RandSlotError, UsageError
 from ..model.backbone import find_shape
 from ..model.hub import is_hub_id
-from ..model.loading import untrained
-from ..model.model import RandSlotModel
+from ..model.model import RandSlotModel, untrained
 from ..tables import Cell, Table, write_table
 from .data import load_pairs
 from .hardware import add_kernels, choose_hardware, free_shared_memory, largest_page, share, shared_bytes

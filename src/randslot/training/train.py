@@ -30,9 +30,8 @@ from transformers.utils import logging
 from ..errors import RandSlotError, UsageError
 from ..files import write_json
 from ..machine import find_commit, list_versions
-from ..model.frozen_vision import FrozenVision
-from ..model.loading import load, untrained
-from ..model.model import RandSlotModel
+from ..model.encoder import FrozenVision
+from ..model.model import RandSlotModel, load, untrained
 from ..model.preprocessing import Preprocessor
 from ..plots import draw_losses
 from .data import (
@@ -222,7 +221,7 @@ class TrainingRun:
         args = make_arguments(recipe, self.folder, self.world, self.hardware)
         num_steps = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or num_steps, num_steps)
-        self.frozen = FrozenVision(model) if recipe.still_vision else None
+        self.frozen = FrozenVision(model.encoder) if recipe.still_vision else None
         read = self.frozen.read if self.frozen else model.page_opener
         opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
         preprocessor = ColumnPreprocessor(self._make_preprocessor(model), self.frozen)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ...errors import UsageError
 from .base import Family
 from .idefics3 import SmolVLM
-from .qwen3_5 import Qwen35
-from .qwen_vl import Qwen3VL, Qwen25VL
+from .qwen_vl import Qwen3VL, Qwen25VL, Qwen35
 from .text import Llama, Qwen2, Qwen3
 
 FAMILIES: dict[str, Family] = {}

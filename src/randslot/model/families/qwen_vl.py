@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL, the backbones of the paper: visual tokens among the text, positions in three dimensions.
+"""Qwen2.5-VL, Qwen3-VL (the paper's backbones) and Qwen3.5: visual tokens among the text, positions in 3 dimensions.
 
 Shapes: B batch, L positions, D hidden dimension.
 """
@@ -183,6 +183,26 @@ class Qwen3VL(QwenVL):
             closed=True,
         )
     }
+
+
+class Qwen35(QwenVL):
+    """Qwen3.5: prompt, image size and positions of Qwen3-VL; the image enters at the first layer only.
+
+    Three of four layers are gated DeltaNet layers, which carry a state instead of attending. They are causal, so one
+    pass is as exact as with attention. The state is a matrix and the last three inputs of a short convolution; left
+    padding leaves both at zero: transformers zeroes the inputs of padded positions.
+    """
+
+    name = "qwen3.5"
+    model_type = "qwen3_5"
+    # In a DeltaNet layer `in_proj_qkv` makes query, key and value in one matrix, and `out_proj` plays the part of
+    # o_proj: these two get the adapter. The output gate (in_proj_z) and the write and forget gates (in_proj_b,
+    # in_proj_a) get none: the attention of the paper's backbones has nothing like them.
+    lora_targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|in_proj_qkv|out_proj)"
+    spare_weights = ("lm_head.", "mtp.")  # the head, and the multi-token prediction layer
+    video_processor = "Qwen3VLVideoProcessor"
+    kernels: ClassVar = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+    cache_keeps_gradients = False  # transformers overwrites each state in place
 
 
 def image_size(image_processor: Any, visual_tokens: int) -> dict[str, int]:
