@@ -55,9 +55,8 @@ from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.points import StoredPage, page_id
 from randslot.library.stores.store import DEFAULT_TUNING, StoreQuery, Where
 from randslot.pages.text import PageText
-from randslot.words import analyzer as analyzer_module
 from randslot.words import query as query_module
-from randslot.words.analyzer import JOINED_WEIGHT, Analyzer, get_analyzer, list_words
+from randslot.words.analyzer import Analyzer, get_analyzer, list_words
 from randslot.words.query import read_query
 
 Array = NDArray[Any]
@@ -253,7 +252,7 @@ def make_engines(half: Half) -> dict[str, Ask]:
 def measure_joined(manuals: Path, folder: Path) -> list[dict[str, Any]]:
     """Ask the questions of dev with every weight of joined words, and those of test with none and with the chosen."""
     rows = []
-    for name, weights in (("dev", JOINED), ("test", (0.0, JOINED_WEIGHT))):
+    for name, weights in (("dev", JOINED), ("test", (0.0, query_module.JOINED_WEIGHT))):
         half = open_half(name, manuals, folder)
         ranked: dict[float, list[list[str]]] = {}
         for weight in weights:
@@ -272,14 +271,14 @@ def measure_joined(manuals: Path, folder: Path) -> list[dict[str, Any]]:
 @contextmanager
 def joining(weight: float) -> Iterator[None]:
     """Give joined words a weight; with 0 there are none."""
-    join, usual = query_module._join_neighbours, analyzer_module.JOINED_WEIGHT
-    analyzer_module.JOINED_WEIGHT = weight
+    join, usual = query_module._join_neighbours, query_module.JOINED_WEIGHT
+    query_module.JOINED_WEIGHT = weight
     if not weight:
         query_module._join_neighbours = lambda text, analyzer, grammar: iter(())
     try:
         yield
     finally:
-        query_module._join_neighbours, analyzer_module.JOINED_WEIGHT = join, usual
+        query_module._join_neighbours, query_module.JOINED_WEIGHT = join, usual
 
 
 def rank(library: randslot.Library, query: str, filters: Mapping[str, Any] | None = None) -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m research.experiments.fields data/shelf/dev data/manuals/dev
 
-Chosen by these rows: FIELD_WEIGHTS, SATURATION and LENGTH_SHARE in `randslot.words.analyzer`.
+Chosen by these rows: FIELD_WEIGHTS, k1 and b in `randslot.words.analyzer`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from randslot.words.language import (
     find_language,
     find_query_language,
 )
-from randslot.words.tokens import LONGEST, tokenize
+from randslot.words.tokens import MAX_LENGTH, tokenize
 
 
 def split(text: str) -> list[str]:
@@ -60,7 +60,7 @@ def test_tokens_know_where_they_stand():
 
 
 def test_a_run_of_letters_without_end_is_cut():
-    assert split("x" * 100_000) == ["x" * LONGEST]
+    assert split("x" * 100_000) == ["x" * MAX_LENGTH]
 
 
 def test_a_phrase_is_made_of_words_without_their_extras():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import RandSlotError
 from ..pages.text import PageText
-from ..words.language import AUTO, detect_language
+from ..words.language import detect_language
 from .ingest import SAFE_SECONDS, SAMPLE
 from .readers import FileReader, WantedPages, hash_text
 from .results import Progress
@@ -53,7 +53,7 @@ class Backfill:
         Return how many were read. If the model reads text, what OCR has read is encoded.
         """
         words = self.library.words
-        each = language == AUTO
+        each = language == "auto"
         if each:
             language = self._detect_language() or words.language
         has_others = not each and len(words.languages) > 1  # they came by a copy

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..words.analyzer import number_terms
 from ..words.query import WordQuery, list_named, read_query, show_longest
 from ..words.snippets import find_words
 from ..words.tokens import remove_accents, tokenize
@@ -180,7 +181,7 @@ def find_excluded_forms(
     stems, analyzer = frozenset(words.excluded_terms), words.analyzer
     if asked.terms is None or not stems:
         return []
-    numbers = set(analyzer.weigh_query(dict.fromkeys(stems, 1.0)).numbers)
+    numbers = set(number_terms(dict.fromkeys(stems, 1.0)).numbers)
     forms: set[str] = set()
     for hit in found:
         text = pages[hit.id].text if hit.id in pages else None
@@ -204,13 +205,13 @@ def find_unknown(
     for query, known in zip(words, seen, strict=True):
         named = []
         for word in list_named(query)[:MAX_WORDS] if library.words.language else []:
-            terms = query.analyzer.weigh_query(dict.fromkeys(word.terms, 1.0))
+            terms = number_terms(dict.fromkeys(word.terms, 1.0))
             if known.isdisjoint(terms.numbers):
                 named.append((word, frozenset(terms.numbers)))
                 asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
         joined = []
         for pair in query.joined[:MAX_WORDS] if named else ():
-            terms = query.analyzer.weigh_query(dict.fromkeys(pair.terms, 1.0))
+            terms = number_terms(dict.fromkeys(pair.terms, 1.0))
             joined.append((pair, frozenset(terms.numbers)))
             asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
         missing.append((named, joined))

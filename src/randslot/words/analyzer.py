@@ -7,7 +7,7 @@ among all pages is left to the engine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from threading import Lock
@@ -30,12 +30,7 @@ class Terms:
 # How much once in a field counts, where once in the text counts 1. These, and BM25's k1 and b, were chosen on the
 # development shelf and manuals: research/log.md, "Fields".
 FIELD_WEIGHTS = {"name": 3.0, "folder": 3.0, "heading": 2.0, "section": 1.0, "title": 0.5}
-SATURATION = 1.2  # k1: how soon more of a word stops to count
-LENGTH_SHARE = 0.5  # b: how much the length of a page counts
 MEAN_LENGTH = 400.0  # terms of a page, until a library knows its own mean
-
-# In a query: words that only carry grammar, two words written as one, and stems in other languages than the usual one.
-GRAMMAR_WEIGHT, JOINED_WEIGHT, OTHER_WEIGHT = 0.1, 0.3, 0.7
 
 
 @cache
@@ -104,14 +99,18 @@ class Analyzer:
             terms, own = self._read_compound(compound)
             counts.update(terms)
             words += own
-        norm = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * counts.total() / mean_length)
+        k1, b = 1.2, 0.5  # saturation, and how much the length of a page counts
+        norm = k1 * (1 - b + b * counts.total() / mean_length)
         scores: dict[str, float] = dict(counts)
         for field, content in (fields or {}).items():
-            for term in {term for compound in COMPOUND.findall(content) for term in self._read_compound(compound)[0]}:
+            found: set[str] = set()
+            for compound in COMPOUND.findall(content):
+                found.update(self._read_compound(compound)[0])
+            for term in found:
                 scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
         for term, score in scores.items():
-            scores[term] = score * (SATURATION + 1) / (score + norm)
-        return _number(scores), " ".join(words)
+            scores[term] = score * (k1 + 1) / (score + norm)
+        return number_terms(scores), " ".join(words)
 
     def count_terms(self, text: str) -> int:
         """Return the length of a text in terms."""
@@ -128,20 +127,6 @@ class Analyzer:
                 self._compounds.clear()
             self._compounds[compound] = found
         return found
-
-    def weigh_query(
-        self, terms: Mapping[str, float], others: Mapping[str, float] | None = None, joined: Iterable[str] = ()
-    ) -> Terms:
-        """Return the terms of a query with their weights.
-
-        others: stems in other languages than the usual one. joined: two words written as one.
-        """
-        weights = dict(terms)
-        for term, weight in (others or {}).items():
-            weights.setdefault(term, OTHER_WEIGHT * weight)
-        for term in joined:
-            weights.setdefault(term, JOINED_WEIGHT)
-        return _number(weights)
 
 
 def list_words(text: str) -> Iterator[str]:
@@ -166,8 +151,8 @@ def _make_stem(language: str) -> Callable[[str], str]:
     return stem
 
 
-def _number(weights: Mapping[str, float]) -> Terms:
-    """Number terms; two that have the same number by chance are one, with the larger weight."""
+def number_terms(weights: Mapping[str, float]) -> Terms:
+    """Number terms by their hashes; two that have the same number by chance are one, with the larger weight."""
     numbered: dict[int, float] = {}
     for term, weight in weights.items():
         number = crc32(term.encode("utf-8", "surrogatepass"))

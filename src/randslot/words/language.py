@@ -12,21 +12,17 @@ from importlib import resources
 from typing import Any
 
 from ..errors import UsageError
-from .tokens import UNSPACED
+from .tokens import IS_UNSPACED, UNSPACED
 
 NO_STEMS = "none"  # words are taken as they are; pairs of characters serve Chinese, Japanese, Korean and Thai
 DEFAULT = "english"
-AUTO = "auto"  # each page in its own language
-UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
 WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W\d_])+")  # no numbers and signs, of which tables are full
-
-STEMMED = (
+LANGUAGES = (
     *("arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto", "estonian"),
     *("finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian"),
     *("nepali", "norwegian", "persian", "polish", "portuguese", "romanian", "russian", "serbian", "spanish"),
-    *("swedish", "tamil", "turkish", "yiddish"),
+    *("swedish", "tamil", "turkish", "yiddish", NO_STEMS),
 )
-LANGUAGES = (*STEMMED, NO_STEMS)
 CODES = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
     "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fr": "french",
@@ -45,18 +41,14 @@ def list_function_words() -> dict[str, frozenset[str]]:
 
 
 def find_language(name: str) -> str:
-    """Return a language by its English name or its code of two letters; "auto" is what it is.
-
-    Errors: UsageError for one that is not known.
-    """
+    """Return a language by its English name or its code of two letters; "auto" stays; UsageError for another one."""
     wanted = name.strip().lower()
-    if wanted in (*LANGUAGES, AUTO):
-        return wanted
-    if wanted in CODES:
-        return CODES[wanted]
-    if near := get_close_matches(wanted, LANGUAGES, 1):
-        raise UsageError(f"no language {name!r}: did you mean {near[0]}?")
-    raise UsageError(f"no language {name!r}: one of {', '.join(LANGUAGES)}, a code such as de, or {AUTO}")
+    found = CODES.get(wanted, wanted)
+    if found in (*LANGUAGES, "auto"):
+        return found
+    near = get_close_matches(wanted, LANGUAGES, 1)
+    known = f"did you mean {near[0]}?" if near else f"one of {', '.join(LANGUAGES)}, a code such as de, or auto"
+    raise UsageError(f"no language {name!r}: {known}")
 
 
 def detect_language(texts: Iterable[str]) -> str | None:
@@ -93,7 +85,7 @@ def recognize(text: str, min_words: int = 3) -> tuple[str | None, float]:
     """Return the likeliest language of a text and its probability; None for too few words, or a language not known."""
     text = text[:20_000].lower()
     words = WORD.findall(text)[:300]
-    if sum(map(len, UNSPACED_RUN.findall(text))) > sum(map(len, words)) / 2:
+    if sum(map(len, IS_UNSPACED.findall(text))) > sum(map(len, words)) / 2:
         return NO_STEMS, 1.0
     if len(set(words)) < min_words:
         return None, 0.0

@@ -9,15 +9,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .analyzer import GRAMMAR_WEIGHT, Analyzer, Terms, list_words
+from .analyzer import Analyzer, Terms, list_words, number_terms
 from .tokens import IS_UNSPACED, Token, tokenize
 
-MOST_CHARACTERS = 10_000  # of a query
+MAX_CHARACTERS = 10_000  # of a query
 QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'
 PIECE = re.compile(
     rf"(?P<minus>(?<!\S)-)?[{QUOTES}](?P<phrase>[^{QUOTES}]*)[{QUOTES}]"
     r"|(?<!\S)-(?P<excluded>[^\W\d_]{3}\S*)"  # letters must follow: -5 is a number, -l and --prune are options
 )
+# Of words that only carry grammar, of two words written as one, and of stems in other languages than the usual one.
+GRAMMAR_WEIGHT, JOINED_WEIGHT, OTHER_WEIGHT = 0.1, 0.3, 0.7
 
 
 class NamedWord(NamedTuple):
@@ -61,7 +63,8 @@ class WordQuery:
 
 def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms."""
-    check_length(text)
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"the query has {len(text):,} characters: ask with at most {MAX_CHARACTERS:,}")
     phrases, excluded = [], []
     excluded_terms: set[str] = set()
     rest, outside = [], []
@@ -83,15 +86,20 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     outside.append(rest[-1])
     plain = " ".join("".join(rest).split())
     grammar = analyzer.find_grammar(plain)
-    terms, others = _weigh_terms(plain, analyzer, grammar)
-    joined = [word for part in outside for word in _join_neighbours(part, analyzer, grammar)]
-    marked = _choose_marked(plain, analyzer, grammar) or frozenset((*terms, *others))
+    weights = _weigh_terms(plain, analyzer, grammar)
+    marked = _choose_marked(plain, analyzer, grammar) or frozenset(weights)
+    joined: list[JoinedWord] = []
+    for part in outside:
+        joined += _join_neighbours(part, analyzer, grammar)
+    for word in joined:
+        for term in word.terms:
+            weights.setdefault(term, JOINED_WEIGHT)
     return WordQuery(
         analyzer,
         plain,
-        analyzer.weigh_query(terms, others, [term for word in joined for term in word.terms]),
-        tuple(phrase for phrase in phrases if phrase),
-        tuple(phrase for phrase in excluded if phrase),
+        number_terms(weights),
+        tuple(filter(None, phrases)),
+        tuple(filter(None, excluded)),
         marked,
         frozenset(excluded_terms),
         _choose_marked(" ".join(outside), analyzer, grammar) if phrases else marked,
@@ -120,14 +128,8 @@ def show_longest(words: list[NamedWord]) -> list[str]:
     return shown
 
 
-def check_length(text: str) -> None:
-    """Refuse a query that is a document."""
-    if len(text) > MOST_CHARACTERS:
-        raise UsageError(f"the query has {len(text):,} characters: ask with at most {MOST_CHARACTERS:,}")
-
-
-def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the terms of a query in the usual language and in others, each with its weight.
+def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> dict[str, float]:
+    """Return the terms of a query with their weights: in the usual language, then in others.
 
     Of characters that are written without spaces only pairs count, where there are any: single ones are everywhere.
     Words that only carry grammar count little, unless the query has nothing else.
@@ -147,7 +149,9 @@ def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> tupl
         terms[first] = max(weight, terms.get(first, 0.0))
         for term in rest:
             others[term] = max(weight, others.get(term, 0.0))
-    return terms, others
+    for term, weight in others.items():
+        terms.setdefault(term, OTHER_WEIGHT * weight)
+    return terms
 
 
 def _join_neighbours(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> Iterator[JoinedWord]:

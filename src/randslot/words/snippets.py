@@ -14,8 +14,7 @@ from .tokens import Token, remove_accents, tokenize
 
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
-MOST_BOXES = 400  # of a page: more marks show nothing
-SPACE = 0.004  # between two words, in fractions of a page
+MAX_BOXES = 400  # of a page: more marks show nothing
 Span = tuple[int, int]
 Box = tuple[float, float, float, float]
 
@@ -120,7 +119,7 @@ def _find_boxes(page: PageText, spans: list[Span]) -> tuple[Box, ...]:
         starts.append(place)
         place += len(word.text) + 1  # words of the text have one space or line break between them
     boxes: list[Box] = []
-    for start, end in spans[:MOST_BOXES]:
+    for start, end in spans[:MAX_BOXES]:
         i = bisect_right(starts, start) - 1
         if not 0 <= i < len(page.words):
             continue
@@ -150,8 +149,9 @@ def _split_broken(words: Sequence[Word], i: int) -> list[Box]:
     on_second_line = after.bottom > middle and after.top > middle - lower / 4 and after.left > word.left
     if not (on_first_line and on_second_line):
         return []
-    begin = round(min(before.right + SPACE, word.right), 5)
-    stop = round(max(after.left - SPACE, word.left), 5)
+    space = 0.004  # between two words, in fractions of the page
+    begin = round(min(before.right + space, word.right), 5)
+    stop = round(max(after.left - space, word.left), 5)
     return [(begin, before.top, word.right, before.bottom), (word.left, after.top, stop, after.bottom)]
 
 
