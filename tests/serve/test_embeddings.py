@@ -102,20 +102,24 @@ def test_openais_own_client_understands_it(one_vector, tmp_path):
     [
         ({}, 400, "send either input, of queries, or messages"),
         ({"input": "a", "messages": []}, 400, "send either input"),
-        ({"input": ["a", "  "]}, 400, "input 1 is empty"),
-        ({"input": "a" * 1001}, 400, "input 0 has 1001 characters, and 1000 are allowed"),
-        ({"input": ["a"] * 257}, 422, "input: must be a text, or a list of 1 to 256 texts"),
-        ({"input": [[1, 2]]}, 422, "input: must be a text, or a list of 1 to 256 texts"),
-        ({"input": []}, 422, "input: must be a text, or a list of 1 to 256 texts"),
+        ({"input": ["a", "  "]}, 400, "input 1 has 2 characters"),
+        ({"input": "a" * 1001}, 400, "input 0 has 1001 characters: send 1 to 1000"),
+        ({"input": ["a"] * 257}, 422, "at most 256 items"),
+        ({"input": [[1, 2]]}, 422, "valid string"),
+        ({"input": []}, 422, "at least 1 item"),
         ({"input": "a", "dimensions": 3}, 400, "and no others"),
-        ({"input": "a", "input_type": "document"}, 400, "this model reads images of pages"),
+        (
+            {"input": "a", "input_type": "document"},
+            400,
+            "this model reads pages as image: send messages",
+        ),
         ({"input": "a", "model": "x"}, 404, "no such model"),
         ({"messages": []}, 400, "one message of the role user"),
         ({"messages": as_messages("http://127.0.0.1:1/page.png")}, 400, "nothing is fetched"),
         ({"messages": as_messages("file:///etc/passwd")}, 400, "nothing is fetched"),
         ({"messages": as_messages("data:image/png;base64,AAAA")}, 400, "the image cannot be read"),
-        ({"messages": as_messages(7)}, 400, "one part"),
-        ({"messages": as_messages(as_url(noise(8, 8))), "input_type": "query"}, 400, "a query is sent as input"),
+        ({"messages": as_messages(7)}, 400, "with one part"),
+        ({"messages": as_messages(as_url(noise(8, 8))), "input_type": "query"}, 400, "send either input"),
         ({"input": "a", "embed_dtype": "float16"}, 422, "embed_dtype"),
     ],
 )
@@ -125,12 +129,15 @@ def test_what_cannot_be_encoded_is_refused_in_one_line(client, body, status, rea
     assert reason in answer.json()["error"]["message"]
 
 
+def test_text_that_is_no_unicode_is_refused(client):
+    json_type = {"content-type": "application/json"}
+    assert client.post("/pooling", content=b'{"input": "a\\ud800"}', headers=json_type).status_code == 400
+
+
 def test_a_model_of_several_vectors_says_where_to_ask(client):
     answer = client.post("/v1/embeddings", json={"input": "a"})
     assert answer.status_code == 400
-    assert (
-        answer.json()["error"]["message"] == "this model gives 4 vectors of a query, not one: ask for them at /pooling"
-    )
+    assert answer.json()["error"]["message"] == "this model gives 4 vectors an input, not one: ask at /pooling"
 
 
 def test_other_dimensions_are_refused(small, one_vector):
@@ -157,7 +164,7 @@ def test_large_bodies_and_large_images_are_refused(client, monkeypatch):
     assert big.status_code == 413
     assert big.json()["error"]["message"] == "the request is larger than 32 MB"
     assert client.post("/api/search", content=b"x" * (64 * 1024 + 1)).status_code == 413, "others stay small"
-    monkeypatch.setattr(embeddings, "EMBED_PIXELS", 100)
+    monkeypatch.setattr(embeddings, "MAX_PIXELS", 100)
     answer = client.post("/pooling", json={"messages": as_messages(as_url(noise(20, 20)))})
     assert "the image has 400 pixels, and 100 are allowed" in answer.json()["error"]["message"]
 

@@ -22,19 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RandSlotError
 
-QUERY_CHARACTERS = 1_000
-BATCH = 32  # queries that are encoded together
-EMBED_INPUTS = 256  # texts of one request for vectors
-EMBED_CHARACTERS = 20_000  # of a text that is a page
-EMBED_PAGES = 4  # pages that are encoded together
-EMBED_BODY_BYTES = 32 * 2**20  # of a request for vectors, which may hold the image of a page
-EMBED_PIXELS = 50_000_000  # of an image that is taken as a page
-WAITING_EMBEDDINGS = 2_000
-BODY_BYTES = 64 * 2**10  # of a request that is neither an upload nor for vectors
-
+MAX_QUERY = 1_000  # characters
 COOKIE = "randslot"
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
-EMBEDDING = frozenset({"/v1/embeddings", "/pooling"})
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -47,9 +37,10 @@ HEADERS = {
 
 def list_pages() -> dict[str, Path]:
     """Return the files of the web page by their paths; they hold no data."""
-    files = sorted((Path(__file__).parent / "page").iterdir())
-    names = {"index.html": "", "docs.html": "docs"}
-    return {f"/{names.get(file.name, file.name)}": file for file in files}
+    pages = {}
+    for file in sorted((Path(__file__).parent / "page").iterdir()):
+        pages["/" + {"index.html": "", "docs.html": "docs"}.get(file.name, file.name)] = file
+    return pages
 
 
 OPEN = frozenset({*list_pages(), "/openapi.json", "/api/health", "/api/live", "/api/session"})  # need no token
@@ -64,8 +55,8 @@ class Refused(RandSlotError):
 
 
 def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
-    """Return the JSON of an error; on the routes of an embedding server, in OpenAI's form."""
-    if path not in EMBEDDING and not path.startswith("/v1/"):
+    """Return the JSON of an error; on the routes of the embedding API, in OpenAI's form."""
+    if path != "/pooling" and not path.startswith("/v1/"):
         return {"error": reason}
     types = {
         400: "BadRequestError",
@@ -96,9 +87,14 @@ class Access:
 
     def check(self, request: HTTPConnection) -> None:
         """Refuse a request from a wrong host, from another origin, or without the token."""
-        headers, path = request.headers, request.scope["path"]
-        if self.token is None and _read_host(headers.get("host", "")) not in self.hosts:
-            raise Refused(400, "this service answers to localhost only: serve with --token for other names")
+        headers = request.headers
+        if self.token is None:
+            try:
+                host = urlsplit(f"//{headers.get('host', '')}").hostname
+            except ValueError:
+                host = None
+            if host not in self.hosts:
+                raise Refused(400, "this service answers to localhost only: serve with --token for other names")
         if request.scope["method"] not in ("GET", "HEAD"):
             origin = headers.get("origin")
             if origin is None:
@@ -107,22 +103,15 @@ class Access:
                 is_own = origin in self.origins or origin.partition("://")[2] == headers.get("host")
             if not is_own:
                 raise Refused(403, "cross-origin request refused")
-        if self.token is not None and path not in OPEN and not self._has_token(request):
-            raise Refused(401, "this needs the token: send it as Authorization: Bearer TOKEN")
-
-    def _has_token(self, request: HTTPConnection) -> bool:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if self.token is None or request.scope["path"] in OPEN:
+            return
+        kind, _, given = headers.get("authorization", "").partition(" ")
         if kind:
-            return kind.lower() == "bearer" and self.is_token(given.strip())
-        return hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.session().encode())
-
-
-def _read_host(header: str) -> str:
-    """Return the name in a Host header, without the port."""
-    try:
-        return urlsplit(f"//{header}").hostname or ""
-    except ValueError:
-        return ""
+            is_known = kind.lower() == "bearer" and self.is_token(given.strip())
+        else:
+            is_known = hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.session().encode())
+        if not is_known:
+            raise Refused(401, "this needs the token: send it as Authorization: Bearer TOKEN")
 
 
 class Guard:
@@ -146,12 +135,12 @@ class Guard:
 
         try:
             self.access.check(HTTPConnection(scope))
-            if path in EMBEDDING:
+            if path in ("/v1/embeddings", "/pooling"):  # a body may hold the image of a page
                 async with self.large:
-                    await self.app(scope, await _read_body(receive, EMBED_BODY_BYTES), respond)
+                    await self.app(scope, await _read_body(receive, 32 * 2**20), respond)
                 return
             if path != "/api/uploads":
-                receive = await _read_body(receive, BODY_BYTES)
+                receive = await _read_body(receive, 64 * 2**10)
         except Refused as error:
             challenge = {"www-authenticate": "Bearer"} if error.status == 401 else None
             answer = JSONResponse(describe_error(path, error.status, str(error)), error.status, challenge)

@@ -25,7 +25,7 @@ from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
 from ..library.search import sign
 from ..words.snippets import Box, Snippet
-from .access import COOKIE, QUERY_CHARACTERS, Access, Guard, Refused, describe_error, list_pages
+from .access import COOKIE, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
 from .embeddings import add_embedding_routes
 from .mcp_http import add_mcp_route
 from .service import (
@@ -51,9 +51,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 # -- requests
 
 
-QueryText = Annotated[
-    str, Field(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", examples=["revenue by region"])
-]
+QueryText = Annotated[str, Field(min_length=1, max_length=MAX_QUERY, pattern=r"\S", examples=["revenue by region"])]
 
 
 class SearchBody(Choice):

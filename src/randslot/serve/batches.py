@@ -19,14 +19,14 @@ class Batches(Generic[Kind, Item, Result]):
     """Answers requests in batches of one kind: others gather while it is busy, and a single one never waits.
 
     name: what requests are called, as in "searches". answer: returns one result for each item of one kind.
-    batch: how many are answered at once. most: how many may wait.
+    batch: how many are answered together.
     """
 
     def __init__(
-        self, name: str, answer: Callable[[Kind, list[Item]], Sequence[Result]], *, batch: int, most: int
+        self, name: str, answer: Callable[[Kind, list[Item]], Sequence[Result]], *, batch: int, max_waiting: int
     ) -> None:
-        self.name, self.answer, self.batch, self.most = name, answer, batch, most
-        self.waiting: Queue[tuple[Kind, Item, Future[Result]] | None] = Queue(most)
+        self.name, self.answer, self.batch, self.max_waiting = name, answer, batch, max_waiting
+        self.waiting: Queue[tuple[Kind, Item, Future[Result]] | None] = Queue(max_waiting)
         self.thread = Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
@@ -36,7 +36,7 @@ class Batches(Generic[Kind, Item, Result]):
         try:
             self.waiting.put_nowait((kind, item, result))
         except Full as error:
-            raise Refused(503, f"{self.most} {self.name} are waiting: try again later") from error
+            raise Refused(503, f"{self.max_waiting} {self.name} are waiting: try again later") from error
         return result
 
     def close(self) -> None:
@@ -57,14 +57,11 @@ class Batches(Generic[Kind, Item, Result]):
                 elif asked[2].set_running_or_notify_cancel():
                     groups.setdefault(asked[0], []).append(asked[1:])
             for kind, group in groups.items():
-                self._answer(kind, group)
-
-    def _answer(self, kind: Kind, group: list[tuple[Item, Future[Result]]]) -> None:
-        try:
-            results = self.answer(kind, [item for item, _ in group])
-        except Exception as error:  # raised again where the answer is awaited; the thread must survive
-            for _, future in group:
-                future.set_exception(error)
-            return
-        for (_, future), result in zip(group, results, strict=True):
-            future.set_result(result)
+                try:
+                    results = self.answer(kind, [item for item, _ in group])
+                except Exception as error:  # raised again where the answer is awaited; the thread must survive
+                    for _, future in group:
+                        future.set_exception(error)
+                    continue
+                for (_, future), result in zip(group, results, strict=True):
+                    future.set_result(result)

@@ -34,7 +34,7 @@ from ..pages.formats import show_pages
 from ..words.query import read_query
 from ..words.snippets import Box, Snippet
 from ..words.tokens import tokenize
-from .access import BATCH, Refused
+from .access import Refused
 from .batches import Batches
 from .embeddings import Embeddings
 from .uploads import UploadLimits, Uploads
@@ -181,7 +181,7 @@ class Service:
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
         self.searches: Batches[Options, str, QueryResult] = Batches(
-            "searches", self._search_together, batch=BATCH, most=1_000
+            "searches", self._search_together, batch=32, max_waiting=1_000
         )
         self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, self.pool, upload_limits or UploadLimits())
@@ -320,9 +320,11 @@ class Service:
         ids = {hit.file for hit in hits}
         for hit in hits:
             ids.update(copy.file for copy in hit.copies)
-        documents = {id: file for id, file in self.library.manifest.get(ids).items() if file.state == "done"}
-        for file in documents.values():
-            self.place(file)  # fills the cache in this thread, not in the event loop
+        documents = {}
+        for id, file in self.library.manifest.get(ids).items():
+            if file.state == "done":
+                documents[id] = file
+                self.place(file)  # fills the cache in this thread, not in the event loop
         return documents
 
     async def rank(self, query: str, id: str, number: int, choice: Choice) -> Ranks:
