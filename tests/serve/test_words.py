@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from randslot.library.manifest import File, tell_apart
 from randslot.serve import service as serving_module
-from randslot.serve.app import BUSY
+from randslot.serve.access import BUSY
 from randslot.serve.service import Service
 from support import qdrant_server
 from support.libraries import ToyReader

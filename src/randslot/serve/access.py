@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import RandSlotError
 
 MAX_QUERY = 1_000  # characters
+BUSY = "the library is out of reach or in use for now: try again later"
 COOKIE = "randslot"
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 HEADERS = {

@@ -78,6 +78,28 @@ def find_allowed(path: str, folders: Sequence[Path]) -> Path:
     )
 
 
+class Document(BaseModel):
+    id: str
+    name: str
+    place: str = Field(description="the folder, of a document whose name others have too")
+    pages: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} in {self.place}" if self.place else self.name
+
+
+class DocumentsResult(BaseModel):
+    total: int
+    documents: list[Document]
+
+    def __str__(self) -> str:
+        lines = ["1 document" if self.total == 1 else f"{self.total} documents"]
+        for one in self.documents:
+            lines.append(f"{one.title} ({show_pages(one.pages)}, document {one.id})")
+        return "\n".join(lines)
+
+
 class FoundPage(BaseModel):
     document: str = Field(description="the id of its document")
     page: int
@@ -88,15 +110,6 @@ class FoundPage(BaseModel):
     copies: list[str] = Field(description="identical pages of other documents")
     link: str
 
-    def __str__(self) -> str:
-        name = f"{_show(self.name, self.place)}, page {self.page}"
-        lines = [f"{name} (document {self.document}, score {self.score:.3g})", f"  {self.link}"]
-        if self.copies:
-            lines.append(f"  the same page: {'; '.join(self.copies)}")
-        if self.snippet:
-            lines.append(f"  {self.snippet}")
-        return "\n".join(lines)
-
 
 class SearchResult(BaseModel):
     pages: list[FoundPage]
@@ -104,7 +117,15 @@ class SearchResult(BaseModel):
     without_text: int = Field(description="if nothing was found: pages that no search by words can find, as scans")
 
     def __str__(self) -> str:
-        lines = [f"{place}. {page}" for place, page in enumerate(self.pages, 1)] or ["no page was found"]
+        lines = [] if self.pages else ["no page was found"]
+        for place, page in enumerate(self.pages, 1):
+            name = f"{page.name} in {page.place}" if page.place else page.name
+            lines.append(f"{place}. {name}, page {page.page} (document {page.document}, score {page.score:.3g})")
+            lines.append(f"  {page.link}")
+            if page.copies:
+                lines.append(f"  the same page: {'; '.join(page.copies)}")
+            if page.snippet:
+                lines.append(f"  {page.snippet}")
         if self.unknown:
             lines.append(f"on no page: {', '.join(self.unknown)}")
         if self.without_text:
@@ -115,36 +136,15 @@ class SearchResult(BaseModel):
         return "\n".join(lines)
 
 
-class Document(BaseModel):
-    id: str
-    name: str
-    place: str = Field(description="the folder, of a document whose name others have too")
-    pages: int
-
-    def __str__(self) -> str:
-        return f"{_show(self.name, self.place)} ({show_pages(self.pages)}, document {self.id})"
-
-
-class DocumentsResult(BaseModel):
-    total: int
-    documents: list[Document]
-
-    def __str__(self) -> str:
-        return "\n".join(["1 document" if self.total == 1 else f"{self.total} documents", *map(str, self.documents)])
-
-
-def _show(name: str, place: str) -> str:
-    return f"{name} in {place}" if place else name
-
-
 class AgentTools:
     """The tools on a library. A subclass says how to reach the library and how to draw and link its pages."""
+
+    max_waiting = 10  # documents to add
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:
         """folders: that agents may add documents from."""
         self.folders = tuple(folders)
         self.adding = ThreadPoolExecutor(1, "adding")
-        self.max_waiting = 10
         self.room = BoundedSemaphore(self.max_waiting)
 
     def use(self) -> AbstractContextManager[Library | LibraryClient]:
@@ -171,28 +171,26 @@ class AgentTools:
 
     def search(self, query: str, k: int, document: str | None, base: str = "") -> SearchResult:
         """Find the best pages for a query, at most k."""
-        documents = _Documents(self._files())
-        only = None if document is None else documents.get(document)
+        files, shown = self._list()
+        only = None if document is None else _get(files, document)
         found = self.find(query, k, only)
         pages = []
         for hit in found.hits:
-            file = documents.files.get(hit.file)
-            if file is None or (only is not None and file.id != only.id):
+            if hit.file not in files or (only is not None and hit.file != only.id):
                 continue
             copies = []
             for copy in hit.copies[:3]:
-                if copy.file in documents.files:
-                    copies.append(f"{_show(*documents.name(copy.file))}, page {copy.page}")
-            name, place = documents.name(file.id)
+                if copy.file in shown:
+                    copies.append(f"{shown[copy.file].title}, page {copy.page}")
             page = FoundPage(
-                document=file.id,
+                document=hit.file,
                 page=hit.page,
-                name=name,
-                place=place,
+                name=shown[hit.file].name,
+                place=shown[hit.file].place,
                 score=round(hit.score, 4),
                 snippet=clean_line(hit.snippet.text, 300) if hit.snippet else "",
                 copies=copies,
-                link=self.link(file, hit.page, base),
+                link=self.link(files[hit.file], hit.page, base),
             )
             pages.append(page)
         words = [clean_line(word, 60) for word in found.unknown[:10]]
@@ -200,14 +198,21 @@ class AgentTools:
 
     def list_documents(self, part: str, offset: int, limit: int) -> DocumentsResult:
         """List documents by name; part: of the name, in any case."""
-        documents = _Documents(self._files())
-        found = []
-        for file in documents.files.values():
-            name, place = documents.name(file.id)
-            if part.casefold() in name.casefold():
-                found.append(Document(id=file.id, name=name, place=place, pages=file.num_pages))
+        _, shown = self._list()
+        found = [one for one in shown.values() if part.casefold() in one.name.casefold()]
         found.sort(key=lambda one: (one.name.casefold(), one.place, one.id))
         return DocumentsResult(total=len(found), documents=found[offset : offset + limit])
+
+    def _list(self) -> tuple[dict[str, File], dict[str, Document]]:
+        """Return the documents by id: their files, and what agents are shown of them."""
+        with self.use() as library:
+            files = {file.id: file for file in library.files() if file.state == "done"}
+        places = tell_apart(list(files.values()))
+        shown = {}
+        for id, file in files.items():
+            name, place = clean_line(show_name(file)), clean_line(places.get(id, ""))
+            shown[id] = Document(id=id, name=name, place=place, pages=file.num_pages)
+        return files, shown
 
     def read_page(
         self, document: str, page: int, picture: Size, start: int, base: str = ""
@@ -216,8 +221,8 @@ class AgentTools:
 
         A page whose file is gone or broken still has its text, which the library keeps.
         """
-        documents = _Documents(self._files())
-        file = documents.get(document)
+        files, shown = self._list()
+        file = _get(files, document)
         if not 1 <= page <= file.num_pages:
             raise RandSlotError(f"the document has {show_pages(file.num_pages)}, so there is no page {page}")
         with self.use() as library:
@@ -225,7 +230,7 @@ class AgentTools:
         if start and start >= len(text):
             raise RandSlotError(f"the text of this page has {len(text)} characters, and start counts them from 0")
         end = start + TEXT_CHARACTERS
-        about = [f"{_show(*documents.name(file.id))}, page {page} of {file.num_pages}", self.link(file, page, base)]
+        about = [f"{shown[file.id].title}, page {page} of {file.num_pages}", self.link(file, page, base)]
         if end < len(text):
             about.append(f"more text from start={end}, of {len(text)} characters")
         if not text:
@@ -254,7 +259,7 @@ class AgentTools:
             raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], 300)}")
         is_new = summary.added or summary.changed or summary.moved
         told = f"{name} was added: {show_pages(summary.pages)}" if is_new else f"{name} is in the library already"
-        ids = [one.id for one in self._files() if one.source == source]
+        ids = [one.id for one in self._list()[0].values() if one.source == source]
         return f"{told}, document {ids[0]}" if ids else told
 
     def _add(self, source: str) -> Summary:
@@ -264,23 +269,8 @@ class AgentTools:
                 summary.by_ocr = library.read_words(ocr="missing")
         return summary
 
-    def _files(self) -> list[File]:
-        with self.use() as library:
-            return [file for file in library.files() if file.state == "done"]
 
-
-class _Documents:
-    """The documents of a library by their ids, with names to show."""
-
-    def __init__(self, files: list[File]) -> None:
-        self.files = {file.id: file for file in files}
-        self.places = tell_apart(files)
-
-    def get(self, id: str) -> File:
-        if id not in self.files:
-            raise RandSlotError("no such document: take the id from search or list_documents")
-        return self.files[id]
-
-    def name(self, id: str) -> tuple[str, str]:
-        """Return the name of a document, and the folder if others have the name too."""
-        return clean_line(show_name(self.files[id])), clean_line(self.places.get(id, ""))
+def _get(files: dict[str, File], id: str) -> File:
+    if id not in files:
+        raise RandSlotError("no such document: take the id from search or list_documents")
+    return files[id]

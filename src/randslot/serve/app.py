@@ -25,7 +25,7 @@ from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
 from ..library.search import sign
 from ..words.snippets import Box, Snippet
-from .access import COOKIE, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
+from .access import BUSY, COOKIE, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
 from .embeddings import add_embedding_routes
 from .mcp_http import add_mcp_route
 from .service import (
@@ -44,7 +44,6 @@ from .service import (
 from .uploads import UploadJob, Uploads
 
 LOG = logging.getLogger("randslot")
-BUSY = "the library is out of reach or in use for now: try again later"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 

@@ -17,11 +17,10 @@ from ..errors import BusyError, first_line
 from ..library.library import Library
 from ..library.manifest import File
 from ..library.results import QueryResult
-from .access import Refused, describe_error
+from .access import BUSY, Refused
 from .agent_tools import AgentTools
 from .service import Options, Service
 
-PATH = "/mcp"
 LOG = logging.getLogger("randslot")
 
 
@@ -38,7 +37,7 @@ class ServiceTools(AgentTools):
             yield self.service.library
         except (BusyError, TimeoutError) as error:
             LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
-            raise Refused(503, "the library is out of reach or in use for now: try again later") from error
+            raise Refused(503, BUSY) from error
 
     def find(self, query: str, k: int, document: File | None) -> QueryResult:
         source = None if document is None else frozenset([document.source])
@@ -76,11 +75,11 @@ class McpEndpoint:
                 if self.server is None:
                     self.server = await asyncio.to_thread(self._make_server)
         except Exception as error:
-            reason = f'agents need the package mcp here: pip install "randslot[mcp]" ({first_line(error)})'
-            if not (isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "mcp"):
-                LOG.warning("the package mcp does not work here: %s", first_line(error))
-                reason = f"the package mcp does not work here: {first_line(error)}"
-            await JSONResponse(describe_error(PATH, 501, reason), 501)(scope, receive, send)
+            reason = f"the package mcp does not work here: {first_line(error)}"
+            if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "mcp":
+                reason = f'agents need the package mcp here: pip install "randslot[mcp]" ({first_line(error)})'
+            LOG.warning("%s", reason)
+            await JSONResponse({"error": reason}, 501)(scope, receive, send)
             return
         from .mcp_server import answer_http
 
@@ -89,17 +88,15 @@ class McpEndpoint:
     def _make_server(self) -> Any:
         from .mcp_server import make_server
 
+        def find_base(call: Any) -> str:
+            """Return the address at which a visitor has reached the service."""
+            return str(call.request_context.request.base_url).rstrip("/")
+
         return make_server(self.tools, find_base, show_paths=False)
-
-
-def find_base(call: Any) -> str:
-    """Return the address at which a visitor has reached the service, without a slash at its end."""
-    request = call.request_context.request
-    return "" if request is None else str(request.base_url).rstrip("/")
 
 
 def add_mcp_route(app: Starlette, service: Service) -> None:
     """Add /mcp to an app."""
     endpoint = McpEndpoint(service)
-    app.router.routes.append(Route(PATH, endpoint, methods=["POST"], include_in_schema=False))
+    app.router.routes.append(Route("/mcp", endpoint, methods=["POST"], include_in_schema=False))
     app.router.lifespan_context = endpoint.lifespan
