@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from randslot.cli import app
-from randslot.demo import Search, _make_html, read_questions, run_demo
+from randslot.demo import Part, _make_html, read_questions, run_demo
 from randslot.errors import UsageError
 
 pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.slow]
@@ -67,7 +67,7 @@ def test_own_questions_are_asked_and_shown_as_text(tmp_path, monkeypatch):
 
 
 def test_questions_are_shown_as_text(tmp_path):
-    page = _make_html([("Title", "Text", [Search("<b>sales</b> of wool", [])])], tmp_path)
+    page = _make_html([Part("Title", "Text", {"<b>sales</b> of wool": []})], tmp_path)
     assert "&lt;b&gt;sales&lt;/b&gt; of wool" in page
     assert "<b>sales" not in page
 

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 from packaging.requirements import Requirement
 
-from randslot.extras import EXTRAS, MODEL
+from randslot.extras import EXTRAS
 from randslot.library.library import Library
 from support.environments import need_index
 from support.libraries import ToyReader
@@ -26,10 +26,10 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What needs a model, and the extra that has all of it. FILE is a PDF, and OUT a place that is not there.
 COMMANDS = {
-    "index FILE -l OUT --model embedded": MODEL,
-    "index FILE -l OUT --model embedded --page-vectors 2": MODEL,
-    "export embedded OUT": MODEL,
-    "profile embedded": MODEL,
+    "index FILE -l OUT --model embedded": "model",
+    "index FILE -l OUT --model embedded --page-vectors 2": "model",
+    "export embedded OUT": "model",
+    "profile embedded": "model",
     "train tiny -o OUT": "train",
     "train qwen2.5-vl-3b --dry-run": "train",
     "distill embedded -o OUT --student tiny --queries FILE": "train",
@@ -41,7 +41,7 @@ COMMANDS = {
 def test_every_package_of_an_extra_is_known_by_its_module():
     """So that the one line names the right extra. What frameworks need is said by their adapters."""
     modules = {"huggingface-hub": "huggingface_hub", "scikit-learn": "sklearn", "qdrant-client": "qdrant_client"}
-    for extra in (MODEL, "train", "evaluate", "qdrant", "ray", "serve", "mcp"):
+    for extra in ("model", "train", "evaluate", "qdrant", "ray", "serve", "mcp"):
         for line in PROJECT["optional-dependencies"][extra]:
             name = Requirement(line).name
             module = modules.get(name, name.replace("-", "_"))
@@ -54,7 +54,7 @@ def shadows(tmp_path_factory) -> Path:
     """A folder that hides the packages of models."""
     folder = tmp_path_factory.mktemp("shadows")
     for name, extra in EXTRAS.items():
-        if extra == MODEL:
+        if extra == "model":
             (folder / f"{name}.py").write_text(
                 f'raise ModuleNotFoundError("No module named {name!r}", name="{name}")\n'
             )

@@ -15,7 +15,6 @@ from importlib import resources
 from io import BytesIO
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -30,23 +29,9 @@ from .library.terminal import mark_words
 from .pages import open_page
 from .words.snippets import Box, Snippet
 
-HITS = 3
-ANSWERS = 2
-MARKS = {ANSWERS: "answers it", 1: "comes near", 0: ""}
-HANDBOOK = "handbook.pdf"
+HITS = 3  # for each query
+ANSWERS = "answers it"
 SAMPLES = resources.files("randslot") / "data" / "samples"
-WORDS_TITLE = "A real document, found by its words"
-WORDS_TEXT = "The handbook of this project. Its text was read in seconds; no model is needed to find pages by words."
-VECTORS_TITLE = "The method: four vectors a page, read from its image"
-VECTORS_TEXT = (
-    "Sample reports, which the embedded model can read: it looks at the image of a page and keeps four vectors. "
-    "It is a miniature for seeing the method at work, and reads nothing but such reports."
-)
-
-LIGHT_TEXT = (
-    "The other half of the demo finds sample pages by four vectors each, which a small model that ships with the "
-    "package reads from their images."
-)
 
 
 @dataclass(frozen=True)
@@ -60,11 +45,12 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Search:
-    """A query and the pages found for it, best first."""
+class Part:
+    """A part of the demo: a title, a text, and the hits of each query, best first."""
 
-    query: str
-    hits: list[Hit]
+    title: str
+    text: str
+    searches: dict[str, list[Hit]]
 
 
 def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
@@ -74,18 +60,42 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     """
     if any(not query.strip() for query in queries):
         raise UsageError("empty query: ask for something that the pages could have")
-    parts = [(WORDS_TITLE, WORDS_TEXT, _show_words(folder, queries, console))]
+    parts = [_show_words(folder, queries, console)]
     try:
-        parts.append((VECTORS_TITLE, VECTORS_TEXT, _show_vectors(folder, queries, console)))
+        parts.append(_show_vectors(folder, queries, console))
     except MissingError as error:
-        parts.append((VECTORS_TITLE, f"{LIGHT_TEXT} {error}", []))
-        console.print(f"{LIGHT_TEXT}\n{error}\n", markup=False)
+        text = (
+            "The other half of the demo finds sample pages by four vectors each, which a small model that ships with "
+            "the package reads from their images."
+        )
+        parts.append(Part("The method", f"{text} {error}", {}))
+        console.print(f"{text}\n{error}\n", markup=False)
     file = folder / "demo.html"
     file.write_text(_make_html(parts, folder), encoding="utf-8")
     return file
 
 
-# -- words
+def _show_words(folder: Path, queries: list[str], console: Console) -> Part:
+    """Find pages of the handbook by their words."""
+    known = {} if queries else read_questions()
+    handbook = folder / "handbook.pdf"
+    _write(handbook, (resources.files("randslot") / handbook.name).read_bytes())
+    delete_library(folder / "words")
+    title = "A real document, found by its words"
+    searches = {}
+    with Library(folder / "words") as library:
+        summary = library.add(handbook)
+        console.print(Text(title, style="bold underline"))
+        console.print(f"{summary.pages} pages of [bold]{handbook}[/bold], read in {summary.seconds:.1f} s\n")
+        for query in queries or known:
+            hits = []
+            for found in library.search(query, HITS):
+                note = ANSWERS if found.page == known.get(query) else ""
+                hits.append(Hit(f"{handbook.name}#page={found.page}", note, found.snippet, found.boxes))
+            searches[query] = hits
+    _print(searches, console, is_known=not queries)
+    text = "The handbook of this project. Its text was read in seconds; no model is needed to find pages by words."
+    return Part(title, text, searches)
 
 
 def read_questions() -> dict[str, int]:
@@ -94,74 +104,60 @@ def read_questions() -> dict[str, int]:
     return {one["question"]: one["page"] for one in json.loads(content)}
 
 
-def _show_words(folder: Path, queries: list[str], console: Console) -> list[Search]:
-    """Find pages of the handbook by their words."""
-    known = {} if queries else read_questions()
-    _write(folder / HANDBOOK, (resources.files("randslot") / HANDBOOK).read_bytes())
-    delete_library(folder / "words")
-    with Library(folder / "words") as library:
-        summary = library.add(folder / HANDBOOK)
-        console.print(Text(WORDS_TITLE, style="bold underline"))
-        console.print(f"{summary.pages} pages of [bold]{folder / HANDBOOK}[/bold], read in {summary.seconds:.1f} s\n")
-        searches = []
-        for query in queries or known:
-            hits = []
-            for found in library.search(query, HITS):
-                note = MARKS[ANSWERS] if found.page == known.get(query) else ""
-                hits.append(Hit(f"{HANDBOOK}#page={found.page}", note, found.snippet, found.boxes))
-            searches.append(Search(query, hits))
-    _print(searches, console, is_known=not queries)
-    return searches
-
-
-# -- vectors
-
-
-def _show_vectors(folder: Path, queries: list[str], console: Console) -> list[Search]:
+def _show_vectors(folder: Path, queries: list[str], console: Console) -> Part:
     """Find sample pages by four vectors each."""
     delete_library(folder / "library")  # it may be that of another version of the model
-    console.print(Text(VECTORS_TITLE, style="bold underline"))
+    title = "The method: four vectors a page, read from its image"
+    console.print(Text(title, style="bold underline"))
+    marks = {2: ANSWERS, 1: "comes near", 0: ""}
+    searches = {}
     with Library(folder / "library", EMBEDDED) as library:
         asked = _ask_samples()
-        for file in (SAMPLES / "pages").iterdir():
+        files = list((SAMPLES / "pages").iterdir())
+        for file in files:
             _write(folder / "reports" / file.name, file.read_bytes())
-        num_pages = _index(library, folder / "reports", console)
+        columns = TextColumn("reading pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Bar(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=3 * len(files))  # pages
+            library.add(folder / "reports", batch=10, progress=lambda now: bar.update(task, completed=now.pages_done))
         assert library.binding is not None
         num, dim = library.binding.num_vectors("page"), library.binding.dimension
         size = library.status().vector_bytes_per_page
         console.print(
-            f"{num_pages} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; the "
-            "embedded model is a miniature that reads only such reports\n"
+            f"{len(library)} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; "
+            "the embedded model is a miniature that reads only such reports\n"
         )
-        searches = []
         for query in queries or asked:
-            grades = asked.get(query)
+            grades = asked.get(query, {})
             hits = []
             for found in library.search(query, HITS, by="vectors"):
                 page = f"{Path(found.source).relative_to(folder.absolute()).as_posix()}#page={found.page}"
-                hits.append(Hit(page, MARKS[grades.get(Path(page).name, 0)] if grades else ""))
-            searches.append(Search(query, hits))
+                hits.append(Hit(page, marks[grades.get(Path(page).name, 0)]))
+            searches[query] = hits
     _print(searches, console, is_known=not queries)
-    return searches
+    text = (
+        "Sample reports, which the embedded model can read: it looks at the image of a page and keeps four vectors. "
+        "It is a miniature for seeing the method at work, and reads nothing but such reports."
+    )
+    return Part(title, text, searches)
 
 
 def _ask_samples() -> dict[str, dict[str, int]]:
     """Choose a sample question of each kind, about different reports, with the grades of pages that count for it."""
     by_kind: dict[str, list[dict[str, str]]] = {}
-    for row in _read_rows("queries.jsonl"):
+    for line in (SAMPLES / "queries.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
         by_kind.setdefault(row["kind"], []).append(row)
-    groups = list(by_kind.values())
-    step = len(groups[0]) // len(groups)
-    chosen = {group[i * step]["id"]: group[i * step]["query"] for i, group in enumerate(groups)}
+    chosen = {}
+    for i, rows in enumerate(by_kind.values()):
+        row = rows[i * len(rows) // len(by_kind)]
+        chosen[row["id"]] = row["query"]
     asked: dict[str, dict[str, int]] = {query: {} for query in chosen.values()}
-    for row in _read_rows("qrels.jsonl"):
+    for line in (SAMPLES / "qrels.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
         if row["query"] in chosen:
             asked[chosen[row["query"]]][row["page"]] = row["grade"]
     return asked
-
-
-def _read_rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (SAMPLES / name).read_text(encoding="utf-8").splitlines()]
 
 
 def write_samples(folder: str | Path) -> Path:
@@ -178,47 +174,37 @@ def _write(file: Path, content: bytes) -> None:
         raise UsageError(f"cannot write into {file.parent}: {error.strerror or error}") from error
 
 
-def _index(library: Library, folder: Path, console: Console) -> int:
-    """Index the reports, of three pages each, and return how many pages there are."""
-    num_pages = 3 * len(list(folder.glob("*.pdf")))
-    columns = TextColumn("reading pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=num_pages)
-        library.add(folder, batch=10, progress=lambda now: bar.update(task, completed=now.pages_done))
-    return num_pages
-
-
 # -- what is shown
 
 
-def _print(searches: list[Search], console: Console, *, is_known: bool) -> None:
+def _print(searches: dict[str, list[Hit]], console: Console, *, is_known: bool) -> None:
     """Print queries and their hits; how many were answered, if that is known."""
     first = among = 0
-    for search in searches:
-        console.print(Text(f"? {search.query}", style="bold"))
-        for rank, hit in enumerate(search.hits, start=1):
+    for query, hits in searches.items():
+        console.print(Text(f"? {query}", style="bold"))
+        for rank, hit in enumerate(hits, start=1):
             file, _, number = Path(hit.page).name.partition("#page=")
             console.print(Text.assemble(f"  {rank}. {file}  page {number}  ", (hit.note, "green")))
             if hit.snippet is not None and (rank == 1 or hit.note):
                 console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 5)), soft_wrap=False)
         console.print()
-        notes = [hit.note for hit in search.hits]
-        first += notes[:1] == [MARKS[ANSWERS]]
-        among += MARKS[ANSWERS] in notes
+        notes = [hit.note for hit in hits]
+        first += notes[:1] == [ANSWERS]
+        among += ANSWERS in notes
     if is_known:
         num = len(searches)
         console.print(f"the first page answers {first} of {num} questions, and the first {HITS} answer {among}\n")
 
 
-def _make_html(parts: list[tuple[str, str, list[Search]]], folder: Path) -> str:
+def _make_html(parts: list[Part], folder: Path) -> str:
     """Make a page with everything in it: no file, script or font from elsewhere."""
     template = Template((resources.files("randslot") / "demo.html").read_text(encoding="utf-8"))
     content = []
-    for title, text, searches in parts:
-        content.append(f"<h2>{escape(title)}</h2>\n<p>{escape(text)}</p>")
-        for search in searches:
-            hits = "\n".join(_hit_html(hit, folder) for hit in search.hits)
-            content.append(f"<section>\n<h3>{escape(search.query)}</h3>\n<ol>\n{hits}\n</ol>\n</section>")
+    for part in parts:
+        content.append(f"<h2>{escape(part.title)}</h2>\n<p>{escape(part.text)}</p>")
+        for query, hits in part.searches.items():
+            shown = "\n".join(_hit_html(hit, folder) for hit in hits)
+            content.append(f"<section>\n<h3>{escape(query)}</h3>\n<ol>\n{shown}\n</ol>\n</section>")
     return template.substitute(searches="\n".join(content))
 
 
@@ -233,18 +219,14 @@ def _hit_html(hit: Hit, folder: Path) -> str:
     for box in hit.boxes:
         left, top, right, bottom = (100 * side for side in box)
         marks += f'<i style="left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"></i>'
+    snippet = ""
+    if hit.snippet is not None:
+        text, end = "", 0
+        for start, stop in hit.snippet.marks:
+            text += f"{escape(hit.snippet.text[end:start])}<mark>{escape(hit.snippet.text[start:stop])}</mark>"
+            end = stop
+        snippet = f'<br><span class="snippet">{text}{escape(hit.snippet.text[end:])}</span>'
     return (
         f'<li><a class="page" href="{escape(hit.page)}"><img src="{picture}" alt="{name}">{marks}</a>'
-        f'<p><span class="name">{name}</span>{note}{_snippet_html(hit.snippet)}</p></li>'
+        f'<p><span class="name">{name}</span>{note}{snippet}</p></li>'
     )
-
-
-def _snippet_html(snippet: Snippet | None) -> str:
-    if snippet is None:
-        return ""
-    parts = []
-    end = 0
-    for start, stop in snippet.marks:
-        parts.append(f"{escape(snippet.text[end:start])}<mark>{escape(snippet.text[start:stop])}</mark>")
-        end = stop
-    return f'<br><span class="snippet">{"".join(parts)}{escape(snippet.text[end:])}</span>'

@@ -7,14 +7,15 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from . import __version__
 from .errors import RandSlotError, first_line
+from .extras import describe_missing
 from .library.address import default_library, is_address
 
 USES = {
@@ -47,9 +48,11 @@ class Finding:
 def examine(*, with_torch: bool = False) -> list[Finding]:
     """Run all checks; with_torch also imports torch and asks which device it uses."""
     python = f"randslot {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    findings = [Finding("python", "ok", python), *_check_packages(), _check_engine(), _check_gpu()]
+    findings = [Finding("python", "ok", python), *_check_packages()]
+    findings.append(_check_import("engine", "qdrant_edge", lambda _: f"Qdrant Edge {find_version('qdrant-edge-py')}"))
+    findings.append(_check_gpu())
     if with_torch:
-        findings.append(_check_torch())
+        findings.append(_check_import("torch", "torch", _describe_torch))
     return [*findings, _check_ocr(), _check_disk(), _check_library()]
 
 
@@ -88,12 +91,12 @@ def _check_packages() -> Iterator[Finding]:
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue
         version = find_version(requirement.name)
+        installed.setdefault(extra, []).append(f"{requirement.name} {version}")
         if version is None:
             problems.setdefault(extra, []).append(f"{requirement.name} is not installed")
         elif not requirement.specifier.contains(version, prereleases=True):
             problem = f"{requirement.name} is {version}, {requirement.specifier} is required"
             problems.setdefault(extra, []).append(problem)
-        installed.setdefault(extra, []).append(f"{requirement.name} {version}")
     for extra, versions in installed.items():
         name = f"extra {extra}" if extra else "packages"
         if extra not in problems:
@@ -105,12 +108,14 @@ def _check_packages() -> Iterator[Finding]:
             yield Finding(name, "broken", "; ".join(problems[extra]), "pip install --upgrade randslot")
 
 
-def _check_engine() -> Finding:
+def _check_import(name: str, package: str, describe: Callable[[Any], str]) -> Finding:
+    """Import a compiled package: that shows that it runs here."""
     try:
-        import_module("qdrant_edge")  # small and compiled: importing it shows that it runs here
+        return Finding(name, "ok", describe(import_module(package)))
     except Exception as error:  # a broken binary can raise anything
-        return Finding("engine", "broken", first_line(error), "pip install --force-reinstall qdrant-edge-py")
-    return Finding("engine", "ok", f"Qdrant Edge {find_version('qdrant-edge-py')}")
+        if isinstance(error, ModuleNotFoundError) and (advice := describe_missing(error)):
+            return Finding(name, "missing", "not installed", advice)
+        return Finding(name, "broken", first_line(error), "pip install --force-reinstall randslot")
 
 
 def _check_gpu() -> Finding:
@@ -132,15 +137,9 @@ def _check_gpu() -> Finding:
     return Finding("gpu", "ok", f"{cards}, torch {torch}")
 
 
-def _check_torch() -> Finding:
-    if find_version("torch") is None:
-        return Finding("torch", "missing", "not installed", f'to {USES["model"]}: pip install "randslot[model]"')
-    try:
-        torch = import_module("torch")
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    except Exception as error:  # a broken build can raise anything
-        return Finding("torch", "broken", first_line(error), "pip install --force-reinstall torch")
-    return Finding("torch", "ok", f"{torch.__version__} on {device}, {torch.get_num_threads()} threads")
+def _describe_torch(torch: Any) -> str:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return f"{torch.__version__} on {device}, {torch.get_num_threads()} threads"
 
 
 def _check_ocr() -> Finding:

@@ -7,17 +7,16 @@ from contextlib import contextmanager
 
 from .errors import MissingError
 
-MODEL = "model"  # the extra that every model needs
 EXTRAS = {
-    "accelerate": MODEL,
-    "huggingface_hub": MODEL,
-    "peft": MODEL,
-    "safetensors": MODEL,
-    "sentence_transformers": MODEL,
-    "sklearn": MODEL,
-    "tokenizers": MODEL,
-    "torch": MODEL,
-    "transformers": MODEL,
+    "accelerate": "model",
+    "huggingface_hub": "model",
+    "peft": "model",
+    "safetensors": "model",
+    "sentence_transformers": "model",
+    "sklearn": "model",
+    "tokenizers": "model",
+    "torch": "model",
+    "transformers": "model",
     "datasets": "train",
     "pyarrow": "train",
     "tensorboard": "train",
@@ -33,7 +32,6 @@ EXTRAS = {
     "mcp": "mcp",
     "mcp_types": "mcp",
 }
-INCLUDED = (MODEL, "train", "evaluate")  # what a command that names its extra is complete with
 
 
 def describe_missing(error: ModuleNotFoundError, wanted: str = "") -> str:
@@ -44,22 +42,17 @@ def describe_missing(error: ModuleNotFoundError, wanted: str = "") -> str:
     extra = EXTRAS.get(str(error.name).partition(".")[0])
     if extra is None:
         return ""
-    if wanted and extra in INCLUDED:
+    if wanted and extra in ("model", "train", "evaluate"):
         extra = wanted
-    who = "models need" if extra == MODEL else "this needs"
-    return f'{who} {error.name}: pip install "randslot[{extra}]"'
+    return f'{"models need" if extra == "model" else "this needs"} {error.name}: pip install "randslot[{extra}]"'
 
 
 @contextmanager
 def needs_extra(wanted: str = "") -> Iterator[None]:
-    """A block, or a function, that imports packages of extras.
-
-    Errors: MissingError in one line if one is missing.
-    """
+    """Turn a missing package of an extra into a MissingError of one line; for a block or a function."""
     try:
         yield
     except ModuleNotFoundError as error:
-        line = describe_missing(error, wanted)
-        if not line:
-            raise
-        raise MissingError(line, name=error.name) from error
+        if line := describe_missing(error, wanted):
+            raise MissingError(line, name=error.name) from error
+        raise

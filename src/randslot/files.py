@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and JSON that says what is wrong with it."""
+"""Atomic writes, JSON and text files, and the folder for data of this user."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .errors import RandSlotError, UsageError, first_line
 
 
 def data_folder() -> Path:
-    """Return where programs of this user keep data, by the rules of XDG."""
+    """Return the data folder of this user (XDG)."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file so that whoever reads it, also after a crash, finds all of it or what was there before."""
+    """Write a file atomically."""
     part = file.with_name(f"{file.name}.part")
     if isinstance(content, str):
         part.write_text(content, encoding="utf-8")
@@ -26,7 +26,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write JSON for people to read, whole or not at all, into a folder that is made if need be."""
+    """Write JSON for people to read, atomically; the folder is made if need be."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(content, indent=2) + "\n")
 
