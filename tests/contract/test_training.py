@@ -327,7 +327,7 @@ def test_the_distill_command(session, manuals, tmp_path):
         ("model", "-o", "x3", "--student", "tiny", "--queries", "no.txt"): (2, "no.txt"),
         ("model", "-o", "x4", "--student", "model", "--queries", "questions.txt"): (2, "model"),
         ("tokens", "-o", "x5", "--student", "tiny", "--queries", "questions.txt"): (2, "tokens"),
-        ("model", "-o", "x6", "--student", "tiny", "--queries", "questions.txt", "--epochs", "0"): (2, "0"),
+        ("model", "-o", "x6", "--student", "tiny", "--queries", "questions.txt", "--epochs", "0"): (2, "--epochs"),
     }
     pairs, wide, learned, owned, again, resumed, index, search, wrong, *others = session.run(
         [

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import randslot
 import research
 from randslot.errors import UsageError
-from randslot.training.data import in_order
+from randslot.training.data import in_windows
 from randslot.training.recipe import make_recipe
 from randslot.training.train import read_losses
 from research.pretrain import Pretraining, ReadingEvaluator, ReadingLoss, write_down
@@ -105,7 +105,7 @@ def test_the_shape_of_the_miniature_has_the_words_of_the_samples():
 
 
 def test_a_curriculum_keeps_the_order_of_its_data():
-    assert list(in_order(range(10), batch_size=4, drop_last=True, generator=None, seed=1)) == [
+    assert list(in_windows(1, 0, range(10), batch_size=4, drop_last=True, generator=None, seed=1)) == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
     ]

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from randslot.errors import RandSlotError, UsageError
 from randslot.files import write_json
-from randslot.training.data import shuffle_within
+from randslot.training.data import in_windows
 from research.study import beside as other
 from research.study import report
 from research.study.claims import CONFIRMED, CONTRADICTED, NOISE, judge_claims, judge_crossover, judge_extra
@@ -147,8 +147,11 @@ def test_a_study_that_is_not_there_or_lacks_a_key(tmp_path):
 
 
 def test_a_window_shuffles_by_seed_and_keeps_stages():
-    orders = {seed: shuffle_within(60, 200, seed) for seed in (1, 2)}
-    assert orders[1] == shuffle_within(60, 200, 1) != orders[2]
+    def shuffle(seed: int) -> list[int]:
+        return [row for batch in in_windows(60, seed, range(200), 10, drop_last=False) for row in batch]
+
+    orders = {seed: shuffle(seed) for seed in (1, 2)}
+    assert orders[1] == shuffle(1) != orders[2]
     for order in orders.values():
         assert sorted(order) == list(range(200)) != order
         for start in range(0, 200, 60):

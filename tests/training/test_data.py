@@ -144,7 +144,7 @@ def test_lists_of_queries_have_texts_and_one_length(data):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("nowhere.jsonl", "no such file: nowhere.jsonl"),
+        ("nowhere.jsonl", "no pairs at nowhere.jsonl"),
         ("nowhere.csv", "no pairs at nowhere.csv"),
         pytest.param(
             "owner/nothing", r"cannot load pairs from owner/nothing \(split train\)", marks=pytest.mark.nightly
@@ -159,16 +159,16 @@ def test_missing_places_are_one_line(place, message):
 
 def test_torn_files_are_one_line(tmp_path, encoded):
     (tmp_path / "torn.jsonl").write_text('{"query": "a", "image": "b"}\n{"query": \n')
-    with pytest.raises(RandSlotError, match=r"torn\.jsonl: row 2 is not valid"):
+    with pytest.raises(RandSlotError, match=r"torn\.jsonl, row 2"):
         load(tmp_path / "torn.jsonl")
     (tmp_path / "list.jsonl").write_text("[1]\n")
-    with pytest.raises(RandSlotError, match="row 1 is not valid"):
+    with pytest.raises(RandSlotError, match="row 1"):
         load(tmp_path / "list.jsonl")
     (tmp_path / "latin.jsonl").write_bytes('{"query": "Größe", "image": "b"}'.encode("latin-1"))
-    with pytest.raises(RandSlotError, match=r"latin\.jsonl.* is not valid: 'utf-8' codec"):
+    with pytest.raises(RandSlotError, match=r"latin\.jsonl.*'utf-8' codec"):
         load(tmp_path / "latin.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UsageError, match=r"empty\.jsonl has no rows"):
+    with pytest.raises(UsageError, match=r"empty\.jsonl has no column 'query'"):
         load(tmp_path / "empty.jsonl")
     Dataset.from_dict({"query": ["a"], "image": [1]}).save_to_disk(tmp_path / "numbers")
     with pytest.raises(UsageError, match="column 'image' holds no images or paths"):
@@ -177,7 +177,7 @@ def test_torn_files_are_one_line(tmp_path, encoded):
     with pytest.raises(RandSlotError, match=r"cannot load pairs from .*torn\.parquet"):
         load(tmp_path / "torn.parquet")
     DatasetDict({"dev": encoded}).save_to_disk(tmp_path / "splits")
-    with pytest.raises(UsageError, match="has no split 'train'; it has dev"):
+    with pytest.raises(RandSlotError, match=r"splits \(split train\)"):
         load(tmp_path / "splits")
 
 

@@ -214,8 +214,6 @@ def test_still_embeddings_stay_as_they_were(options):
     assert torch.equal(before[name], after[name])
     assert not torch.equal(before["norm.weight"], after["norm.weight"])
     assert distill(replace(options, output=options.output + "2")).weights_key != student.weights_key
-    with pytest.raises(UsageError, match="precision must be one of bf16, fp32, bf16-anywhere, not 'half'"):
-        replace(options, precision="half")
 
 
 # -- queries, and what is refused
@@ -241,7 +239,6 @@ def test_bad_queries_are_told_in_one_line(tmp_path):
     [
         ({"student": "qwen3-vl-tiny"}, "is a qwen3-vl model: queries are text"),
         ({"layers": 9}, "layers=9: this llama model has 2"),
-        ({"epochs": 0}, "epochs must be between 1 and"),
     ],
 )
 def test_wrong_options_are_told_in_one_line(options, changes, message):

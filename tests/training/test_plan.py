@@ -147,7 +147,7 @@ def test_a_dry_run_says_what_a_run_takes(tmp_path):
     recipe = tiny_recipe("qwen3-vl", data=str(tmp_path / "none.jsonl"), steps=7)
     text = describe_run(recipe, 2)
     assert "steps      7, each of 4 pairs: 2 devices with 2 each" in text
-    assert "no such file" in text or "missing:" in text
+    assert "missing: no pairs at" in text
     for words in ("| weights |", "| activations |", "shared memory", "disk", "| A100, 80 GB |", "this machine"):
         assert words in text
     assert "AdamW in float32 instead of PagedAdamW8bit" in text

@@ -140,7 +140,7 @@ def test_what_would_fail_at_the_end_is_said_at_the_start(data, tmp_path):
     backbone = {"untrained": "", "backbone": str(tmp_path / "backbone"), "lora": True}
     with pytest.raises(UsageError, match="is the backbone's own folder"):
         randslot.train(small(data, tmp_path / "backbone", **backbone))
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="no pairs at gone"):
         randslot.train(small(data, tmp_path / "run", validation="gone.jsonl", validate_every=1))
     assert not (tmp_path / "run").exists()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -60,24 +60,25 @@ def distill(
     queries: Annotated[
         list[str], typer.Option(metavar="FILE", help="Queries, one per line, or pairs.jsonl; repeatable.")
     ],
-    epochs: Annotated[int, typer.Option(metavar="N", help="Number of epochs.")] = 10,
-    batch: Annotated[int, typer.Option(metavar="N", help="Queries per batch.")] = 32,
-    rate: Annotated[float, typer.Option(metavar="X", help="Learning rate.")] = 3e-4,
-    layers: Annotated[int, typer.Option(metavar="N", help="Keep the student's first N layers; 0: all.")] = 0,
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Number of epochs.")] = 10,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 32,
+    rate: Annotated[float, typer.Option(metavar="X", min=0, max=1, help="Learning rate.")] = 3e-4,
+    layers: Annotated[int, typer.Option(metavar="N", min=0, help="Keep the student's first N layers; 0: all.")] = 0,
     still_embeddings: Annotated[bool, flag("--still-embeddings", help="Freeze token embeddings.")] = False,
     resume: Annotated[bool, flag("--resume", help="Resume a stopped run.")] = False,
     validation: Annotated[
-        float, typer.Option(metavar="X", rich_help_panel=ADVANCED, help="Share of held-out queries.")
+        float, typer.Option(metavar="X", min=0, max=0.5, rich_help_panel=ADVANCED, help="Share of held-out queries.")
     ] = 0.05,
-    warmup: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Warmup steps.")] = 50,
+    warmup: Annotated[int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Warmup steps.")] = 50,
     seed: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Seed for query order and new weights.")
+        int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Seed for query order and new weights.")
     ] = 42,
     save_every: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
+        int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
     ] = 500,
     precision: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (GPU only), fp32, or bf16-anywhere.")
+        Literal["bf16", "fp32", "bf16-anywhere"],
+        typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (GPU only), fp32, or bf16-anywhere."),
     ] = "bf16",
     column: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Column that holds the query.")
@@ -139,10 +140,7 @@ def pairs(
     if not found.pairs:
         what = "text" if spans else "an outline with useful titles"
         raise RandSlotError(f"no PDF below {folder} has {what}")
-    try:
-        write_pairs(found, folder, output)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+    write_pairs(found, folder, output)
     print(f"{len(found.pairs)} pairs in {output}")
     what = "titles or words" if spans else "titles"
     print(f"dropped: {found.generic} generic {what}, {found.repeated} that name several pages", file=sys.stderr)

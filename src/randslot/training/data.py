@@ -58,8 +58,8 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str, *, te
     dataset = dataset.rename_columns({query_column: "query", page_column: "page"})
     if isinstance(dataset.features["page"], Image):
         dataset = dataset.cast_column("page", Image(decode=False))
-    allowed = ["string", "large_string"] if texts else ["string", "large_string", "binary", "large_binary", Image.dtype]
-    if getattr(dataset.features["page"], "dtype", None) not in allowed:
+    texts_or_paths, images = ("string", "large_string"), ("binary", "large_binary", Image.dtype)
+    if getattr(dataset.features["page"], "dtype", None) not in (texts_or_paths if texts else texts_or_paths + images):
         what = "texts" if texts else "images or paths"
         raise UsageError(f"{data}: column {page_column!r} holds no {what}: {dataset.features['page']}")
     path = Path(data)
@@ -70,45 +70,28 @@ def load_pairs(data: str, split: str, query_column: str, page_column: str, *, te
 def read_rows(data: str, split: str) -> Dataset:
     """Read the rows of a hub id, a folder, or a .jsonl or .parquet file."""
     path = Path(data)
-    if path.suffix == ".jsonl":
-        return _read_jsonl(path)
+    if not path.exists() and (path.suffix in (".jsonl", ".parquet") or not is_hub_id(data)):
+        raise UsageError(f"no pairs at {data}: name a .jsonl or .parquet file, a folder, or a hub id like owner/name")
+    place = str(path)
     try:
-        if path.is_file() and path.suffix == ".parquet":
+        if path.suffix == ".parquet":
             return load_dataset("parquet", data_files=data, split="train")
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             found = load_from_disk(data)
-            if not isinstance(found, DatasetDict):
-                return found
-            if split not in found:
-                raise UsageError(f"{data} has no split {split!r}; it has {', '.join(found)}")
-            return found[split]
-        if path.is_dir() or is_hub_id(data):
+            return found[split] if isinstance(found, DatasetDict) else found
+        if path.suffix != ".jsonl":
             return load_dataset(data, split=split)
-    except UsageError:
-        raise
-    except Exception as error:  # datasets and the hub fail in many ways
-        raise RandSlotError(f"cannot load pairs from {data} (split {split}): {first_line(error)}") from error
-    raise UsageError(f"no pairs at {data}: not a .jsonl or .parquet file, a folder, or a hub id like owner/name")
-
-
-def _read_jsonl(file: Path) -> Dataset:
-    if not file.is_file():
-        raise UsageError(f"no such file: {file}")
-    rows: list[dict[str, Any]] = []
-    place = str(file)
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
+        rows = []
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
-                place = f"{file}: row {number}"
+                place = f"{path}, row {number}"
                 if line.strip():
                     rows.append({name: _as_text(value) for name, value in json.loads(line).items()})
-        place = str(file)
+        place = str(path)
         names = dict.fromkeys(name for row in rows for name in row)
-        if rows:
-            return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
-    except (ValueError, AttributeError, pa.ArrowException) as error:
-        raise RandSlotError(f"{place} is not valid: {first_line(error)}") from error
-    raise UsageError(f"{file} has no rows")
+        return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+    except Exception as error:  # datasets and the hub fail in many ways
+        raise RandSlotError(f"cannot load pairs from {place} (split {split}): {first_line(error)}") from error
 
 
 def _as_text(value: Any) -> str | list[str] | None:
@@ -221,24 +204,17 @@ class ColumnPreprocessor:
         return self.preprocessor([item for row in inputs for item in list_queries(row)], **options)
 
 
-def in_order(dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
-    """Make batches in the order of the data."""
-    return BatchSampler(range(len(dataset)), batch_size, drop_last)
-
-
 def in_windows(window: int, order: int, dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
-    """Make batches of rows that are shuffled within windows of the data, by the seed `order`."""
-    return BatchSampler(shuffle_within(window, len(dataset), order), batch_size, drop_last)
+    """Make batches of rows that are shuffled within windows of the data, by the seed `order`; a window of 1: in order.
 
-
-def shuffle_within(window: int, num: int, seed: int) -> list[int]:
-    """Return row numbers, shuffled within each window of rows: a curriculum keeps its order."""
-    dice = random.Random(seed)
+    So a curriculum keeps its order.
+    """
+    dice = random.Random(order)
     rows: list[int] = []
-    for start in range(0, num, window):
-        part = range(start, min(start + window, num))
+    for start in range(0, len(dataset), window):
+        part = range(start, min(start + window, len(dataset)))
         rows += dice.sample(part, len(part))
-    return rows
+    return BatchSampler(rows, batch_size, drop_last)
 
 
 def held_out(pairs: Pairs) -> tuple[dict[str, str], dict[str, Path | str | bytes], dict[str, set[str]]]:

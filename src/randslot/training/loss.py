@@ -1,34 +1,33 @@
 """The loss: query-to-page InfoNCE over MaxSim, with the pages of all processes as candidates.
 
-sentence-transformers provides micro-batches, the gradient cache and the gather. A page is encoded once for all of its
-queries. Copies of a query's own page can be masked out of its negatives.
+Queries and pages are encoded in micro-batches. A gradient cache holds one of them in memory at a time: it encodes all
+without gradients, computes the loss and its gradient at the vectors, and then encodes each micro-batch again to send
+that gradient on. A page is encoded once for all of its queries.
 
-Shapes: Q queries and B pages of this process, P pages of all processes.
+Shapes: Q queries and B pages of this process, P pages of all processes, L positions, K vectors, D dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sentence_transformers.base.losses.gradcache import RandContext, _backward_hook, _create_minibatch
-from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
 from sentence_transformers.util import cat_padded_token_embeddings, maxsim
 from sentence_transformers.util.distributed import all_gather, all_gather_padded, get_rank
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from ..model.model import RandSlotModel
 
+Encoded = tuple[Tensor, Tensor]  # vectors (N, K, D) and the mask (N, K) of those that count
 
-def score(queries: tuple[Tensor, Tensor], pages: tuple[Tensor, Tensor], first: int | None = None) -> Tensor:
-    """Return the MaxSim (Q, P) of the first vectors in float32, also under autocast.
 
-    A side is its vectors (N, T, D) and the mask (N, T) of those that count.
-    """
+def score(queries: Encoded, pages: Encoded, first: int | None = None) -> Tensor:
+    """Return the MaxSim (Q, P) of the first vectors in float32, also under autocast."""
     query_vectors, page_vectors = queries[0][:, :first].float(), pages[0][:, :first].float()
     device = query_vectors.device.type
     with torch.autocast(device, enabled=False) if device != "meta" else nullcontext():
@@ -36,25 +35,44 @@ def score(queries: tuple[Tensor, Tensor], pages: tuple[Tensor, Tensor], first: i
     return scores
 
 
-def trim_left(features: dict[str, Any]) -> dict[str, Any]:
-    """Cut the leading columns that are padding in every row of a micro-batch."""
+def cut_batch(features: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
+    """Yield left-padded features in micro-batches, without the columns that are padding in all of their rows."""
     mask_BL = features["attention_mask"]
-    first = int(mask_BL.any(dim=0).int().argmax())
-    if not first:
-        return features
-    trimmed = dict(features)
-    for name, value in features.items():
-        if isinstance(value, Tensor) and value.shape[:2] == mask_BL.shape:
-            trimmed[name] = value[:, first:]
-    return trimmed
+    for begin in range(0, len(mask_BL), size):
+        rows = slice(begin, begin + size)
+        first = int(mask_BL[rows].any(dim=0).int().argmax())
+        part = dict(features)
+        for name, value in features.items():
+            if isinstance(value, Tensor):
+                part[name] = value[rows, first:] if value.shape[:2] == mask_BL.shape else value[rows]
+        if "image_grid_thw" in features and "pixel_values" in features:  # Qwen has one row for each patch of all pages
+            patches = features["image_grid_thw"].prod(dim=1)
+            start = int(patches[:begin].sum())
+            part["pixel_values"] = features["pixel_values"][start : start + int(patches[rows].sum())]
+        yield part
 
 
-class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
+class RandomState:
+    """The state of the random generators before a pass, to draw the same dropout again in a second one."""
+
+    def __init__(self, features: dict[str, Any]) -> None:
+        self.cpu = torch.get_rng_state()
+        self.devices, self.states = get_device_states(*features.values())
+
+    @contextmanager
+    def replay(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=self.devices):
+            torch.set_rng_state(self.cpu)
+            set_device_states(self.devices, self.states)
+            yield
+
+
+class Loss(nn.Module):
     """InfoNCE over MaxSim, or its mean over several prefixes of the vectors.
 
-    Pages are encoded a micro-batch at a time, and as many queries at a time as have the same number of positions. A
-    gradient cache holds one micro-batch in memory: same gradients, a second forward. Without one, all are held until
-    the backward; with checkpointed layers that is little more than the inputs of the layers.
+    Pages are encoded a micro-batch at a time, and as many queries at a time as have the same number of positions.
+    Without a gradient cache all of them are held until the backward; with checkpointed layers that is little more than
+    the inputs of the layers.
     """
 
     def __init__(
@@ -68,85 +86,80 @@ class Loss(CachedMultiVectorMultipleNegativesRankingLoss):
         prefixes: tuple[int, ...] = (),
         gradient_cache: bool = True,
     ) -> None:
-        """batch: pairs of this process, of which `micro_batch` are encoded at once (0: all)."""
-        super().__init__(model, scale=1 / temperature, mini_batch_size=micro_batch or batch)
+        """batch: pairs of this process, of which `micro_batch` are encoded at once (0: all).
+
+        mask_repeats: leave copies of a query's own page out of its negatives.
+        """
+        super().__init__()
+        self.model = model  # the trainer replaces it by its distributed model
+        self.scale = 1 / temperature
+        self.micro_batch = micro_batch or batch
         self.cached = 0 < micro_batch < batch and gradient_cache
         self.mask_repeats = mask_repeats
         self.prefixes = prefixes
-        self.keys_P: Tensor | None = None  # of all candidate pages, if copies are masked
-        self.vision_caches: dict[int, dict[str, Any]] = {}  # of a frozen tower, by the first page of a micro-batch
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        queries, pages = (dict(side) for side in sentence_features)
-        features = [queries | {"task": "query"}, pages | {"task": "document"}]
-        self.keys_P = pages["keys"] if self.mask_repeats else None
-        if self.keys_P is not None and torch.distributed.is_initialized():
-            self.keys_P = all_gather(self.keys_P)
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        queries, pages = sentence_features
         # As many queries at a time as fill the positions of a micro-batch of pages.
-        positions = self.mini_batch_size * pages["attention_mask"].shape[1]
+        positions = self.micro_batch * pages["attention_mask"].shape[1]
         num_queries = max(positions // queries["attention_mask"].shape[1], 1)
-        ranges = []
-        for num, size in ((len(queries["keys"]), num_queries), (len(pages["keys"]), self.mini_batch_size)):
-            ranges.append([(begin, min(begin + size, num)) for begin in range(0, num, size)])
-        replay = self.cached and torch.is_grad_enabled()
-        vectors, masks, states = [], [], []
-        for side, parts in zip(features, ranges, strict=True):
-            found = list(self.embed_minibatch_iter(side, not self.cached, replay, ranges=parts))
-            vectors.append([part.detach().requires_grad_() if self.cached else part for part, _, _ in found])
-            masks.append([mask for _, mask, _ in found])
-            states.append([state for _, _, state in found])
-        if not replay:
-            return self.calculate_loss(vectors, masks)
-        loss: Tensor
-        loss, cache = self.calculate_loss_and_cache_gradients(vectors, masks)
-        given = {"sentence_features": features, "cache": cache, "random_states": states, "ranges": ranges}
-        loss.register_hook(partial(_backward_hook, loss_obj=self, **given))
+        query_parts = list(cut_batch(queries, num_queries))
+        page_parts = list(cut_batch(pages, self.micro_batch))
+        parts = query_parts + page_parts
+        keys_B = pages["keys"] if self.mask_repeats else None
+        if not (self.cached and torch.is_grad_enabled()):
+            encoded = [self.encode(part) for part in parts]
+            return self.compare(encoded[: len(query_parts)], encoded[len(query_parts) :], keys_B)
+
+        encoded, states = [], []
+        for part in page_parts:
+            part["vision_cache"] = {}  # a frozen tower sees each page once
+        for part in parts:
+            states.append(RandomState(part))
+            with torch.no_grad():
+                vectors, mask = self.encode(part)
+            encoded.append((vectors.requires_grad_(), mask))
+        torch.clear_autocast_cache()  # torch 2.8 would reuse the weights that autocast cast here without gradients
+        loss = self.compare(encoded[: len(query_parts)], encoded[len(query_parts) :], keys_B)
+        gradients = torch.autograd.grad(loss, [vectors for vectors, _ in encoded])
+        loss = loss.detach().requires_grad_()
+        loss.register_hook(lambda scale: self._encode_again(parts, states, gradients, scale))
         return loss
 
-    def embed_minibatch(
-        self,
-        sentence_feature: dict[str, Any],
-        begin: int,
-        end: int,
-        with_grad: bool,
-        copy_random_state: bool,
-        random_state: RandContext | None = None,
-    ) -> tuple[Tensor, Tensor, RandContext | None]:
-        """Encode a micro-batch; the second pass of a gradient cache uses the random state of the first."""
-        part = trim_left(_create_minibatch(sentence_feature, begin, end))
-        if self.cached and part["side"] == "page":
-            # The second pass is the last one that needs the output of the tower.
-            caches = self.vision_caches
-            part["vision_cache"] = caches.pop(begin, {}) if with_grad else caches.setdefault(begin, {})
-        with random_state or nullcontext(), torch.set_grad_enabled(with_grad and torch.is_grad_enabled()):
-            tensors = [value for value in part.values() if isinstance(value, Tensor)]
-            state = RandContext(*tensors) if copy_random_state else None
-            output = self.model(part, task=part["task"])
-        if not with_grad:  # torch 2.8 would reuse the weights that autocast cast here without gradients
-            torch.clear_autocast_cache()
-        return output["token_embeddings"], output["attention_mask"].bool(), state
+    def encode(self, part: dict[str, Any]) -> Encoded:
+        """Return the vectors of a micro-batch and their mask."""
+        output = self.model(dict(part), task="query" if part["side"] == "query" else "document")
+        return output["token_embeddings"], output["attention_mask"].bool()
 
-    def calculate_loss(
-        self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], *, with_backward: bool = False
-    ) -> Tensor:
-        """Return the loss of encoded queries and pages, given in chunks; the queries of a page are adjacent."""
-        queries, pages = (cat_padded_token_embeddings(*side) for side in zip(reps, masks_chunks, strict=True))
-        num, times = len(pages[0]), len(queries[0]) // len(pages[0])
-        own_Q = get_rank() * num + torch.arange(num, device=pages[0].device).repeat_interleave(times)
+    def compare(self, queries: list[Encoded], pages: list[Encoded], keys_B: Tensor | None) -> Tensor:
+        """Return the loss of encoded micro-batches; the queries of a page are adjacent."""
+        all_queries, own_pages = (cat_padded_token_embeddings(*zip(*side, strict=True)) for side in (queries, pages))
+        num, device = len(own_pages[0]), own_pages[0].device
+        own_Q = get_rank() * num + torch.arange(num, device=device).repeat_interleave(len(all_queries[0]) // num)
+        all_pages, keys_P = own_pages, keys_B
         if torch.distributed.is_initialized():
-            pages = all_gather_padded(*pages, with_grad=True)
-        repeats = None
-        if self.keys_P is not None:  # candidates that are copies of a query's own page, in column own_Q
-            repeats = self.keys_P[own_Q][:, None] == self.keys_P
-            repeats[torch.arange(len(own_Q), device=own_Q.device), own_Q] = False
+            all_pages = all_gather_padded(*own_pages, with_grad=True)
+            keys_P = all_gather(keys_B) if keys_B is not None else None
         losses = []
         for first in self.prefixes or (None,):
-            scores = score(queries, pages, first) * self.scale
-            if repeats is not None:
+            scores = score(all_queries, all_pages, first) * self.scale
+            if keys_P is not None:  # copies of a query's own page, which is in column own_Q
+                repeats = keys_P[own_Q][:, None] == keys_P
+                repeats[torch.arange(len(own_Q), device=device), own_Q] = False
                 scores = scores.masked_fill(repeats, float("-inf"))
             losses.append(F.cross_entropy(scores, own_Q))
-        loss = torch.stack(losses).mean()  # not the sum, so that clipping means the same with and without prefixes
-        if with_backward:
-            loss.backward()
-            loss = loss.detach()
-        return loss
+        return torch.stack(losses).mean()  # not the sum, so that clipping means the same with and without prefixes
+
+    def _encode_again(
+        self, parts: list[dict[str, Any]], states: list[RandomState], gradients: tuple[Tensor, ...], scale: Tensor
+    ) -> None:
+        """Encode each micro-batch with gradients, and send the gradient at its vectors through the model."""
+        model = self.model
+        for number, (part, state, gradient) in enumerate(zip(parts, states, gradients, strict=True), start=1):
+            is_last = number == len(parts)  # which averages the gradients over processes
+            is_alone = isinstance(model, DistributedDataParallel) and not is_last
+            with torch.enable_grad(), model.no_sync() if is_alone else nullcontext():
+                with state.replay():
+                    vectors, _ = self.encode(part)
+                part.clear()  # of the tower's output, among others
+                vectors.backward(gradient * scale)

@@ -127,8 +127,12 @@ def cut_spans(text: str, num: int, dice: random.Random) -> list[str]:
 
 def write_pairs(found: FoundPairs, folder: Path, file: Path) -> None:
     """Write pairs as JSON lines with page paths relative to the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as lines:
-        for pair in found.pairs:
-            place = os.path.relpath(folder.resolve() / pair["image"], file.parent.resolve())
-            lines.write(json.dumps(pair | {"image": place}, ensure_ascii=False) + "\n")
+    rows = []
+    for pair in found.pairs:
+        place = os.path.relpath(folder.resolve() / pair["image"], file.parent.resolve())
+        rows.append(json.dumps(pair | {"image": place}, ensure_ascii=False) + "\n")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(rows), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,6 @@ from ..files import write_json
 from ..machine import find_commit, list_versions
 from ..model.encoder import FrozenVision
 from ..model.model import RandSlotModel, load, untrained
-from ..model.preprocessing import Preprocessor
 from ..plots import draw_losses
 from .data import (
     ColumnPreprocessor,
@@ -41,7 +40,6 @@ from .data import (
     count_queries,
     drop_bad_rows,
     held_out,
-    in_order,
     in_windows,
     load_pairs,
 )
@@ -137,7 +135,7 @@ class TrainingRun:
         for line in self.hardware.fallbacks:
             self.console.print(line)
         if self.recipe.workers:
-            features = self._make_preprocessor(model)([largest_page(model)], task="document")
+            features = replace(model.preprocessor, dtype=self.hardware.dtype)([largest_page(model)], task="document")
             page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, torch.Tensor))
             num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             check_shared_memory(shared_bytes(self.recipe, page_bytes, self.batch, num_processes))
@@ -224,7 +222,8 @@ class TrainingRun:
         self.frozen = FrozenVision(model.encoder) if recipe.still_vision else None
         read = self.frozen.read if self.frozen else model.page_opener
         opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
-        preprocessor = ColumnPreprocessor(self._make_preprocessor(model), self.frozen)
+        # Workers send images in the type of the first layer.
+        preprocessor = ColumnPreprocessor(replace(model.preprocessor, dtype=self.hardware.dtype), self.frozen)
         trainer = Trainer(
             model=model,
             args=args,
@@ -238,10 +237,6 @@ class TrainingRun:
             trainer.add_callback(TensorBoardCallback(SummaryWriter(str(self.folder / "tensorboard"))))
         trainer.remove_callback(PrinterCallback)
         return trainer
-
-    def _make_preprocessor(self, model: RandSlotModel) -> Preprocessor:
-        """Return the preprocessor of workers, which send images in the type of the first layer."""
-        return replace(model.preprocessor, dtype=self.hardware.dtype)
 
     def save(self, model: RandSlotModel) -> None:
         """Save the trained model."""
@@ -257,7 +252,7 @@ class TrainingRun:
         )
         self.save(model)
         rows = read_losses(self.folder / LOSSES)
-        losses, rates = ([float(row[name]) for row in rows] for name in ("loss", "learning_rate"))
+        losses, rates = [float(row["loss"]) for row in rows], [float(row["learning_rate"]) for row in rows]
         draw_losses([int(row["step"]) for row in rows], losses, rates, self.folder / "losses.png")
         skipped = self.folder / SKIPPED
         num_skipped = len(set(skipped.read_text(encoding="utf-8").splitlines())) if skipped.is_file() else 0
@@ -294,11 +289,8 @@ class Trainer(MultiVectorEncoderTrainer):
 
 def make_arguments(recipe: Recipe, folder: Path, world: int, hardware: Hardware) -> MultiVectorEncoderTrainingArguments:
     """Turn a recipe into the trainer's arguments."""
-    order: dict[str, Any] = {}  # the trainer shuffles all rows
-    if not recipe.shuffle:
-        order = {"batch_sampler": in_order}
-    elif recipe.window:
-        order = {"batch_sampler": partial(in_windows, recipe.window, recipe.seed)}
+    window = recipe.window if recipe.shuffle else 1
+    order = {"batch_sampler": partial(in_windows, window, recipe.seed)} if window else {}  # by default it shuffles all
     args = MultiVectorEncoderTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=recipe.epochs,
@@ -419,10 +411,10 @@ def check_folder(recipe: Recipe, folder: Path, checkpoint: Path | None, resume: 
         return
     if not resume:
         raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
-    before = read_recipe(folder / RECIPE)
-    for name in (field.name for field in fields(recipe) if field.name not in RUNTIME_KEYS):
-        old, new = getattr(before, name), getattr(recipe, name)
-        if old != new:
+    before, now = asdict(read_recipe(folder / RECIPE)), asdict(recipe)
+    for name in now.keys() - set(RUNTIME_KEYS):
+        if before[name] != now[name]:
+            old, new = before[name], now[name]
             raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {new!r}: choose another output")
 
 
