@@ -131,7 +131,7 @@ def test_a_store_finds_candidates_by_sketches_and_scores_them_in_full(store):
     store.add_sketches(pages[:200])
     store.add(pages[200:])  # gets its sketches by itself
     assert list(store.find(None, sketch=False)) == []
-    store.wait_optimized()
+    store.optimize(wait=True)
     asked = [StoreQuery(query) for query in clustered(3, 20)]
     shared = 0
     exact = store.search(asked, 5, Where(), exact=True)

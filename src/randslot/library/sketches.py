@@ -336,7 +336,7 @@ class LibrarySketches:
             store.add_sketches(list(store.read(some).values()))
             progress(Progress(0, 0, start + len(some), len(ids), stage="sketches"))
         store.flush()
-        store.wait_optimized()
+        store.optimize(wait=True)
         return store.contents(self.location.manifest.hidden()).with_vectors
 
     def _measure(self, groups: list[list[Vectors]]) -> tuple[int, float]:

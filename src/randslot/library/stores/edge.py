@@ -1,6 +1,6 @@
 """The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
 
-Vectors are in half precision on disk, and large ones have binary codes in memory. There is no graph of neighbours.
+Vectors are in half precision on disk, and large ones have binary codes in memory. There is no HNSW graph.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import qdrant_edge as edge
 from ...errors import RandSlotError, first_line
 from ...files import read_json
 from .points import (
-    INTEGERS,
-    KEYWORDS,
-    SPARSE_FIELDS,
-    TEXTS,
+    PAYLOAD_INDEXES,
+    SKETCH,
+    TERMS_NAME,
     VECTOR_NAME,
     DenseField,
     Filter,
@@ -31,14 +30,14 @@ from .points import (
     make_filter,
     read_page,
 )
-from .store import DEFAULT_TUNING, PLACE, DamagedError, Nearest, Store, StoreHit, Tuning, make_vector_field, read_hit
+from .store import DEFAULT_TUNING, DamagedError, Nearest, Store, StoreHit, Tuning, make_hit
 
 
 class EdgeStore(Store):
     """Pages in a folder."""
 
     def __init__(self, folder: Path, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> None:
-        """Open a store, or make one. dim: of the vectors; None for words only."""
+        """Open a store, or create one. dim: of the vectors; None for words only."""
         super().__init__(dim, tuning)
         self.folder = folder
         if not folder.exists():
@@ -48,24 +47,21 @@ class EdgeStore(Store):
         self.shard = self._load()
 
     def _create(self) -> None:
-        """Make an empty store: it appears complete, or not at all."""
+        """Create an empty store atomically."""
         part = self.folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        fields = [] if self.dim is None else [make_vector_field(self.dim, self.tuning)]
+        fields = [] if self.dim is None else [self.tuning.make_field(self.dim)]
         shard = edge.EdgeShard.create(str(part), self._make_config(fields))
-        # Words are separated by single spaces.
-        text = edge.TextIndexParams(
-            tokenizer=edge.TokenizerType.Whitespace, phrase_matching=True, lowercase=False, memory=edge.Memory.Cold
-        )
-        kinds: dict[tuple[str, ...], Any] = {
-            KEYWORDS: edge.PayloadSchemaType.Keyword,
-            INTEGERS: edge.PayloadSchemaType.Integer,
-            TEXTS: text,
+        schemas: dict[str, Any] = {
+            "keyword": edge.PayloadSchemaType.Keyword,
+            "integer": edge.PayloadSchemaType.Integer,
+            "text": edge.TextIndexParams(  # words are separated by single spaces
+                tokenizer=edge.TokenizerType.Whitespace, phrase_matching=True, lowercase=False, memory=edge.Memory.Cold
+            ),
         }
-        for names, kind in kinds.items():
-            for name in names:
-                shard.update(edge.UpdateOperation.create_field_index(name, kind))
+        for name, kind in PAYLOAD_INDEXES.items():
+            shard.update(edge.UpdateOperation.create_field_index(name, schemas[kind]))
         shard.flush()
         shard.close()
         os.rename(part, self.folder)
@@ -74,7 +70,7 @@ class EdgeStore(Store):
         sparse = edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)
         return edge.EdgeConfig(
             vectors={field.name: _make_parameters(field) for field in fields},
-            sparse_vectors=dict.fromkeys(SPARSE_FIELDS, sparse),
+            sparse_vectors={TERMS_NAME: sparse},
             optimizers=edge.EdgeOptimizersConfig(
                 indexing_threshold=self.tuning.compress_from, deleted_threshold=0.1, vacuum_min_vector_number=100
             ),
@@ -84,11 +80,12 @@ class EdgeStore(Store):
         try:
             return edge.EdgeShard.load(str(self.folder), config)
         except Exception as error:  # the engine has no errors of its own
+            reason = f"cannot open the pages in {self.folder}: "
             if "WouldBlock" in str(error):
-                raise RandSlotError(f"cannot open the pages in {self.folder}: open in another process") from error
+                raise RandSlotError(f"{reason}open in another process") from error
             raise RandSlotError(
-                f"cannot open the pages in {self.folder}: {first_line(error)}. If they are damaged, restore a copy; or "
-                f"move that folder away, run randslot library verify --repair -l {self.folder.parent}, and index again"
+                f"{reason}{first_line(error)}. If they are damaged, restore a copy; or move that folder away, run "
+                f"randslot library verify --repair -l {self.folder.parent}, and index again"
             ) from error
 
     # -- writes
@@ -124,8 +121,8 @@ class EdgeStore(Store):
                 datatype=parameters.datatype,
             )
         )
-        # The engine takes codes and the place in memory when it loads the folder.
-        fields = [new] if self.dim is None else [make_vector_field(self.dim, self.tuning), new]
+        # The engine reads quantization and memory settings only when it loads the folder.
+        fields = [new] if self.dim is None else [self.tuning.make_field(self.dim), new]
         self.shard.flush()
         self.shard.close()
         self.shard = self._load(self._make_config(fields))
@@ -133,21 +130,20 @@ class EdgeStore(Store):
     def _update(self, operation: edge.UpdateOperation) -> None:
         try:
             self.shard.update(operation)
-        except Exception as error:  # a full disk, for example
+        except Exception as error:  # the engine has no errors of its own
             raise RandSlotError(f"cannot write pages into {self.folder}: {first_line(error)}") from error
 
     # -- reads
 
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
         for request in requests:
-            scans = request.field == VECTOR_NAME and not request.candidates and not request.oversampling
+            scans = request.field == VECTOR_NAME and request.sketch is None and not request.oversampling
             if scans and not self.warm:
                 _read_through(self.folder, "vectors")
                 self.warm = True
         with _reading():
             batch = edge.QueryBatchRequest([_make_request(request) for request in requests])
-            found = self.shard.query_batch(batch)
-        return [[read_hit(point) for point in points] for points in found]
+            return [[make_hit(point) for point in points] for points in self.shard.query_batch(batch)]
 
     def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
@@ -157,7 +153,7 @@ class EdgeStore(Store):
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
         offset = None
         while True:
-            request = edge.ScrollRequest(offset, 1000, _make_filter(some), with_payload=[*PLACE, "image"])
+            request = edge.ScrollRequest(offset, 1000, _make_filter(some), with_payload=["file", "number", "image"])
             records, offset = self.shard.scroll(request)
             for record in records:
                 yield read_page(record)
@@ -174,12 +170,9 @@ class EdgeStore(Store):
     def flush(self) -> None:
         self.shard.flush()
 
-    def optimize(self) -> None:
+    def optimize(self, *, wait: bool = False) -> None:
         self.shard.optimize()
         self.shard.flush()  # frees what was optimized
-
-    def wait_optimized(self) -> None:
-        self.optimize()
 
     def close(self) -> None:
         self.shard.close()
@@ -198,14 +191,13 @@ def _reading() -> Iterator[None]:
 
 
 def _read_through(folder: Path, name: str) -> None:
-    """Read files of the vectors once, from front to back, so that they are in the system's cache.
+    """Read vector files sequentially into the page cache.
 
     The engine maps them for random access: from a cold disk it would fetch them four kilobytes at a time.
     """
     buffer = bytearray(2**20)
     for place in folder.glob(f"segments/*/vector_storage-{VECTOR_NAME}/{name}"):
-        files = [place] if place.is_file() else list(place.iterdir())
-        for file in files:
+        for file in [place] if place.is_file() else place.iterdir():
             with file.open("rb", buffering=0) as content:
                 while content.readinto(buffer):
                     pass
@@ -234,26 +226,26 @@ def _convert(vectors: NamedVectors) -> dict[str, Any]:
 
 def _make_request(request: Nearest) -> edge.QueryRequest:
     some = None if request.filter == Filter() else _make_filter(request.filter)
-    prefetches = None
-    if request.candidates is not None:
-        name, vector, num = request.candidates
-        nearest = edge.Query.Nearest(vector.tolist(), name)
-        prefetches = [edge.Prefetch(num, nearest, params=edge.SearchParams(exact=True), filter=some)]
+    by_sketch = None
+    if request.sketch is not None:
+        nearest = edge.Query.Nearest(request.sketch.tolist(), SKETCH.name)
+        exact = edge.SearchParams(exact=True)
+        by_sketch = [edge.Prefetch(request.num_candidates, nearest, params=exact, filter=some)]
     if request.corpus is not None:
         params = edge.SearchParams(idf=edge.IdfParams(_make_filter(request.corpus)))
     else:
-        by_codes = request.oversampling > 0
+        has_codes = request.oversampling > 0
         codes = edge.QuantizationSearchParams(
-            ignore=not by_codes, rescore=True, oversampling=request.oversampling or None
+            ignore=not has_codes, rescore=True, oversampling=request.oversampling or None
         )
-        params = edge.SearchParams(exact=not by_codes, quantization=codes)
+        params = edge.SearchParams(exact=not has_codes, quantization=codes)
     return edge.QueryRequest(
         request.limit,
         query=edge.Query.Nearest(convert_vector(edge, request.vector), request.field),
-        prefetches=prefetches,
+        prefetches=by_sketch,
         params=params,
         filter=some,
-        with_payload=PLACE,
+        with_payload=["file", "number"],
     )
 
 

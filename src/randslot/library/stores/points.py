@@ -83,9 +83,8 @@ class DenseField:
 
 
 VECTOR_NAME, TERMS_NAME = "page", "words"
-SPARSE_FIELDS = (TERMS_NAME,)
 SKETCH = DenseField("sketch", 128)
-KEYWORDS, TEXTS, INTEGERS = ("file", "origin", "read"), ("words",), ("number",)  # indexed fields of the payload
+PAYLOAD_INDEXES = {"file": "keyword", "origin": "keyword", "read": "keyword", "number": "integer", "words": "text"}
 
 
 class Point(NamedTuple):
@@ -113,17 +112,14 @@ def halve(vectors: Vectors) -> Vectors:
     return vectors.astype(np.float16).astype("<f4")
 
 
-def make_payload(page: StoredPage) -> dict[str, Any]:
-    """Return all that is stored of a page beside its vectors."""
-    return {"file": page.file, "number": page.number, "image": page.image, **make_changes(page)}
-
-
-def make_changes(page: StoredPage) -> dict[str, Any]:
-    """Return the payload of what is given of a page that is there."""
-    payload: dict[str, Any] = {}
+def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
+    """Return what is stored of a page beside its vectors. is_new: else only what an update gives."""
+    payload: dict[str, Any] = {"file": page.file, "number": page.number, "image": page.image} if is_new else {}
     if page.text is not None:
-        boxes = base64.b64encode(page.text.boxes).decode()
-        payload |= {"origin": page.text.origin, "text": page.text.text, "boxes": boxes, "words": page.text.words}
+        payload["origin"] = page.text.origin
+        payload["text"] = page.text.text
+        payload["boxes"] = base64.b64encode(page.text.boxes).decode()
+        payload["words"] = page.text.words
         payload["fields"] = dict(page.text.fields)
     if page.vectors is not None:
         payload["image"] = page.image

@@ -1,4 +1,4 @@
-"""The pages of a library on a Qdrant server or cluster, in a collection.
+"""The pages of a library on a Qdrant server or cluster.
 
 Two collections make a library. COLLECTION holds the pages, and COLLECTION-files the list of files (qdrant_records.py).
 """
@@ -19,11 +19,9 @@ from ...errors import BusyError, RandSlotError, UsageError
 from ...words.analyzer import Terms
 from ..address import SETTINGS
 from .points import (
-    INTEGERS,
-    KEYWORDS,
+    PAYLOAD_INDEXES,
     SKETCH,
-    SPARSE_FIELDS,
-    TEXTS,
+    TERMS_NAME,
     VECTOR_NAME,
     DenseField,
     Filter,
@@ -38,7 +36,7 @@ from .points import (
     split_by_size,
 )
 from .qdrant_connection import Connection, is_id
-from .store import DEFAULT_TUNING, PLACE, Nearest, Store, StoreHit, Tuning, make_vector_field, read_hit
+from .store import DEFAULT_TUNING, Nearest, Store, StoreHit, Tuning, make_hit
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class ServerStore(Store):
         tuning: Tuning = DEFAULT_TUNING,
         limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Open a collection, or make one. dim: of the vectors; None for words only."""
+        """Open a collection, or create one. dim: of the vectors; None for words only."""
         super().__init__(dim, tuning)
         self.connection, self.address, self.limits = connection, connection.address, limits
         self.name = self.address.collection
@@ -74,12 +72,13 @@ class ServerStore(Store):
             self._create()
 
     def _check(self) -> None:
-        params = self._read_params()
-        vectors = self._read_vectors().get(VECTOR_NAME)
+        """Refuse a collection of other vectors or settings."""
+        params = self._get_info().config.params
+        vectors = params.vectors.get(VECTOR_NAME) if isinstance(params.vectors, Mapping) else None
         is_other = vectors is None or vectors.size != self.dim or vectors.multivector_config is None
-        if (self.dim is not None and is_other) or not set(SPARSE_FIELDS) <= set(params.sparse_vectors or {}):
+        if (self.dim is not None and is_other) or TERMS_NAME not in (params.sparse_vectors or {}):
             what = "words" if self.dim is None else f"words and vectors of {self.dim} dimensions"
-            raise UsageError(f"{self.address} is there and holds no pages with {what}: name another collection")
+            raise UsageError(f"{self.address} exists and holds no pages with {what}: name another collection")
         found = (params.shard_number, params.replication_factor, params.write_consistency_factor)
         for name, now in zip(SETTINGS, found, strict=True):
             wanted = getattr(self.address, name)
@@ -87,27 +86,25 @@ class ServerStore(Store):
                 raise UsageError(f"{self.address} has {name}={now}, which was chosen when it was made, not {wanted}")
 
     def _create(self) -> None:
-        """Make the collection, also with room for sketches: older servers cannot add a vector later."""
-        fields = [] if self.dim is None else [make_vector_field(self.dim, self.tuning), SKETCH]
+        """Create the collection, also with a field for sketches: older servers cannot add one later."""
+        fields = [] if self.dim is None else [self.tuning.make_field(self.dim), SKETCH]
         sparse = models.SparseVectorParams(modifier=models.Modifier.IDF, index=models.SparseIndexParams(on_disk=True))
-        # Words are separated by single spaces.
-        text = models.TextIndexParams(
-            type=models.TextIndexType.TEXT,
-            tokenizer=models.TokenizerType.WHITESPACE,
-            lowercase=False,
-            phrase_matching=True,
-            on_disk=True,
-        )
-        indexes = {
-            **dict.fromkeys(KEYWORDS, models.PayloadSchemaType.KEYWORD),
-            **dict.fromkeys(INTEGERS, models.PayloadSchemaType.INTEGER),
-            **dict.fromkeys(TEXTS, text),
+        schemas = {
+            "keyword": models.PayloadSchemaType.KEYWORD,
+            "integer": models.PayloadSchemaType.INTEGER,
+            "text": models.TextIndexParams(  # words are separated by single spaces
+                type=models.TextIndexType.TEXT,
+                tokenizer=models.TokenizerType.WHITESPACE,
+                lowercase=False,
+                phrase_matching=True,
+                on_disk=True,
+            ),
         }
-        self.connection.make(
+        self.connection.create(
             self.name,
-            indexes,
+            {name: schemas[kind] for name, kind in PAYLOAD_INDEXES.items()},
             vectors_config={field.name: _make_parameters(field) for field in fields},
-            sparse_vectors_config=dict.fromkeys(SPARSE_FIELDS, sparse),
+            sparse_vectors_config={TERMS_NAME: sparse},
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=self.tuning.compress_from),
             on_disk_payload=True,
             shard_number=self.address.shards,
@@ -115,12 +112,8 @@ class ServerStore(Store):
             write_consistency_factor=self.address.consistency,
         )
 
-    def _read_params(self) -> Any:
-        return self.connection.ask("get_collection", collection_name=self.name).config.params
-
-    def _read_vectors(self) -> Mapping[str, Any]:
-        vectors = self._read_params().vectors
-        return vectors if isinstance(vectors, Mapping) else {}
+    def _get_info(self) -> Any:
+        return self.connection.ask("get_collection", collection_name=self.name)
 
     # -- writes
 
@@ -152,45 +145,40 @@ class ServerStore(Store):
         self.connection.write("delete", collection_name=self.name, points_selector=_make_filter(some))
 
     def reset_field(self, new: DenseField) -> None:
-        parameters = _make_parameters(new)
-        there = self._read_vectors().get(new.name)
-        if there is not None and there.size == new.size:
+        made = _make_parameters(new)
+        old = (self._get_info().config.params.vectors or {}).get(new.name)
+        if old is not None and old.size == new.size:
             having = _make_filter(Filter(has=(new.name,)))
             self.connection.write("delete_vectors", collection_name=self.name, vectors=[new.name], points=having)
         else:
-            if there is not None:
+            if old is not None:
                 self.connection.ask("delete_vector_name", collection_name=self.name, vector_name=new.name)
-            self._create_vector_name(parameters, new.name)
+            dense = models.DenseVectorConfig(
+                size=made.size,
+                distance=made.distance,
+                multivector_config=made.multivector_config,
+                datatype=made.datatype,
+            )
+            config = models.DenseVectorNameConfig(dense=dense)
+            try:
+                self.connection.ask(
+                    "create_vector_name", collection_name=self.name, vector_name=new.name, vector_name_config=config
+                )
+            except BusyError:
+                raise
+            except RandSlotError as error:
+                raise RandSlotError(
+                    f"{self.address} cannot add vectors, which needs a newer Qdrant: index into a new collection"
+                ) from error
         change = models.VectorParamsDiff(
-            hnsw_config=parameters.hnsw_config,
-            quantization_config=parameters.quantization_config,
-            on_disk=parameters.on_disk,
+            hnsw_config=made.hnsw_config, quantization_config=made.quantization_config, on_disk=made.on_disk
         )
         self.connection.ask("update_collection", collection_name=self.name, vectors_config={new.name: change})
-
-    def _create_vector_name(self, parameters: models.VectorParams, name: str) -> None:
-        dense = models.DenseVectorConfig(
-            size=parameters.size,
-            distance=parameters.distance,
-            multivector_config=parameters.multivector_config,
-            datatype=parameters.datatype,
-        )
-        config = models.DenseVectorNameConfig(dense=dense)
-        try:
-            self.connection.ask(
-                "create_vector_name", collection_name=self.name, vector_name=name, vector_name_config=config
-            )
-        except BusyError:
-            raise
-        except RandSlotError as error:
-            raise RandSlotError(
-                f"{self.address} cannot add vectors, which needs a newer Qdrant: index its files into a new collection"
-            ) from error
 
     # -- reads
 
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
-        """Answer requests in batches below the server's limit; too many files are several requests."""
+        """Answer requests in batches below the server's limit; a request with too many files is split."""
         parts: list[tuple[int, Nearest]] = []
         for number, request in enumerate(requests):
             files = sorted(request.filter.any_of.get("file", ()))
@@ -205,26 +193,25 @@ class ServerStore(Store):
             asked = [_make_request(request) for _, request in batch]
             answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=asked)
             for (number, _), answer in zip(batch, answers, strict=True):
-                found[number] += [read_hit(point) for point in answer.points]
-        best = []
-        for request, hits in zip(requests, found, strict=True):
-            best.append(nlargest(request.limit, hits, key=lambda hit: hit.score))
-        return best
+                found[number] += [make_hit(point) for point in answer.points]
+        for number, request in enumerate(requests):
+            found[number] = nlargest(request.limit, found[number], key=lambda hit: hit.score)
+        return found
 
     def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        able = [id for id in ids if is_id(id)]
+        valid = [id for id in ids if is_id(id)]
         records = self.connection.ask(
-            "retrieve", collection_name=self.name, ids=able, with_payload=True, with_vectors=True
+            "retrieve", collection_name=self.name, ids=valid, with_payload=True, with_vectors=True
         )
         return {str(record.id): read_page(record) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
-        for record in self.connection.scroll(self.name, _make_filter(some), with_payload=[*PLACE, "image"]):
+        fields = ["file", "number", "image"]
+        for record in self.connection.scroll(self.name, _make_filter(some), with_payload=fields):
             yield read_page(record)
 
     def count(self, some: Filter) -> int:
-        found = self.connection.ask("count", collection_name=self.name, count_filter=_make_filter(some), exact=True)
-        return int(found.count)
+        return self.connection.count(self.name, _make_filter(some))
 
     def facet(self, key: str, some: Filter, limit: int) -> dict[str, int]:
         return self.connection.facet(self.name, key, _make_filter(some), limit)
@@ -232,24 +219,22 @@ class ServerStore(Store):
     def flush(self) -> None:
         """Nothing to do: a write is answered when it is in the server's log."""
 
-    def optimize(self) -> None:
-        """Nothing to do: the server does it by itself."""
-
-    def wait_optimized(self) -> None:
-        calm = 0
-        while calm < 2:  # it may not have begun when it is first asked
+    def optimize(self, *, wait: bool = False) -> None:
+        """Wait for the server's own optimizer, if asked."""
+        num_green = 0
+        while wait and num_green < 2:  # it may not have begun when it is first asked
             time.sleep(1.0)
-            status = self.connection.ask("get_collection", collection_name=self.name).status
+            status = self._get_info().status
             if status == models.CollectionStatus.RED:
                 raise RandSlotError(f"{self.address} cannot be optimized: see the log of the server")
-            calm = calm + 1 if status == models.CollectionStatus.GREEN else 0
+            num_green = num_green + 1 if status == models.CollectionStatus.GREEN else 0
 
     def close(self) -> None:
         """Nothing to do: the location closes the connection."""
 
 
 def split_pages(pages: Sequence[StoredPage], max_bytes: int = DEFAULT_LIMITS.bytes) -> Iterator[list[StoredPage]]:
-    """Split pages into requests of bounded size, and refuse a page that no request can hold."""
+    """Split pages into requests of bounded size, and refuse a page that is larger than the server's limit."""
     for page in pages:
         size = measure_page(page)
         if page.vectors is not None and size + 256 > 32 * 2**20:
@@ -279,7 +264,7 @@ def _make_parameters(field: DenseField) -> models.VectorParams:
 
 
 def make_message(point: Point) -> messages.PointStruct:
-    """Return a point as it is sent."""
+    """Return a point as a gRPC message, which is faster than the client's own models."""
     vectors: dict[str, messages.Vector] = {}
     for name, vector in point.vectors.items():
         if isinstance(vector, Terms):
@@ -311,7 +296,7 @@ def _make_dense(row: Vectors) -> messages.DenseVector:
 def _measure_request(request: Nearest) -> int:
     """Return the bytes of a request, about: a file in a filter takes 40."""
     size = 8 * len(request.vector.numbers) if isinstance(request.vector, Terms) else 4 * request.vector.size
-    for some in (request.filter, request.filter if request.candidates else None, request.corpus):
+    for some in (request.filter, request.filter if request.sketch is not None else None, request.corpus):
         if some is not None:
             size += 40 * (len(some.any_of.get("file", ())) + len(some.none_of.get("file", ())))
     return size
@@ -319,27 +304,31 @@ def _measure_request(request: Nearest) -> int:
 
 def _make_request(request: Nearest) -> models.QueryRequest:
     some = None if request.filter == Filter() else _make_filter(request.filter)
-    prefetch = None
-    if request.candidates is not None:
-        name, vector, num = request.candidates
-        exact = models.SearchParams(exact=True)
-        prefetch = [models.Prefetch(query=vector.tolist(), using=name, limit=num, params=exact, filter=some)]
+    by_sketch = None
+    if request.sketch is not None:
+        by_sketch = models.Prefetch(
+            query=request.sketch.tolist(),
+            using=SKETCH.name,
+            limit=request.num_candidates,
+            params=models.SearchParams(exact=True),
+            filter=some,
+        )
     if request.corpus is not None:  # servers before 1.18 count how rare words are over all pages
         params = models.SearchParams(idf=models.IdfCorpusParams(corpus=_make_filter(request.corpus)))
     else:
-        by_codes = request.oversampling > 0
+        has_codes = request.oversampling > 0
         codes = models.QuantizationSearchParams(
-            ignore=not by_codes, rescore=True, oversampling=request.oversampling or None
+            ignore=not has_codes, rescore=True, oversampling=request.oversampling or None
         )
-        params = models.SearchParams(exact=not by_codes, quantization=codes)
+        params = models.SearchParams(exact=not has_codes, quantization=codes)
     return models.QueryRequest(
         query=convert_vector(models, request.vector),
         using=request.field,
-        prefetch=prefetch,
+        prefetch=by_sketch,
         limit=request.limit,
         filter=some,
         params=params,
-        with_payload=PLACE,
+        with_payload=["file", "number"],
     )
 
 

@@ -31,30 +31,7 @@ RETRY_SECONDS = 30  # from the start of a request, after which it is not sent ag
 ANSWER_SECONDS = 30  # timeout of one answer; with the above, a request ends within a minute
 FIRST_SECONDS = 5  # like RETRY_SECONDS for the first request, when the address may be wrong
 LISTED_POINTS = 1000  # in one answer or update, without vectors
-MAX_REASON = 400  # characters
-
-TRANSIENT = {
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,  # what a cluster answers while too few copies of a shard are there
-}
 ERRORS = (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse)
-
-# By default gRPC waits up to two minutes before it connects again, and does not notice a machine that is gone. Ten
-# seconds for that: on a slow line, the answer to a ping waits behind a large request.
-CHANNEL_OPTIONS = {
-    "grpc.initial_reconnect_backoff_ms": 100,
-    "grpc.min_reconnect_backoff_ms": 1000,  # what connecting may take
-    "grpc.max_reconnect_backoff_ms": 500,
-    "grpc.keepalive_time_ms": 4000,
-    "grpc.keepalive_timeout_ms": 6000,
-    "grpc.http2.ping_timeout_ms": 6000,
-    "grpc.http2.min_time_between_pings_ms": 1000,
-    "grpc.http2.max_pings_without_data": 0,  # no limit
-}
 
 
 class NotFoundError(RandSlotError):
@@ -83,16 +60,17 @@ class Connection:
         """The client of the node that is asked."""
         return self.clients[self.current]
 
-    def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the client. If it fails for now, ask the other nodes, wait, and ask again, for a minute."""
-        return self._call(method, arguments)
+    def ask(self, method: str, *, check: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
+        """Call a method of the client; retry on all nodes for up to a minute. check: called before each attempt."""
+        collection = str(arguments.get("collection_name", ""))
+        return self._retry(lambda client: getattr(client, method)(**arguments), collection, check)
 
     def write(self, method: str, **arguments: Any) -> Any:
         """Call a method that changes something, and return when it is safe on the server."""
-        return self._call(method, {"wait": True, **arguments}, self.check_write)
+        return self.ask(method, check=self.check_write, **{"wait": True, **arguments})
 
     def upsert(self, request: messages.UpsertPoints) -> None:
-        """Store points that are messages already, which is faster than the client's own models."""
+        """Store points that are gRPC messages already."""
 
         def send(client: Any) -> None:
             client.grpc_points.Upsert(request, timeout=ANSWER_SECONDS)
@@ -122,10 +100,6 @@ class Connection:
     def close(self) -> None:
         for client in self.clients:
             client.close()
-
-    def _call(self, method: str, arguments: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> Any:
-        collection = str(arguments.get("collection_name", ""))
-        return self._retry(lambda client: getattr(client, method)(**arguments), collection, check)
 
     def _retry(self, send: Callable[[Any], Any], collection: str, check: Callable[[], None]) -> Any:
         """Send a request to one node after the other, wait, and begin again. check: called before each attempt."""
@@ -199,14 +173,14 @@ class Connection:
     # -- requests that pages and records share
 
     def exists(self, collection: str) -> bool:
-        """Whether there is such a collection."""
+        """Whether a collection exists."""
         return bool(self.ask("collection_exists", collection_name=collection))
 
-    def count(self, collection: str, *, exact: bool = True) -> int:
-        """Return how many points a collection has. Every shard is asked; an estimate is cheap."""
-        return int(self.ask("count", collection_name=collection, exact=exact).count)
+    def count(self, collection: str, some: models.Filter | None = None, *, exact: bool = True) -> int:
+        """Count the points that pass a filter. Every shard is asked; an estimate is cheap."""
+        return int(self.ask("count", collection_name=collection, count_filter=some, exact=exact).count)
 
-    def make(self, collection: str, fields: Mapping[str, Any], **settings: Any) -> None:
+    def create(self, collection: str, fields: Mapping[str, Any], **settings: Any) -> None:
         """Create a collection with payload indexes; a node that was lost may have created half of it."""
         try:
             self.ask("create_collection", collection_name=collection, **settings)
@@ -238,9 +212,34 @@ class Connection:
 
 def connect(address: Address) -> Connection:
     """Connect to a server by gRPC, and check its version."""
+    # By default gRPC waits up to two minutes before it connects again, and does not notice a machine that is gone. Ten
+    # seconds for that: on a slow line, the answer to a ping waits behind a large request.
+    channel_options = {
+        "grpc.initial_reconnect_backoff_ms": 100,
+        "grpc.min_reconnect_backoff_ms": 1000,  # what connecting may take
+        "grpc.max_reconnect_backoff_ms": 500,
+        "grpc.keepalive_time_ms": 4000,
+        "grpc.keepalive_timeout_ms": 6000,
+        "grpc.http2.ping_timeout_ms": 6000,
+        "grpc.http2.min_time_between_pings_ms": 1000,
+        "grpc.http2.max_pings_without_data": 0,  # no limit
+    }
+    clients = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
-        clients = [_make_client(host, port, address.tls) for host, port in address.nodes]
+        for host, port in address.nodes:
+            client = QdrantClient(
+                host=host,
+                grpc_port=port,
+                prefer_grpc=True,
+                https=address.tls,
+                api_key=os.environ.get("QDRANT_API_KEY") or None,
+                timeout=ANSWER_SECONDS,
+                check_compatibility=False,  # asks another port
+                grpc_options=dict(channel_options),  # the client adds to it
+                pool_size=1,  # one connection, and so one node if the address stands for several
+            )
+            clients.append(client)
     connection = Connection(clients, address)
     try:
         version = connection.arrive()
@@ -253,22 +252,8 @@ def connect(address: Address) -> Connection:
     return connection
 
 
-def _make_client(host: str, port: int, tls: bool) -> QdrantClient:
-    return QdrantClient(
-        host=host,
-        grpc_port=port,
-        prefer_grpc=True,
-        https=tls,
-        api_key=os.environ.get("QDRANT_API_KEY") or None,
-        timeout=ANSWER_SECONDS,
-        check_compatibility=False,  # asks another port
-        grpc_options=dict(CHANNEL_OPTIONS),  # the client adds to it
-        pool_size=1,  # one connection, and so one node if the address stands for several
-    )
-
-
 def is_id(text: str) -> bool:
-    """Whether a text can be an id: a server refuses others."""
+    """Whether a text is a UUID: a server refuses other ids."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -281,7 +266,15 @@ def is_id(text: str) -> bool:
 def _is_transient(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, grpc.RpcError):
-        return error.code() in TRANSIENT and "message larger than max" not in str(error.details())
+        codes = (
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            grpc.StatusCode.ABORTED,
+            grpc.StatusCode.CANCELLED,
+            grpc.StatusCode.INTERNAL,  # what a cluster answers while too few copies of a shard are there
+        )
+        return error.code() in codes and "message larger than max" not in str(error.details())
     return not isinstance(error, UnexpectedResponse) or error.status_code in (429, 500, 502, 503, 504)
 
 
@@ -313,10 +306,10 @@ def _explain(error: Exception) -> str:
     # What one node got from another, in Rust: Tonic status error: status: Unavailable, message: "...", details: ...
     between = re.search(r'Tonic status error: (?:status|code): \W*(\w+).*?(?:, message: "(.*?)", details|$)', details)
     if between is None:
-        short = details if len(details) <= MAX_REASON else details[:MAX_REASON] + " ..."
+        short = details if len(details) <= 400 else details[:400] + " ..."
         return f"{short} ({code.name.lower().replace('_', ' ')})"
     status, message = between.groups(default="")
     if status not in ("Unavailable", "DeadlineExceeded", "Cancelled", "Unknown"):
-        return message[:MAX_REASON]
+        return message[:400]
     place = re.search(r"https?://([^/\s]+)", message)
     return f"a node that has the only copy left of some data is away{f' ({place[1]})' if place else ''}: start it again"

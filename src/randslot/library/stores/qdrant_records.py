@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import Event, RLock, Thread
-from typing import Any
+from typing import Any, NoReturn
 
 from qdrant_client import models
 
@@ -51,19 +51,13 @@ class ServerRecords:
         self.lease_number: Callable[[], int] = lambda: 0
         self.num_puts = count(1)
 
-    def exist(self) -> bool:
-        """Whether the collection is there."""
-        return self.connection.exists(self.name)
-
-    def make(self) -> None:
-        """Make the collection."""
-        fields: dict[str, Any] = dict.fromkeys(
-            ("kind", "source", "hash", "state", "token"), models.PayloadSchemaType.KEYWORD
-        )
-        fields |= dict.fromkeys(("num_pages", "stamp"), models.PayloadSchemaType.INTEGER)
-        self.connection.make(
+    def create(self) -> None:
+        """Create the collection."""
+        keyword, integer = models.PayloadSchemaType.KEYWORD, models.PayloadSchemaType.INTEGER
+        indexes: dict[str, Any] = dict.fromkeys(("kind", "source", "hash", "state", "token"), keyword)
+        self.connection.create(
             self.name,
-            fields,
+            indexes | {"num_pages": integer, "stamp": integer},
             vectors_config={},
             shard_number=1,
             replication_factor=self.connection.address.replicas,
@@ -71,7 +65,7 @@ class ServerRecords:
         )
 
     def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep records by id.
+        """Store records by id.
 
         A record is stamped with the number of the lease and a count, and replaces none with a later stamp. So a late
         write, from a node that was frozen or a process that lost its lease, changes nothing.
@@ -91,7 +85,7 @@ class ServerRecords:
             )
 
     def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return records by id; those that are not there are left out."""
+        """Return records by id; missing ones are left out."""
         found: dict[str, dict[str, Any]] = {}
         ids = list(ids)
         for start in range(0, len(ids), LISTED_POINTS):
@@ -100,8 +94,8 @@ class ServerRecords:
                 found[str(record.id)] = record.payload
         return found
 
-    def find(self, **values: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
-        """Return the records with these values, or one of several."""
+    def find(self, **values: str | tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
+        """Return the records with these values, or one of several; None: any."""
         records = self.connection.scroll(self.name, _match(values))
         return {str(record.id): record.payload for record in records}
 
@@ -114,11 +108,12 @@ class ServerRecords:
         return self.connection.facet(self.name, key, _match(values), self.connection.count(self.name) + 1)
 
 
-def _match(values: Mapping[str, str | tuple[str, ...]]) -> models.Filter:
+def _match(values: Mapping[str, str | tuple[str, ...] | None]) -> models.Filter:
     must: list[Any] = []
     for key, value in values.items():
-        wanted = [value] if isinstance(value, str) else list(value)
-        must.append(models.FieldCondition(key=key, match=models.MatchAny(any=wanted)))
+        if value is not None:
+            wanted = [value] if isinstance(value, str) else list(value)
+            must.append(models.FieldCondition(key=key, match=models.MatchAny(any=wanted)))
     return models.Filter(must=must)
 
 
@@ -132,14 +127,9 @@ class ServerManifest:
         self.records = records
 
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
-        wanted = {"kind": "file"}
-        if source is not None:
-            wanted["source"] = _write_source(source)
-        if hash is not None:
-            wanted["hash"] = hash
-        if state is not None:
-            wanted["state"] = state
-        files = [_read_file(id, record) for id, record in self.records.find(**wanted).items()]
+        path = None if source is None else _write_source(source)
+        found = self.records.find(kind="file", source=path, hash=hash, state=state)
+        files = [_read_file(id, record) for id, record in found.items()]
         return sorted(files, key=lambda file: os.fsencode(file.source))
 
     def get(self, ids: Iterable[str]) -> dict[str, File]:
@@ -227,11 +217,10 @@ class LeaseNames:
         self.connection.agree([models.CreateAliasOperation(create_alias=created)])
 
     def rename(self, old: str, new: str, drop: Sequence[str] = ()) -> bool:
-        """Rename an alias and delete some that may be there; return False if the old one is not there."""
+        """Rename an alias, and delete others; return False if the old one does not exist."""
         renamed = models.RenameAlias(old_alias_name=old, new_alias_name=new)
-        changes: list[Any] = [models.RenameAliasOperation(rename_alias=renamed)]
         try:
-            self.connection.agree([*changes, *map(_delete_alias, drop)])
+            self.connection.agree([models.RenameAliasOperation(rename_alias=renamed), *map(_delete_alias, drop)])
         except NotFoundError:
             return False
         return True
@@ -273,11 +262,7 @@ class WriteLease:
     """
 
     def __init__(self, names: LeaseNames, records: ServerRecords, id: str, library: str, seconds: float = 60.0) -> None:
-        """Make a lease that nobody holds.
-
-        id: of the record that says who holds it. library: its name in messages. seconds: that it is valid unless it is
-        renewed.
-        """
+        """id: of the record that says who holds it. library: its name in messages. seconds: that it is valid."""
         self.names, self.records, self.id, self.library, self.seconds = names, records, id, library, seconds
         self.now, self.monotonic = time.time, time.monotonic  # what machines share, and what nobody can set
         self.held: Held | None = None
@@ -293,7 +278,7 @@ class WriteLease:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lease in a block, unless another process holds it."""
+        """Hold the lease in a block; BusyError if another process holds it."""
         try:
             self._acquire()
         except BaseException:
@@ -310,9 +295,9 @@ class WriteLease:
             self._release()
 
     def check(self) -> None:
-        """Renew the lease if it is about to expire; refuse if this process does not hold it."""
+        """Renew the lease if it is about to expire; raise if this process does not hold it."""
         if self.held is None:
-            raise self._make_lost_error()
+            self._fail_lost()
         if self.monotonic() >= self.safe_until:
             self.renew()
 
@@ -321,7 +306,10 @@ class WriteLease:
         with self._lock:
             if self.held is not None and not self._rename(self.held, replace(self.held, until=self._expiry())):
                 self.held = None
-                raise self._make_lost_error()
+                self._fail_lost()
+
+    def _fail_lost(self) -> NoReturn:
+        raise RandSlotError(f"lost the write lease of {self.library} (timeout): run the command again")
 
     def _expiry(self) -> float:
         return round(self.now() + self.seconds, 3)
@@ -347,13 +335,13 @@ class WriteLease:
         last = max(seen, key=lambda held: held.number)
         others = [str(held) for held in seen if held != last]
         if not self._rename(last, Held(last.number + 1, self._expiry(), str(uuid.uuid4())), others):
-            raise self._make_busy_error(self._list())
+            self._fail_busy(self._list())
         # Two processes that saw no lease may each have added one: the second one sees the first, and steps back.
         rivals = [held for held in self._list() if held != self.held]
         if rivals:
             mine, self.held = self.held, None
             self.names.drop(str(mine))
-            raise self._make_busy_error(rivals)
+            self._fail_busy(rivals)
         self._write_owner()
 
     def _list(self) -> list[Held]:
@@ -361,24 +349,28 @@ class WriteLease:
         return [held for held in read if held is not None]
 
     def _check_free(self, seen: list[Held]) -> None:
-        """Refuse a lease that another process holds."""
+        """Raise BusyError if another process holds the lease and is alive, as far as one can see."""
         owner = self._read_owner()
         for held in seen:
-            is_dead = held.token == owner.get("token") and self._is_dead(owner)
+            is_here = held.token == owner.get("token") and owner["machine"] == self.owner["machine"]
+            is_dead = is_here and owner["pid"] != os.getpid() and has_ended(int(owner["pid"]))
             if held.until > self.now() and held.token not in self.ended and not is_dead:
-                raise self._make_busy_error([held])
+                self._fail_busy([held])
 
-    def _is_dead(self, owner: Mapping[str, Any]) -> bool:
-        """Whether the owner was a process of this machine that has ended."""
-        if owner["machine"] != self.owner["machine"] or owner["pid"] == os.getpid():
-            return False
-        return has_ended(int(owner["pid"]))
+    def _fail_busy(self, held: Sequence[Held]) -> NoReturn:
+        owner = self._read_owner()
+        process = "another process"
+        if owner.get("token") in [one.token for one in held]:
+            process = f"process {owner['pid']} of {owner['host']}"
+        raise BusyError(
+            f"library {self.library} is being written by {process}: wait until it ends, or a minute if it was killed"
+        )
 
     def _read_owner(self) -> dict[str, Any]:
         return self.records.get([self.id]).get(self.id, {})
 
     def _write_owner(self) -> None:
-        """Write down who holds the lease: for messages, and for `_is_dead`."""
+        """Record who holds the lease: for messages, and to see whether it is dead."""
         held = self.held
         if held is not None:
             record = {"kind": "turn", **self.owner, "token": held.token, "until": held.until}
@@ -404,18 +396,6 @@ class WriteLease:
             with suppress(RandSlotError):  # a server that is away for a moment: tried again until the lease expires
                 self.renew()
                 self._write_owner()
-
-    def _make_lost_error(self) -> RandSlotError:
-        return RandSlotError(f"lost the write lease of {self.library} (timeout): run the command again")
-
-    def _make_busy_error(self, held: Sequence[Held]) -> BusyError:
-        owner = self._read_owner()
-        process = "another process"
-        if owner.get("token") in [one.token for one in held]:
-            process = f"process {owner['pid']} of {owner['host']}"
-        return BusyError(
-            f"library {self.library} is being written by {process}: wait until it ends, or a minute if it was killed"
-        )
 
 
 def _identify_machine() -> str:
@@ -456,14 +436,14 @@ class ServerLocation(Location):
             raise UsageError(f"{self.name} is not a library and not empty: name another collection")
 
     def read(self) -> dict[str, Any] | None:
-        if not self.records.exist():
+        if not self.connection.exists(self.records.name):
             return None
         return self.records.get([ABOUT_ID]).get(ABOUT_ID)
 
     def write(self, about: dict[str, Any]) -> None:
-        """Write about the library last: one that is half made is not a library yet, and can be made again."""
-        if not self.records.exist():
-            self.records.make()
+        """Write the description last: without it a half-made library is none, and can be made again."""
+        if not self.connection.exists(self.records.name):
+            self.records.create()
         if self.read() is None:
             ServerStore(self.connection, about["model"] and int(about["model"]["dimension"]))
         with nullcontext() if self.lease.held else self.hold_lease():

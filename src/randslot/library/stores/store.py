@@ -1,7 +1,6 @@
 """What all stores do: pages in, ranked pages out. The engines (edge.py, qdrant.py) only translate.
 
-A search asks the engine for the nearest pages by each field, and combines the ranks here. So a new field of words, or
-another way to combine scores, changes this file only.
+A search asks the engine for the nearest pages by each field, and `fuse` combines the lists.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...errors import RandSlotError
 from ...words.analyzer import Terms
@@ -28,7 +27,6 @@ from .points import (
     StoredPage,
     Vectors,
     halve,
-    make_changes,
     make_payload,
     make_vectors,
     measure_page,
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from ..sketches import Sketches
 
 MAX_NUMBERS = 2**22  # of vectors in memory at once: engines take and return Python lists, some 30 bytes a number
-SAMPLE = 16  # pages that tell how large the vectors of a page are
-PLACE = ["file", "number"]  # what a hit has of a payload
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,10 @@ class Tuning:
     def has_codes(self, dim: int | None) -> bool:
         """Whether vectors of this dimension have codes."""
         return dim is not None and dim >= self.codes_from
+
+    def make_field(self, dim: int) -> DenseField:
+        """Return the field of the vectors of pages."""
+        return DenseField(VECTOR_NAME, dim, is_multi=True, has_codes=self.has_codes(dim))
 
 
 DEFAULT_TUNING = Tuning()
@@ -114,6 +114,11 @@ class StoreHit:
     score: float
 
 
+def make_hit(point: Any) -> StoreHit:
+    """Return the hit of a scored point; both engines have points of one shape."""
+    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
+
+
 @dataclass(frozen=True)
 class Contents:
     """How many pages there are, how many have vectors, and how many have text, by its origin."""
@@ -123,20 +128,13 @@ class Contents:
     origins: dict[str, int]
 
 
-class Candidates(NamedTuple):
-    """The points that are nearest by another field, which alone are scored."""
-
-    field: str
-    vector: Vectors
-    num: int
-
-
 @dataclass(frozen=True)
 class Nearest:
     """A request for the nearest points by one field.
 
-    corpus: points among which the engine counts how rare terms are. oversampling: compare codes first, and score this
-    many points in full for each hit; 0 scores all.
+    corpus: points among which the engine counts how rare terms are. sketch: score only `num_candidates` points, those
+    nearest by their sketches. oversampling: compare codes first, and score this many points in full for each hit; 0
+    scores all.
     """
 
     field: str
@@ -144,7 +142,8 @@ class Nearest:
     limit: int
     filter: Filter
     corpus: Filter | None = None
-    candidates: Candidates | None = None
+    sketch: Vectors | None = None
+    num_candidates: int = 0
     oversampling: float = 0.0
 
 
@@ -164,14 +163,14 @@ class Store(ABC):
     # -- writes
 
     def add(self, pages: Sequence[StoredPage]) -> None:
-        """Keep pages; one that is there already is replaced."""
+        """Store pages; one with the same id is replaced."""
         for some in self.split(pages):
             sketches = self.sketches.sketch(some) if self.sketches else {}
             points = [Point(page.id, make_vectors(page, sketches.get(page.id)), make_payload(page)) for page in some]
             self.upsert(points)
 
     def update(self, pages: Sequence[StoredPage]) -> None:
-        """Change the vectors of pages that are there, or their text, whichever is given; the rest stays."""
+        """Change the vectors of stored pages, or their text, whichever is given."""
         for some in self.split(pages):
             sketches = self.sketches.sketch(some) if self.sketches else {}
             vectors = {}
@@ -186,7 +185,7 @@ class Store(ABC):
             if without_terms:
                 self.delete_vectors(without_terms, TERMS_NAME)
             # Last: the origin in the payload also says that the terms are there.
-            self.set_payloads({page.id: make_changes(page) for page in some})
+            self.set_payloads({page.id: make_payload(page, is_new=False) for page in some})
 
     def split(self, pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
         """Split pages into writes of bounded size."""
@@ -197,17 +196,17 @@ class Store(ABC):
         self.delete_points(Filter({"file": [file]}))
 
     def prepare(self, dim: int) -> None:
-        """Make room for vectors of a dimension, in a store that was made without."""
+        """Add the field of vectors to a store of words."""
         if self.dim is None:
-            self.reset_field(make_vector_field(dim, self.tuning))
+            self.reset_field(self.tuning.make_field(dim))
             self.dim = dim
 
     def clear_sketches(self) -> None:
-        """Delete the sketches of all pages, and make room for new ones."""
+        """Delete all sketches."""
         self.reset_field(SKETCH)
 
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
-        """Give sketches to pages that are there."""
+        """Add sketches to stored pages."""
         assert self.sketches is not None
         self.set_vectors({id: {SKETCH.name: halve(sketch)} for id, sketch in self.sketches.sketch(pages).items()})
 
@@ -216,8 +215,8 @@ class Store(ABC):
     def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         """Return the k best pages of each query, best first.
 
-        Words that are on many of the pages that are not hidden count less. exact: score every page in full. Otherwise
-        a search by vectors may look at sketches or codes first.
+        How rare a word is counts over all pages that are not hidden. exact: score every page in full; else a search by
+        vectors compares sketches or codes first.
         """
         if where.files is not None and where.files <= where.hidden:
             return [[] for _ in queries]
@@ -255,16 +254,13 @@ class Store(ABC):
 
     def _make_requests(self, query: StoreQuery, k: int, where: Where, first: str) -> list[Nearest]:
         """Return the requests of a query: by words, by vectors, or by both."""
-        some = Filter(phrases=query.phrases, excluded=query.excluded, first=where.first, last=where.last)
-        if where.files is None:
-            some = replace(some, none_of=_hide(where.hidden))
-        else:
-            some = replace(some, any_of={"file": where.files - where.hidden})
+        visible = Filter(none_of=_hide(where.hidden))
+        some = visible if where.files is None else Filter({"file": where.files - where.hidden})
+        some = replace(some, phrases=query.phrases, excluded=query.excluded, first=where.first, last=where.last)
         if query.vectors is not None and query.terms is not None:
             k = max(self.tuning.pool, 2 * k)
         requests = []
         if query.terms is not None:
-            visible = Filter(none_of=_hide(where.hidden))
             requests.append(Nearest(TERMS_NAME, query.terms, k, some, corpus=visible))
         if query.vectors is not None:
             request = Nearest(VECTOR_NAME, query.vectors, k, some)
@@ -274,27 +270,25 @@ class Store(ABC):
                 request = replace(request, limit=limit, oversampling=oversampling)
             elif first == "sketches":
                 assert self.sketches is not None
-                num = max(self.sketches.candidates, self.tuning.oversampling * k)
                 sketch = self.sketches.sketcher.sketch_query(query.vectors)
-                request = replace(request, candidates=Candidates(SKETCH.name, sketch, num))
+                num = max(self.sketches.candidates, self.tuning.oversampling * k)
+                request = replace(request, sketch=sketch, num_candidates=num)
             requests.append(request)
         return requests
 
     # -- what is stored
 
     def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        """Return pages by id, their vectors in half precision; those that are not there are left out.
-
-        Reads some pages at a time: their size tells how many can be read next.
-        """
+        """Return pages by id, their vectors in half precision; missing ones are left out."""
         found: dict[str, StoredPage] = {}
-        start, step = 0, min(SAMPLE // 2, self.max_read)
+        start, step = 0, min(8, self.max_read)
         while start < len(ids):
             some = self.retrieve(ids[start : start + step])
             found |= some
             start += step
-            sizes = [page.vectors.size for page in some.values() if page.vectors is not None]
-            step = max(1, min(self.max_read, MAX_NUMBERS // max(sizes, default=1)))
+            # The size of these pages tells how many to read next.
+            largest = max((page.vectors.size for page in some.values() if page.vectors is not None), default=1)
+            step = max(1, min(self.max_read, MAX_NUMBERS // largest))
         return found
 
     def images(self, file: str) -> dict[int, str]:
@@ -321,9 +315,9 @@ class Store(ABC):
     def find(
         self, origins: Collection[Origin] | None, *, vectors: bool | None = None, sketch: bool | None = None
     ) -> Iterator[StoredPage]:
-        """Yield pages by the origin of their text, and whether they have vectors or a sketch; without all of these.
+        """Yield pages, without vectors and text, by the origin of their text and whether they have vectors or a sketch.
 
-        What changes meanwhile may be left out or not.
+        Pages that change meanwhile may be missing.
         """
         if origins is not None and not origins:
             return
@@ -333,19 +327,17 @@ class Store(ABC):
             some = Filter(none_of={"origin": others} if others else {})
         elif origins is not None:
             some = Filter({"origin": origins})
-        has: list[str] = []
-        lacks: list[str] = []
-        if vectors is not None and self.dim is not None:
-            (has if vectors else lacks).append(VECTOR_NAME)
-        if sketch is not None:
-            (has if sketch else lacks).append(SKETCH.name)
-        yield from self.scroll(replace(some, has=tuple(has), lacks=tuple(lacks)))
+        names: dict[bool | None, tuple[str, ...]] = {True: (), False: (), None: ()}
+        if self.dim is not None:
+            names[vectors] += (VECTOR_NAME,)
+        names[sketch] += (SKETCH.name,)
+        yield from self.scroll(replace(some, has=names[True], lacks=names[False]))
 
     # -- what an engine does
 
     @abstractmethod
     def upsert(self, points: Sequence[Point]) -> None:
-        """Write points, in place of those with the same ids."""
+        """Write points; those with the same ids are replaced."""
 
     @abstractmethod
     def set_vectors(self, vectors: Mapping[str, NamedVectors]) -> None:
@@ -365,7 +357,7 @@ class Store(ABC):
 
     @abstractmethod
     def reset_field(self, new: DenseField) -> None:
-        """Make room for a named vector; empty it if it is there, as after a process that was killed."""
+        """Add a named vector, or delete all its values if a killed process has added it."""
 
     @abstractmethod
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
@@ -389,55 +381,19 @@ class Store(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Bring everything to the disk, so that it survives a power cut too."""
+        """Sync everything to disk, so that it survives a power cut too."""
 
     @abstractmethod
-    def optimize(self) -> None:
-        """Make searches fast after many changes; a server may take longer."""
-
-    @abstractmethod
-    def wait_optimized(self) -> None:
-        """Like `optimize`, and return when searches are fast."""
+    def optimize(self, *, wait: bool = False) -> None:
+        """Make searches fast after many changes. wait: until a server has done it."""
 
     @abstractmethod
     def close(self) -> None:
         """Close files and locks."""
 
 
-# -- sizes
-
-
-def mean_numbers(store: Store) -> int:
-    """Return the mean size of the vectors of some pages, in numbers; 0 if none has vectors, or they are damaged."""
-    ids = [page.id for page in islice(store.find(None, vectors=True), SAMPLE)]
-    try:
-        pages = store.read(ids).values()
-    except DamagedError:
-        return 0
-    sizes = [page.vectors.size for page in pages if page.vectors is not None]
-    return round(sum(sizes) / len(sizes)) if sizes else 0
-
-
-def pages_at_once(store: Store, max_pages: int) -> int:
-    """Return how many pages can be read at once within bounded memory."""
-    return max(1, min(max_pages, 2 * MAX_NUMBERS // max(mean_numbers(store), 1)))
-
-
-def make_vector_field(dim: int, tuning: Tuning) -> DenseField:
-    """Return the field of the vectors of pages."""
-    return DenseField(VECTOR_NAME, dim, is_multi=True, has_codes=tuning.has_codes(dim))
-
-
-# -- scores
-
-
 def _hide(files: Collection[str]) -> dict[str, Collection[str]]:
     return {"file": files} if files else {}
-
-
-def read_hit(point: Any) -> StoreHit:
-    """Return the hit of a scored point."""
-    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
 
 
 def fuse(lists: Sequence[tuple[Sequence[StoreHit], float]], rank_offset: int) -> list[StoreHit]:
@@ -448,6 +404,9 @@ def fuse(lists: Sequence[tuple[Sequence[StoreHit], float]], rank_offset: int) ->
             before = hits[hit.id].score if hit.id in hits else 0.0
             hits[hit.id] = replace(hit, score=before + weight / (rank_offset * weight + rank))
     return sorted(hits.values(), key=lambda hit: -hit.score)
+
+
+# -- codes
 
 
 def is_doubtful(query: StoreQuery, hits: Sequence[StoreHit], tuning: Tuning) -> bool:
@@ -468,3 +427,22 @@ def error_of_codes(num: int, dim: int) -> float:
     is pi / 2 / sqrt(dim), and those of the vectors of a query add up as independent ones.
     """
     return math.pi / 2 * math.sqrt(num / dim)
+
+
+# -- sizes
+
+
+def mean_numbers(store: Store) -> int:
+    """Return the mean size of the vectors of some pages, in numbers; 0 if none has vectors, or they are damaged."""
+    ids = [page.id for page in islice(store.find(None, vectors=True), 16)]
+    try:
+        pages = store.read(ids).values()
+    except DamagedError:
+        return 0
+    sizes = [page.vectors.size for page in pages if page.vectors is not None]
+    return round(sum(sizes) / len(sizes)) if sizes else 0
+
+
+def pages_at_once(store: Store, max_pages: int) -> int:
+    """Return how many pages can be read at once within bounded memory."""
+    return max(1, min(max_pages, 2 * MAX_NUMBERS // max(mean_numbers(store), 1)))
