@@ -7,7 +7,8 @@ import torch
 
 from randslot.errors import RandSlotError
 from randslot.evaluation import cache as vectors
-from randslot.evaluation.cache import VectorCache, content_key, open_cache
+from randslot.evaluation.cache import VectorCache, open_cache
+from randslot.evaluation.tasks import content_key
 from support.models import make
 
 

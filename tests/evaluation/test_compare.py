@@ -145,7 +145,7 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
     with pytest.raises(UsageError, match="name two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
-    vidore = Task("ESG", "ViDoRe(v2)", "", None, None)
+    vidore = Task("ESG", "ViDoRe(v2)", "", None)
     with pytest.raises(UsageError, match="on a set of your own"):
         compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]

@@ -52,7 +52,7 @@ def test_scores_are_those_of_mteb_itself(name, copies, tmp_path):
         warnings.simplefilter("ignore")
         (task,) = find_tasks([], [name], copies)
         options = {"cache": None, "show_progress_bar": False, "encode_kwargs": {"batch_size": 4}}
-        found = mteb.evaluate(model, task.source.task, **options).task_results[0].scores["test"]
+        found = mteb.evaluate(model, task.task, **options).task_results[0].scores["test"]
     (ours,) = evaluate(model, find_tasks([], [name], copies), tmp_path)
     assert {row["hf_subset"] for row in found} == set(ours.subsets)
     for row in found:

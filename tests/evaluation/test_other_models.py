@@ -36,7 +36,7 @@ def test_scores_are_those_of_mteb_for_the_same_model(name: str, tmp_path: Path) 
         theirs = wrap(model.model)
         theirs.mteb_model_meta = theirs.mteb_model_meta.model_copy(update={"modalities": ["text", "image"]})
         options = {"cache": None, "show_progress_bar": False, "encode_kwargs": {"batch_size": 4}}
-        found = mteb.evaluate(theirs, task.source.task, **options).task_results[0].scores["test"]
+        found = mteb.evaluate(theirs, task.task, **options).task_results[0].scores["test"]
     tasks = find_tasks([], ["esg"], tmp_path / "copies")
     (ours,) = Evaluation(model, "other", tmp_path / "out", tmp_path / "out" / "vectors").run(tasks)
     for row in found:

@@ -12,7 +12,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from ..errors import RandSlotError
 from ..files import write_whole
 from ..model.reader import Side
+from .tasks import content_key
 
 if TYPE_CHECKING:
     from ..model.sentence_model import EmbeddingSettings
@@ -131,14 +131,6 @@ def larger_caches(folder: Path) -> list[Path]:
     stem, _, num = folder.name.rpartition("-k")
     beside = folder.parent.glob(f"{stem}-k*") if stem else ()
     return [path for path in sorted(beside) if int(path.name.rpartition("-k")[2]) > int(num)]
-
-
-def content_key(*parts: bytes) -> str:
-    """Return the hash of a content."""
-    digest = blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

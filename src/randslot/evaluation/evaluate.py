@@ -24,11 +24,11 @@ from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
 from ..model.sentence_model import EmbeddingModel
 from ..pages import NoTextError, open_page, read_page_text
-from .cache import JUDGED, Judged, VectorCache, content_key, open_cache
+from .cache import JUDGED, Judged, VectorCache, open_cache
 from .metrics import ndcg_of_each
 from .published import TASKS
 from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, name_file
-from .tasks import Pages, Subset, Task
+from .tasks import Pages, Subset, Task, content_key
 
 Caches = dict[Side, VectorCache]
 

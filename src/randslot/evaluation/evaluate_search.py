@@ -13,7 +13,7 @@ from ..library.results import By
 from ..pages.ocr import find_engine
 from .metrics import ndcg
 from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, name_file
-from .tasks import FolderSource, Subset, Task
+from .tasks import FolderTask, Subset, Task
 
 WORDS = "words"  # a search without a model, in tables
 Tell = Callable[[str], None]
@@ -54,9 +54,9 @@ def evaluate_search(
 
 def find_pages(task: Task) -> Path:
     """Return the folder of pages of your own set."""
-    if not isinstance(task.source, FolderSource):
+    if not isinstance(task, FolderTask):
         raise UsageError("searches are evaluated on a set of your own: name its folder by --data")
-    return task.source.folder.resolve() / "pages"
+    return Path(task.dataset).resolve() / "pages"
 
 
 def place_library(task: Task, output: Path, model: str | None) -> Path:

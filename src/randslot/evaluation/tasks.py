@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..model.hub import check_dataset
 from ..pages import PageInput, list_pages, page_file
-from .cache import content_key
 from .published import TASKS
 
 # The paper's name of each task, and mteb's.
@@ -42,6 +45,14 @@ MTEB_NAMES = {
     "Phys.": "Vidore3PhysicsRetrieval",
     "Fin-F": "Vidore3FinanceFrRetrieval",
 }
+
+
+def content_key(*parts: bytes) -> str:
+    """Return the hash of a content."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
 
 
 class Pages(Protocol):
@@ -81,15 +92,17 @@ class Task:
     benchmark: str
     dataset: str
     revision: str | None
-    source: Any  # how to load it
+
+    def load(self) -> Iterator[Subset]:
+        """Load the subsets one by one, also without pages or queries."""
+        raise NotImplementedError
 
     def subsets(self) -> Iterator[Subset]:
         """Load the subsets one by one."""
-        for subset in self.source.load():
-            if not subset.pages.ids:
-                raise RandSlotError(f"{self.name}: {self.dataset} has no pages")
-            if not subset.queries:
-                raise RandSlotError(f"{self.name}: no query of {self.dataset} ({subset.name}) has a relevant page")
+        for subset in self.load():
+            if not subset.pages.ids or not subset.queries:
+                lacks = "has no query with a relevant page" if subset.pages.ids else "has no pages"
+                raise RandSlotError(f"{self.name}: {self.dataset} ({subset.name}) {lacks}")
             yield subset
 
 
@@ -108,28 +121,25 @@ def choose_tasks(
 
 def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path | None = None) -> list[Task]:
     """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en."""
-    chosen: list[tuple[str, str]] = []
+    chosen: dict[str, str] = {}  # the benchmark of each task
     for benchmark in benchmarks or TASKS:
         if benchmark not in TASKS:
             raise UsageError(f"unknown benchmark {benchmark!r}. Known: {', '.join(TASKS)}")
-        chosen += [(benchmark, task) for task in TASKS[benchmark]]
-    if names:
-        known = {}
-        for pair in chosen:
-            for alias in (pair[1], MTEB_NAMES[pair[1]], word_of(pair[1])):
-                known[_plain(alias)] = pair
-        for name in names:
-            if _plain(name) not in known:
-                raise UsageError(f"unknown task {name!r}. Known: {', '.join(task for _, task in chosen)}")
-        wanted = {known[_plain(name)] for name in names}
-        chosen = [pair for pair in chosen if pair in wanted]
-    return [_vidore_task(benchmark, task, data_root) for benchmark, task in chosen]
+        chosen |= dict.fromkeys(TASKS[benchmark], benchmark)
+    wanted = set() if names else set(chosen)
+    for name in names:
+        found = [task for task in chosen if _plain(name) in _aliases(task)]
+        if not found:
+            raise UsageError(f"unknown task {name!r}. Known: {', '.join(chosen)}")
+        wanted.update(found)
+    return [_vidore_task(benchmark, task, data_root) for task, benchmark in chosen.items() if task in wanted]
 
 
-def word_of(task: str) -> str:
-    """Return the name of a task on the command line: finance_en for Vidore3FinanceEnRetrieval."""
-    middle = MTEB_NAMES[task].removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
-    return re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle).lower()
+def _aliases(task: str) -> set[str]:
+    """Return the names of a task on the command line, such as fin_e and finance_en for Vidore3FinanceEnRetrieval."""
+    name = MTEB_NAMES[task]
+    middle = name.removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
+    return {_plain(task), _plain(name), re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle).lower()}
 
 
 def _plain(name: str) -> str:
@@ -142,38 +152,37 @@ def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
     task = mteb.get_task(MTEB_NAMES[name])
     dataset, revision = task.metadata.dataset["path"], task.metadata.dataset["revision"]
     if data_root is None:
-        return Task(name, benchmark, dataset, revision, MtebSource(task))
+        return MtebTask(name, benchmark, dataset, revision, task)
     for folder in (data_root / dataset, data_root / Path(dataset).name):
         if folder.is_dir():
             task.metadata = task.metadata.model_copy(update={"dataset": {"path": str(folder), "revision": revision}})
-            return Task(name, benchmark, str(folder), None, MtebSource(task, folder))
+            return MtebTask(name, benchmark, str(folder), None, task, folder)
     native = data_root / Path(dataset).name.removesuffix("_mteb_format")
     if native.is_dir():
-        return Task(name, benchmark, str(native), None, NativeSource(native))
+        return NativeTask(name, benchmark, str(native), None)
     raise UsageError(f"task {name}: no copy of {dataset} in {data_root}. Expected a folder {Path(dataset).name}.")
 
 
 @dataclass(frozen=True)
-class MtebSource:
+class MtebTask(Task):
     """A task as mteb loads it, from the hub or from a copy of its repository."""
 
     task: Any
     folder: Path | None = None
 
     def load(self) -> Iterator[Subset]:
-        path, revision = self.task.metadata.dataset["path"], self.task.metadata.dataset["revision"]
-        offline = None if self.folder else check_dataset(path, revision)
+        offline = None if self.folder else check_dataset(self.dataset, self.revision)
         try:
             with _quiet(self.folder, offline is not None):
                 self.task.data_loaded = False  # another run may have freed its subsets
                 self.task.load_data()
                 self.task.convert_v1_dataset_format_to_v2(num_proc=None)
         except Exception as error:  # datasets and the hub raise many kinds
-            reason = (
-                f"not in the local cache, and the hub does not answer ({offline})" if offline else first_line(error)
-            )
+            reason = first_line(error)
+            if offline:
+                reason = f"not in the local cache, and the hub does not answer ({offline})"
             hint = "" if self.folder else ". Without network, --data-root takes copies."
-            raise RandSlotError(f"cannot load {path}: {reason}{hint}") from error
+            raise RandSlotError(f"cannot load {self.dataset}: {reason}{hint}") from error
         for name, splits in self.task.dataset.items():
             data = splits["test"]
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
@@ -181,30 +190,28 @@ class MtebSource:
             self.task.dataset[name] = {}  # free its memory
 
 
-@dataclass(frozen=True)
-class NativeSource:
+class NativeTask(Task):
     """A ViDoRe V3 repository in its own layout: corpus, queries in all languages, qrels."""
-
-    folder: Path
 
     def load(self) -> Iterator[Subset]:
         from datasets import load_dataset
 
         try:
-            with _quiet(self.folder):
-                corpus, queries, qrels = (
-                    load_dataset(str(self.folder), part, split="test") for part in ("corpus", "queries", "qrels")
-                )
+            with _quiet(Path(self.dataset)):
+                corpus = load_dataset(self.dataset, "corpus", split="test")
+                queries = load_dataset(self.dataset, "queries", split="test")
+                qrels = load_dataset(self.dataset, "qrels", split="test")
         except Exception as error:
-            raise RandSlotError(f"cannot load {self.folder}: {first_line(error)}") from error
+            raise RandSlotError(f"cannot load {self.dataset}: {first_line(error)}") from error
         grades: dict[str, dict[str, int]] = {}
         for row in qrels:
             grades.setdefault(str(row["query_id"]), {})[str(row["corpus_id"])] = int(row["score"])
+        by_language: dict[str, dict[str, str]] = {}
+        for row in queries.select_columns(["query_id", "query", "language"]).to_list():
+            by_language.setdefault(row["language"], {})[str(row["query_id"])] = row["query"]
         pages = DatasetPages(corpus, "corpus_id")
-        texts = queries.select_columns(["query_id", "query", "language"]).to_list()
-        for language in dict.fromkeys(row["language"] for row in texts):
-            chosen = {str(row["query_id"]): row["query"] for row in texts if row["language"] == language}
-            yield make_subset(language, pages, chosen, grades)
+        for language, texts in by_language.items():
+            yield make_subset(language, pages, texts, grades)
 
 
 @contextmanager
@@ -217,23 +224,24 @@ def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
     import datasets
     import huggingface_hub.constants as hub
 
-    shown, cache = datasets.are_progress_bars_disabled(), datasets.config.HF_DATASETS_CACHE
-    level, before = logging.getLogger("datasets").level, (hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    config, logger, hidden = datasets.config, logging.getLogger("datasets"), datasets.are_progress_bars_disabled()
+    before = config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, logger.level
+    logger.setLevel(logging.CRITICAL)
     datasets.disable_progress_bars()
     if folder is not None:
-        stats = [(str(file), file.stat()) for file in sorted(folder.resolve().rglob("*")) if file.is_file()]
-        state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
-        datasets.config.HF_DATASETS_CACHE = Path(cache) / f"randslot-{content_key(state.encode())}"
+        state = []
+        for file in sorted(folder.resolve().rglob("*")):
+            if file.is_file():
+                state.append((str(file), file.stat().st_size, file.stat().st_mtime_ns))
+        config.HF_DATASETS_CACHE = Path(config.HF_DATASETS_CACHE) / f"randslot-{content_key(repr(state).encode())}"
     if offline:
-        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        hub.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        datasets.config.HF_DATASETS_CACHE = cache
-        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-        logging.getLogger("datasets").setLevel(level)
-        if not shown:
+        config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, level = before
+        logger.setLevel(level)
+        if not hidden:
             datasets.enable_progress_bars()
 
 
@@ -263,48 +271,55 @@ class DatasetPages:
 # -- your own set
 
 
-def own_task(folder: Path) -> Task:
+def own_task(folder: Path) -> FolderTask:
     """Return a folder with pages/, queries.jsonl and qrels.jsonl as a task."""
     for part in ("", "pages", "queries.jsonl", "qrels.jsonl"):
         if not (folder / part).exists():
             raise UsageError(f"{folder / part} does not exist. A set has pages/, queries.jsonl and qrels.jsonl.")
-    return Task(folder.resolve().name, "own", str(folder), None, FolderSource(folder))
+    return FolderTask(folder.resolve().name, "own", str(folder), None)
 
 
-@dataclass(frozen=True)
-class FolderSource:
-    """A folder with pages/, queries.jsonl ("id", "query", and "language" if there are several) and qrels.jsonl."""
+class QueryRow(BaseModel):
+    """A row of queries.jsonl."""
 
-    folder: Path
+    id: str | int
+    query: str = Field(pattern=r"\S")
+    language: str = "default"
+
+
+class GradeRow(BaseModel):
+    """A row of qrels.jsonl."""
+
+    query: str | int
+    page: str
+    grade: StrictInt = Field(ge=0)
+
+
+Row = TypeVar("Row", bound=BaseModel)
+
+
+class FolderTask(Task):
+    """A folder with pages/, queries.jsonl and qrels.jsonl."""
 
     def load(self) -> Iterator[Subset]:
-        pages = FolderPages(self.folder / "pages")
-        queries: dict[str, dict[str, str]] = {}
+        pages = FolderPages(Path(self.dataset, "pages"))
+        by_language: dict[str, dict[str, str]] = {}
         known: set[str] = set()
-        for place, row in _read_rows(self.folder / "queries.jsonl", ("id", "query")):
-            id, text = str(row["id"]), row["query"]
-            if not isinstance(text, str) or not text.strip():
-                raise RandSlotError(f"{place}: query must be text, not {text!r}")
-            if id in known:
-                raise RandSlotError(f"{place}: duplicate id {id!r}")
-            known.add(id)
-            queries.setdefault(str(row.get("language", "default")), {})[id] = text
-        grades = self._read_grades(known, set(pages.ids))
-        for language, texts in queries.items() or [("default", {})]:
-            yield make_subset(language, pages, texts, grades)
-
-    def _read_grades(self, queries: set[str], pages: set[str]) -> dict[str, dict[str, int]]:
+        for place, query in _read_rows(Path(self.dataset, "queries.jsonl"), QueryRow):
+            if str(query.id) in known:
+                raise RandSlotError(f"{place}: duplicate id {query.id!r}")
+            known.add(str(query.id))
+            by_language.setdefault(query.language, {})[str(query.id)] = query.query
         grades: dict[str, dict[str, int]] = {}
-        for place, row in _read_rows(self.folder / "qrels.jsonl", ("query", "page", "grade")):
-            query, page, grade = str(row["query"]), row["page"], row["grade"]
-            if query not in queries:
-                raise RandSlotError(f"{place}: no query {query!r} in queries.jsonl")
-            if not isinstance(page, str) or page not in pages:
-                raise RandSlotError(f"{place}: no page {page!r} in {self.folder / 'pages'}")
-            if type(grade) is not int or grade < 0:
-                raise RandSlotError(f"{place}: grade must be a whole number from 0, not {grade!r}")
-            grades.setdefault(query, {})[page] = grade
-        return {query: by_page for query, by_page in grades.items() if any(by_page.values())}
+        page_ids = set(pages.ids)
+        for place, row in _read_rows(Path(self.dataset, "qrels.jsonl"), GradeRow):
+            if str(row.query) not in known or row.page not in page_ids:
+                what = f"query {row.query!r}" if str(row.query) not in known else f"page {row.page!r}"
+                raise RandSlotError(f"{place}: no {what} in this set")
+            grades.setdefault(str(row.query), {})[row.page] = row.grade
+        relevant = {query: by_page for query, by_page in grades.items() if any(by_page.values())}
+        for language, texts in by_language.items() or [("default", {})]:
+            yield make_subset(language, pages, texts, relevant)
 
 
 class FolderPages:
@@ -326,19 +341,16 @@ class FolderPages:
         return str(self.folder / self.ids[index])
 
 
-def _read_rows(file: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_rows(file: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a JSONL file, each with its place for an error."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RandSlotError(f"cannot read {file}: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(file.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
+        place = f"{file}: row {number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise RandSlotError(f"{file}: row {number} is not valid JSON: {error}") from error
-        if not isinstance(row, dict) or any(key not in row for key in keys):
-            raise RandSlotError(f"{file}: row {number} must have {', '.join(keys)}")
-        yield f"{file}: row {number}", row
+            row = kind.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = "".join(f"{name}: " for name in first["loc"])
+            raise RandSlotError(f"{place}: {field}{first['msg']}, not {first['input']!r:.80}") from error
+        yield place, row
