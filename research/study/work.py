@@ -22,8 +22,20 @@ import torch
 from numpy.typing import NDArray
 
 from randslot.errors import RandSlotError, first_line
-from randslot.evaluation.analysis import count_winners, find_winners, intervene, positive_pairs, sweep_budgets
-from randslot.evaluation.cached_runs import CachedRun, CachedSubset, full_view, macro, read_runs, score_subset
+from randslot.evaluation.analysis import (
+    CachedRun,
+    CachedSubset,
+    View,
+    count_winners,
+    find_winners,
+    full_view,
+    intervene,
+    macro,
+    positive_pairs,
+    read_runs,
+    score_subset,
+    sweep_budgets,
+)
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import Task
@@ -120,7 +132,7 @@ def list_queries(subset: CachedSubset) -> NDArray[np.float64]:
     """Return the line of each query of a task (Q, C)."""
     full = full_view(BUDGET)
     views = [full_view(num) for num in range(1, MOST + 1)]
-    views += [full.change("page", [place]) for place in range(BUDGET)]
+    views += [View(full.query, (place,)) for place in range(BUDGET)]
     scores = score_subset(subset, views)
     num_queries = len(subset.judged.query_ids)
     wins = torch.zeros(num_queries, BUDGET, dtype=torch.int64)

@@ -19,25 +19,23 @@ from typer.testing import CliRunner
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.analysis import (
+    CachedRun,
+    CachedSubset,
+    View,
     count_winners,
     find_winners,
+    full_view,
     intervene,
     judge_budgets,
     list_gains,
     list_readouts,
     list_winners,
-    sweep_budgets,
-)
-from randslot.evaluation.cache import Judged, VectorCache
-from randslot.evaluation.cached_runs import (
-    CachedRun,
-    CachedSubset,
-    View,
-    full_view,
     read_runs,
     score_subset,
     score_views,
+    sweep_budgets,
 )
+from randslot.evaluation.cache import Judged, VectorCache
 from randslot.evaluation.cost import PAPER, list_costs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
@@ -95,7 +93,7 @@ def test_views_score_as_three_loops_do(tmp_path):
 def test_many_queries_are_scored_in_blocks(tmp_path, monkeypatch):
     (part,) = random_run(tmp_path).tasks["one"]
     whole = score_subset(part, [full_view(4)])
-    monkeypatch.setattr("randslot.evaluation.cached_runs.BLOCK_BYTES", 1)
+    monkeypatch.setattr("randslot.evaluation.analysis.BLOCK_BYTES", 1)
     np.testing.assert_array_equal(score_subset(part, [full_view(4)])[full_view(4)], whole[full_view(4)])
 
 

@@ -12,7 +12,7 @@ import pytest
 from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.published import TASKS
 from randslot.evaluation.report import make_report, make_tables
-from randslot.evaluation.result_files import RunKey, read_results, run_names
+from randslot.evaluation.result_files import RunKey, name_runs, read_results
 from randslot.tables import Table, write_table
 
 V3 = TASKS["ViDoRe(v3)"]
@@ -85,9 +85,9 @@ def test_settings_that_are_not_known_here_are_one_line(tmp_path):
 def test_runs_have_short_names_that_differ():
     one, two = RunKey("m", "zero", 42, "a" * 32), RunKey("m", "zero", 42, "b" * 32)
     three = RunKey("m", "zero", 7, "c" * 32)
-    assert run_names([one]) == {one: "m, zero"}
-    assert list(run_names([one, three]).values()) == ["m, zero, seed 42", "m, zero, seed 7"]
-    assert list(run_names([one, two]).values()) == ["m, zero, seed 42, aaaaaaaa", "m, zero, seed 42, bbbbbbbb"]
+    assert name_runs([one]) == {one: "m, zero"}
+    assert list(name_runs([one, three]).values()) == ["m, zero, seed 42", "m, zero, seed 7"]
+    assert list(name_runs([one, two]).values()) == ["m, zero, seed 42, aaaaaaaa", "m, zero, seed 42, bbbbbbbb"]
 
 
 def write_results(

@@ -16,8 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from randslot.errors import RandSlotError, UsageError
-from randslot.evaluation.analysis import count_winners, intervene
-from randslot.evaluation.cached_runs import read_runs
+from randslot.evaluation.analysis import count_winners, intervene, read_runs
 from randslot.evaluation.result_files import read_results
 from research.study.__main__ import study as study_command
 from research.study.measures import FULL, measure_rows

@@ -1,4 +1,4 @@
-"""Tables on what the vectors of a run are worth: budgets, winners, readouts.
+"""Tables on what the vectors of a run are worth: budgets, winners, readouts. They read cached vectors, and no model.
 
 Shapes: N pairs, Q queries, P pages, K vectors, D dimension.
 """
@@ -6,38 +6,210 @@ Shapes: N pairs, Q queries, P pages, K vectors, D dimension.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import RandSlotError, UsageError
 from ..model.reader import SIDES, Side
+from ..model.settings import Settings
+from ..model.slots import STRATEGIES
 from ..tables import Cell, Table
-from .cached_runs import CachedRun, CachedSubset, View, full_view, macro, score_subset, score_views
+from .cache import Judged, VectorCache, larger_caches, read_judged
 from .compare import ALL, DRAWS, LEVEL, Scores, judge_tasks
+from .metrics import ndcg_of_each
+from .result_files import Result, RunKey, name_runs, read_results
 
 MAX_BUDGET = 8  # vectors a side that are swept
-SWEEP = "the budget sweep"
+BLOCK_BYTES = 2**27  # of similarities in memory
+
+# -- runs
+
+
+@dataclass(frozen=True)
+class CachedSubset:
+    """One subset of a task, such as a language: what was judged, and the folders of vectors."""
+
+    judged: Judged
+    folders: dict[Side, Path]
+    has_prefixes: bool = True
+
+    def load(self) -> tuple[Tensor, Tensor]:
+        """Return the vectors of all queries (Q, K, D) and all pages (P, K, D)."""
+        return self._read("query", self.judged.query_keys), self._read("page", self.judged.page_keys)
+
+    def _read(self, side: Side, keys: list[str]) -> Tensor:
+        folder = self.folders[side]
+        cache = VectorCache(folder, larger_caches(folder) if self.has_prefixes else [])
+        if not all(key in cache for key in keys):
+            raise RandSlotError(f"vectors are missing from {folder}. Evaluate again.")
+        found = cache.read(keys)
+        num = min(len(item) for item in found)
+        return torch.stack([item[:num] for item in found])
+
+
+@dataclass(frozen=True)
+class CachedRun:
+    """One model under one setting, with the subsets of each task that it was evaluated on.
+
+    left_out: results of it that are not used, for people. has_prefixes: whether the vectors of a smaller budget are the
+    first ones of a larger.
+    """
+
+    name: str
+    benchmark: str
+    num_vectors: int  # of the side that has fewer
+    tasks: dict[str, list[CachedSubset]]
+    left_out: tuple[str, ...] = ()
+    has_prefixes: bool = True
+
+    def page_shape(self) -> tuple[int, int]:
+        """Return the number of vectors of a page, and their dimension."""
+        first, *_ = self.tasks.values()
+        num, dim = first[0].load()[1].shape[1:]
+        return num, dim
+
+    def check_readouts(self, num: int, what: str, *, sweep: bool = False) -> None:
+        """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
+        if num < 2 and not sweep:
+            raise UsageError(f"{what} needs at least 2 vectors a side, not {num}")
+        if self.num_vectors < num:
+            raise UsageError(
+                f"{what} needs {num} vectors a side, and {self.name} was evaluated with {self.num_vectors}. "
+                f"Evaluate with --query-vectors {num} --page-vectors {num}."
+            )
+        if (sweep or self.num_vectors > num) and not self.has_prefixes:
+            raise UsageError(
+                f"{what} needs the vectors of smaller budgets, which {self.name} does not contain. "
+                f"Evaluate with each budget, or analyse it with --vectors {self.num_vectors}."
+            )
+
+
+def read_runs(folders: Sequence[Path]) -> list[CachedRun]:
+    """Read the runs below some folders, each with its largest budget; they must have the same tasks."""
+    groups: dict[RunKey, list[Result]] = defaultdict(list)
+    for result in read_results(*folders):
+        if result.vectors:  # a search leaves none
+            groups[result.run_key].append(result)
+    if not groups:
+        raise UsageError("these results are of searches, which have no cached vectors. Evaluate a model.")
+    names = name_runs(list(groups))
+    runs = [_make_run(names[key], results) for key, results in groups.items()]
+    for run in runs[1:]:
+        if (run.benchmark, set(run.tasks)) != (runs[0].benchmark, set(runs[0].tasks)):
+            first, second = (f"{one.name} has {one.benchmark} ({', '.join(one.tasks)})" for one in (runs[0], run))
+            raise UsageError(f"{first}, and {second}. Analyse them one by one, or evaluate both on the same tasks.")
+    return runs
+
+
+def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
+    """Make a run from the results of its largest budget."""
+    benchmarks = list(dict.fromkeys(result.benchmark for result in results))
+    if len(benchmarks) > 1:
+        raise UsageError(f"{name} has results of {' and '.join(benchmarks)}. Name the folder of one benchmark.")
+    budgets: dict[tuple[int, int], list[Result]] = defaultdict(list)
+    for result in results:
+        query, page = result.counts["query"], result.counts["page"]
+        if query is None or page is None or "kind" in result.settings:
+            raise UsageError(f"{name} has no slots to analyse: it is not a RandSlot model, or keeps all tokens")
+        budgets[query, page].append(result)
+    largest = max(budgets, key=lambda budget: (min(budget), sum(budget)))
+    chosen = budgets.pop(largest)
+    left_out = []
+    for (query, page), others in budgets.items():
+        tasks = ", ".join(result.task for result in others)
+        left_out.append(f"{name}, {query}/{page} vectors ({tasks}): {largest[0]}/{largest[1]} are analysed")
+    has_prefixes = all(_has_prefixes(result) for result in chosen)
+    tasks_of_run: dict[str, list[CachedSubset]] = {}
+    for result in chosen:
+        root = result.cache_folder
+        folders = {side: root / folder for side, folder in result.vectors.items()}
+        tasks_of_run[result.task] = []
+        for subset in result.subsets.values():
+            tasks_of_run[result.task].append(CachedSubset(read_judged(root, subset.judged), folders, has_prefixes))
+    return CachedRun(name, benchmarks[0], min(largest), tasks_of_run, tuple(left_out), has_prefixes)
+
+
+def _has_prefixes(result: Result) -> bool:
+    """Whether the vectors of a smaller budget are the first ones of a larger; not for an unknown strategy."""
+    if result.settings["inference"] not in STRATEGIES:
+        return False
+    settings = Settings(**result.settings)
+    return settings.has_prefixes("query") and settings.has_prefixes("page")
+
+
+# -- scores
+
+
+class View(NamedTuple):
+    """The readouts that count on each side, by index."""
+
+    query: tuple[int, ...]
+    page: tuple[int, ...]
+
+
+def full_view(num_query: int, num_page: int | None = None) -> View:
+    """Return the view of the first readouts of each side."""
+    return View(tuple(range(num_query)), tuple(range(num_query if num_page is None else num_page)))
+
+
+def score_views(run: CachedRun, views: Sequence[View]) -> dict[View, dict[str, float]]:
+    """Return nDCG@5 in percent by view and task; a task of several subsets has their mean."""
+    scores: dict[View, dict[str, float]] = {view: {} for view in views}
+    for task, subsets in run.tasks.items():
+        found = [score_subset(subset, list(scores)) for subset in subsets]
+        for view in scores:
+            scores[view][task] = 100 * mean(float(each[view].mean()) for each in found)
+    return scores
+
+
+def score_subset(subset: CachedSubset, views: Sequence[View]) -> dict[View, NDArray[np.float64]]:
+    """Return nDCG@5 of each query (Q,) by view; all views share the similarities of readouts."""
+    queries_QKD, pages_PKD = subset.load()
+    num_pages, num_page = pages_PKD.shape[:2]
+    step = max(1, BLOCK_BYTES // (4 * queries_QKD.shape[1] * num_pages * num_page))  # queries at a time
+    found: dict[View, list[float]] = {view: [] for view in views}
+    for start in range(0, len(queries_QKD), step):
+        block_QKD = queries_QKD[start : start + step]
+        flat = block_QKD.flatten(0, 1) @ pages_PKD.flatten(0, 1).T
+        similarities_QKPK = flat.view(*block_QKD.shape[:2], num_pages, num_page)
+        grades = subset.judged.grades[start : start + step]
+        for view, values in found.items():
+            scores_QP = similarities_QKPK[:, list(view.query)][..., list(view.page)].amax(-1).sum(1)
+            values += ndcg_of_each(scores_QP.numpy(), subset.judged.page_ids, grades, 5)
+    return {view: np.array(values) for view, values in found.items()}
+
+
+def macro(scores: dict[str, float]) -> float:
+    """Return the mean over tasks, each counted alike."""
+    return mean(scores.values())
+
 
 # -- budgets
 
 
 def sweep_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
     """Return nDCG@5 with 1, 2, ... vectors: on both sides, and on one side with `num_vectors` on the other."""
+    max_budget = MAX_BUDGET
     for run in runs:
-        run.check_readouts(num_vectors, SWEEP, sweep=True)
-    budgets = range(1, min([MAX_BUDGET, *(run.num_vectors for run in runs)]) + 1)
+        run.check_readouts(num_vectors, "the budget sweep", sweep=True)
+        max_budget = min(max_budget, run.num_vectors)
+    budgets = range(1, max_budget + 1)
+    views = {
+        "both": [full_view(num) for num in budgets],
+        "query": [full_view(num, num_vectors) for num in budgets],
+        "page": [full_view(num_vectors, num) for num in budgets],
+    }
     rows: list[list[Cell]] = []
     for run in runs:
-        views: dict[str, list[View]] = {
-            "both": [full_view(num) for num in budgets],
-            "query": [full_view(num, num_vectors) for num in budgets],
-            "page": [full_view(num_vectors, num) for num in budgets],
-        }
         scores = score_views(run, [*views["both"], *views["query"], *views["page"]])
         for side, swept in views.items():
             rows.append([run.name, side, *(macro(scores[view]) for view in swept)])
@@ -49,17 +221,18 @@ def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4, *, draws: int
     """Return the gain of more than `num_vectors` a side with intervals: in a figure, noise can look like a gain."""
     rows: list[list[Cell]] = []
     for run in runs:
-        run.check_readouts(num_vectors, SWEEP, sweep=True)
+        run.check_readouts(num_vectors, "the budget sweep", sweep=True)
         base = full_view(num_vectors)
-        budgets = range(num_vectors + 1, min(MAX_BUDGET, run.num_vectors) + 1)
-        gains: dict[int, dict[str, list[Scores]]] = {budget: {} for budget in budgets}
-        for task, subsets in run.tasks.items() if budgets else ():
-            found = [score_subset(subset, [base, *map(full_view, budgets)]) for subset in subsets]
-            for budget in budgets:
-                gains[budget][task] = [100 * (scores[full_view(budget)] - scores[base]) for scores in found]
-        for budget in budgets:
-            verdict = judge_tasks(gains[budget], np.random.default_rng(seed), draws)[ALL]
-            rows.append([run.name, budget, *verdict])
+        larger = [full_view(num) for num in range(num_vectors + 1, min(MAX_BUDGET, run.num_vectors) + 1)]
+        gains: dict[View, dict[str, list[Scores]]] = {view: defaultdict(list) for view in larger}
+        for task, subsets in run.tasks.items() if larger else ():
+            for subset in subsets:
+                scores = score_subset(subset, [base, *larger])
+                for view in larger:
+                    gains[view][task].append(100 * (scores[view] - scores[base]))
+        for view in larger:
+            verdict = judge_tasks(gains[view], np.random.default_rng(seed), draws)[ALL]
+            rows.append([run.name, len(view.page), *verdict])
     title = f"Budgets: nDCG@5 minus that with {num_vectors} vectors a side, with {LEVEL} % intervals (paired bootstrap)"
     return Table(title, ["run", "vectors", "difference", "from", "to", "verdict"], rows, digits=2)
 
@@ -96,18 +269,17 @@ class Winners:
 
 def count_winners(run: CachedRun, num_vectors: int = 4) -> Winners:
     """Count the winners of one run over the pairs of all its tasks."""
-    if num_vectors < 2:
-        raise UsageError(f"winners need at least 2 vectors a side, not {num_vectors}")
     run.check_readouts(num_vectors, "the table of winners")
     counts = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
     pairs = ties = distinct = 0
-    for subset in run.subsets():
-        for _, queries, pages in positive_pairs(subset, num_vectors):
-            winners, tied = find_winners(queries, pages)
-            won = torch.nn.functional.one_hot(winners, num_vectors)
-            counts += won.sum(0)
-            distinct += int(won.amax(1).sum())
-            pairs, ties = pairs + len(winners), ties + tied
+    for subsets in run.tasks.values():
+        for subset in subsets:
+            for _, queries, pages in positive_pairs(subset, num_vectors):
+                winners, tied = find_winners(queries, pages)
+                won = torch.nn.functional.one_hot(winners, num_vectors)
+                counts += won.sum(0)
+                distinct += int(won.amax(1).sum())
+                pairs, ties = pairs + len(winners), ties + tied
     return Winners(run.name, counts, pairs, ties, distinct)
 
 
@@ -117,7 +289,9 @@ def positive_pairs(subset: CachedSubset, num_vectors: int) -> Iterator[tuple[Ten
     place = {id: index for index, id in enumerate(subset.judged.page_ids)}
     pairs = []
     for query, grades in enumerate(subset.judged.grades):
-        pairs += [(query, place[page]) for page, grade in grades.items() if grade > 0 and page in place]
+        for page, grade in grades.items():
+            if grade > 0 and page in place:
+                pairs.append((query, place[page]))
     for block in torch.tensor(pairs).split(4096):
         yield block[:, 0], queries_QKD[block[:, 0], :num_vectors], pages_PKD[block[:, 1], :num_vectors]
 
@@ -177,19 +351,18 @@ class Readouts:
 
 def intervene(run: CachedRun, num_vectors: int = 4) -> Readouts:
     """Score a run with only one readout of a side and without it, with all readouts of the other side."""
-    if num_vectors < 2:
-        raise UsageError(f"readouts need at least 2 vectors a side, not {num_vectors}")
     run.check_readouts(num_vectors, "the table of readouts")
-    full, places = full_view(num_vectors), range(num_vectors)
-    only: dict[Side, list[View]] = {}
-    without: dict[Side, list[View]] = {}
-    for side in SIDES:
-        only[side] = [full.change(side, [place]) for place in places]
-        without[side] = [full.change(side, [other for other in places if other != place]) for place in places]
-    views = [full]
-    for side in SIDES:
-        views += [*only[side], *without[side]]
-    scores = score_views(run, views)
+    full = full_view(num_vectors)
+    only: dict[Side, list[View]] = {"query": [], "page": []}
+    without: dict[Side, list[View]] = {"query": [], "page": []}
+    for place in range(num_vectors):
+        others = full.query[:place] + full.query[place + 1 :]
+        only["query"].append(View((place,), full.page))
+        only["page"].append(View(full.query, (place,)))
+        without["query"].append(View(others, full.page))
+        without["page"].append(View(full.query, others))
+    views = [*only["query"], *only["page"], *without["query"], *without["page"]]
+    scores = score_views(run, [full, *views])
     return Readouts(
         run.name,
         scores[full],

@@ -9,17 +9,30 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..library.location import LIBRARY_FILE
 from ..model.reader import SIDES
+from ..plots import draw_budgets, draw_readouts, draw_winners
 from ..tables import Cell, Table, write_table
+from .analysis import (
+    MAX_BUDGET,
+    CachedRun,
+    count_winners,
+    intervene,
+    judge_budgets,
+    list_gains,
+    list_readouts,
+    list_shares,
+    list_winners,
+    macro,
+    read_runs,
+    sweep_budgets,
+)
 from .cost import BYTES, PAPER, Budget, list_costs, measure_files, measure_libraries
+from .evaluate import evaluate_model
 from .published import published_tables
-
-if TYPE_CHECKING:
-    from .cached_runs import CachedRun
+from .tasks import choose_tasks
 
 # The parts of a report, each with the paper's tables to show beside its own.
 PARTS = {
@@ -61,66 +74,46 @@ def analyse(
     if not sources and not is_cost:
         raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
     if benchmarks or data:
-        _evaluate(sources, benchmarks, data, results)
+        tasks, settings = choose_tasks(benchmarks, [], data), {"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET}
+        for model in sources:
+            evaluate_model(model, tasks, results, settings=settings)
         sources = [str(results)]
     folders: list[Path] = []
     libraries: list[Path] = []
-    for source in sources:
-        if not Path(source).is_dir():
-            raise UsageError(f"{source!r} is not a folder, nor one of the parts {', '.join(PARTS)}")
-        is_library = Path(source, LIBRARY_FILE).is_file()
+    for source in map(Path, sources):
+        if not source.is_dir():
+            raise UsageError(f"{str(source)!r} is not a folder, nor one of the parts {', '.join(PARTS)}")
+        is_library = (source / LIBRARY_FILE).is_file()
         if is_library and not is_cost:
             raise UsageError(f"{source} is a library. Only its cost can be analysed: randslot analyse cost {source}")
-        (libraries if is_library else folders).append(Path(source))
+        (libraries if is_library else folders).append(source)
     if dim is not None and (folders or not is_cost):
         raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
-    runs: list[CachedRun] = []
-    if folders:
-        from .cached_runs import read_runs
-
-        runs = read_runs(folders)
+    runs = read_runs(folders) if folders else []
     for run in runs:
         for line in run.left_out:
             tell(f"left out: {line}")
-    return [_make_section(part, runs, num_vectors, libraries, dim) for part in parts]
-
-
-def _evaluate(models: Sequence[str], benchmarks: Sequence[str], data: Path | None, results: Path) -> None:
-    """Evaluate models with as many vectors as a budget sweep needs."""
-    from .analysis import MAX_BUDGET
-    from .evaluate import evaluate_model
-    from .tasks import choose_tasks
-
-    tasks = choose_tasks(benchmarks, [], data)
-    for model in models:
-        evaluate_model(model, tasks, results, settings={"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET})
+    sections = []
+    for part in parts:
+        if part == "budgets":
+            section = _show_budgets(runs, num_vectors)
+        elif part == "winners":
+            section = _show_winners(runs, num_vectors)
+        elif part == "readouts":
+            section = _show_readouts(runs, num_vectors)
+        else:
+            section = _show_cost(runs, num_vectors, libraries, dim)
+        if runs and runs[0].benchmark == "ViDoRe(v3)":
+            for name, key in PARTS[part].items():
+                section.tables[f"{name}-paper"] = _paper_table(key)
+        sections.append(section)
+    return sections
 
 
 # -- sections
 
 
-def _make_section(
-    part: str, runs: Sequence[CachedRun], num_vectors: int, libraries: Sequence[Path], dim: int | None
-) -> Section:
-    """Make one part of the report; runs on ViDoRe V3 have the paper's numbers beside theirs."""
-    if part == "budgets":
-        section = _show_budgets(runs, num_vectors)
-    elif part == "winners":
-        section = _show_winners(runs, num_vectors)
-    elif part == "readouts":
-        section = _show_readouts(runs, num_vectors)
-    else:
-        section = _show_cost(runs, num_vectors, libraries, dim)
-    if runs and runs[0].benchmark == "ViDoRe(v3)":
-        for name, key in PARTS[part].items():
-            section.tables[f"{name}-paper"] = _paper_table(key)
-    return section
-
-
 def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
-    from ..plots import draw_budgets
-    from .analysis import judge_budgets, sweep_budgets
-
     table = sweep_budgets(runs, num_vectors)
     lines: dict[str, dict[str, list[float]]] = {}
     for name, side, *scores in table.rows:
@@ -149,9 +142,6 @@ def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
 
 
 def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
-    from ..plots import draw_winners
-    from .analysis import count_winners, list_shares, list_winners
-
     found = [count_winners(run, num_vectors) for run in runs]
     panels = {}
     for one in found:
@@ -166,10 +156,6 @@ def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
 
 
 def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
-    from ..plots import draw_readouts
-    from .analysis import intervene, list_gains, list_readouts
-    from .cached_runs import macro
-
     found = [intervene(run, num_vectors) for run in runs]
     full: dict[str, float] = {}
     gains: dict[str, dict[str, float]] = {}

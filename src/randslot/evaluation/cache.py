@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..model.sentence_model import EmbeddingSettings
     from ..model.settings import Settings
 
-JUDGED = "judged"  # the folder of what is judged, below the cache
 SHARD_BYTES, SHARD_SECONDS = 2**26, 20.0
 BLOCK_BYTES = 2**28
 
@@ -43,7 +42,6 @@ class VectorCache:
         self.rows: dict[str, tuple[Path, int]] = {}  # the shard and the row of each key
         self.waiting: dict[str, Tensor] = {}
         self.flushed = time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
         for place in (*larger, folder):
             for file in sorted(place.glob("*.safetensors")):
                 self._read_keys(file)
@@ -54,14 +52,16 @@ class VectorCache:
                 keys = json.loads(shard.metadata()["keys"])
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             raise RandSlotError(f"{file} is not a file of vectors ({error}). Remove it and evaluate again.") from error
-        self.rows |= {key: (file, row) for row, key in enumerate(keys)}
+        for row, key in enumerate(keys):
+            self.rows[key] = (file, row)
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows or key in self.waiting
 
     def add(self, keys: Sequence[str], vectors: Sequence[Tensor]) -> None:
         """Add the vectors (K, D) of some items; write a shard by size or time."""
-        self.waiting |= dict(zip(keys, (item.cpu() for item in vectors), strict=True))
+        for key, item in zip(keys, vectors, strict=True):
+            self.waiting[key] = item.cpu()
         size = sum(item.nbytes for item in self.waiting.values())
         if size >= SHARD_BYTES or time.monotonic() - self.flushed >= SHARD_SECONDS:
             self.flush()
@@ -69,6 +69,7 @@ class VectorCache:
     def flush(self) -> None:
         """Write what is waiting, atomically."""
         if self.waiting:
+            self.folder.mkdir(parents=True, exist_ok=True)
             items = list(self.waiting.values())
             tensors = {"vectors": torch.cat(items), "counts": torch.tensor([len(item) for item in items])}
             file = self.folder / f"{uuid.uuid4().hex}.safetensors"
@@ -107,10 +108,11 @@ class VectorCache:
 
     def read(self, keys: Sequence[str], num: int | None = None) -> list[Tensor]:
         """Return the vectors of some items in the order of their keys, all in memory."""
-        found: dict[int, Tensor] = {}
+        found: list[Tensor] = [torch.empty(0)] * len(keys)
         for indexes, items in self.blocks(keys, num):
-            found |= dict(zip(indexes, items, strict=True))
-        return [found[index] for index in range(len(keys))]
+            for index, item in zip(indexes, items, strict=True):
+                found[index] = item
+        return found
 
 
 def open_cache(root: Path, weights: str, settings: Settings | EmbeddingSettings, side: Side) -> VectorCache:
@@ -129,8 +131,11 @@ def open_cache(root: Path, weights: str, settings: Settings | EmbeddingSettings,
 def larger_caches(folder: Path) -> list[Path]:
     """Return the caches beside one that have more vectors per item, from the same slots."""
     stem, _, num = folder.name.rpartition("-k")
-    beside = folder.parent.glob(f"{stem}-k*") if stem else ()
-    return [path for path in sorted(beside) if int(path.name.rpartition("-k")[2]) > int(num)]
+    larger = []
+    for path in sorted(folder.parent.glob(f"{stem}-k*")) if stem else ():
+        if int(path.name.rpartition("-k")[2]) > int(num):
+            larger.append(path)
+    return larger
 
 
 @dataclass(frozen=True)
@@ -143,19 +148,20 @@ class Judged:
     query_keys: list[str]
     grades: list[dict[str, int]]
 
-    def write(self, folder: Path) -> str:
-        """Write it into a folder, and return its name: the hash of its content."""
+    def write(self, cache: Path) -> str:
+        """Write it into a cache, and return its name: the hash of its content."""
         text = json.dumps(asdict(self))
         name = content_key(text.encode())
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / f"{name}.json").exists():
-            write_whole(folder / f"{name}.json", text)
+        file = cache / "judged" / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            write_whole(file, text)
         return name
 
 
-def read_judged(folder: Path, name: str) -> Judged:
-    """Read what an evaluation kept."""
-    file = folder / f"{name}.json"
+def read_judged(cache: Path, name: str) -> Judged:
+    """Read what an evaluation kept in a cache."""
+    file = cache / "judged" / f"{name}.json"
     try:
         return Judged(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -22,7 +22,7 @@ from ..model.reader import PageReader
 from ..pages import NoTextError, open_page, read_page_text
 from ..tables import Cell, Table
 from .evaluate_search import WORDS, Tell, ask_library, fill_library, find_pages, place_library
-from .result_files import Result, RunKey, read_results, run_names
+from .result_files import Result, RunKey, name_runs, read_results
 from .tasks import Subset, Task
 
 DRAWS = 10_000
@@ -104,7 +104,7 @@ def _read_runs(folders: Sequence[Path]) -> dict[str, dict[str, Result]]:
         task = f"{result.benchmark} {result.task}" if has_benchmarks else result.task
         groups.setdefault((result.run_key, result.counts_text), {})[task] = result
     has_budgets = len({counts for _, counts in groups}) > 1
-    names = run_names(list(dict.fromkeys(key for key, _ in groups)))
+    names = name_runs(list(dict.fromkeys(key for key, _ in groups)))
     runs = {}
     for (key, counts), results in groups.items():
         runs[f"{names[key]}, {counts}" if has_budgets else names[key]] = results

@@ -12,7 +12,7 @@ from ..library.library import Library
 from ..tables import Cell, Table
 
 if TYPE_CHECKING:
-    from .cached_runs import CachedRun
+    from .analysis import CachedRun
 
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "1-bit": 0.125}  # of one number
 
@@ -70,9 +70,10 @@ def measure_files(runs: Sequence[CachedRun]) -> Table:
     for run in runs:
         folders: set[Path] = set()
         keys: set[str] = set()
-        for subset in run.subsets():
-            folders.add(subset.folders["page"])
-            keys.update(subset.judged.page_keys)
+        for subsets in run.tasks.values():
+            for subset in subsets:
+                folders.add(subset.folders["page"])
+                keys.update(subset.judged.page_keys)
         size = 0
         for folder in folders:
             size += sum(file.stat().st_size for file in folder.glob("*.safetensors"))

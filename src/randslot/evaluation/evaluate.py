@@ -24,7 +24,7 @@ from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
 from ..model.sentence_model import EmbeddingModel
 from ..pages import NoTextError, open_page, read_page_text
-from .cache import JUDGED, Judged, VectorCache, open_cache
+from .cache import Judged, VectorCache, open_cache
 from .metrics import ndcg_of_each
 from .published import TASKS
 from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, name_file
@@ -100,15 +100,14 @@ class Evaluation:
         grades = [subset.grades[id] for id in subset.queries]
         each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
         judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return average_queries(each, num_pages, judged.write(self.cache / JUDGED), subset.key())
+        return average_queries(each, num_pages, judged.write(self.cache), subset.key())
 
     def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:
         """Encode the queries that are not cached, and return all keys."""
         keys = [content_key(text.encode()) for text in texts]
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cache}
-        for batch in in_groups(missing.items(), 4 * self.batch):
-            vectors = self.model.encode_query([text for _, text in batch], batch_size=len(batch))
-            cache.add([key for key, _ in batch], vectors)
+        for batch in in_groups(missing, 4 * self.batch):
+            cache.add(batch, self.model.encode_query([missing[key] for key in batch], batch_size=len(batch)))
         cache.flush()
         return keys
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -201,15 +202,16 @@ def _check(file: Path, values: Any, kinds: Mapping[str, Any]) -> None:
             raise RandSlotError(f"{file}: {key!r} is missing or has a wrong value. Evaluate again.")
 
 
-def run_names(keys: Sequence[RunKey]) -> dict[RunKey, str]:
+def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:
     """Return a short name for each run, such that no two are the same."""
+    runs = Counter((key.model, key.label) for key in keys)
+    seeds = Counter((key.model, key.label, key.seed) for key in keys)
     names = {}
     for key in keys:
         name = f"{key.model}, {key.label}"
-        alike = [other for other in keys if (other.model, other.label) == (key.model, key.label)]
-        if len(alike) > 1:
+        if runs[key.model, key.label] > 1:
             name += f", seed {key.seed}"
-        if sum(other.seed == key.seed for other in alike) > 1:
+        if seeds[key.model, key.label, key.seed] > 1:
             name += f", {key.weights[:8]}"
         names[key] = name
     return names
