@@ -110,8 +110,8 @@ def fit(library: str, questions: Sequence[Path], target: Path) -> None:
                     pages.append(page.vectors)
                     lines.append(choose_line(page, dice) if page.text else "")
         lines = dice.sample([line for line in lines if line], LINES)
-        queries = np.stack(opened.embed_queries(texts))
-        asked = np.stack(opened.embed_queries(lines))
+        queries = np.stack(opened.models.embed_queries(texts))
+        asked = np.stack(opened.models.embed_queries(lines))
     values = np.stack(pages).astype(np.float32)
     num, vectors, dim = values.shape
     flat = values.reshape(num, vectors * dim)

@@ -262,7 +262,7 @@ def measure_test(half: Half, pages: Path, folder: Path) -> list[dict[str, Any]]:
     rows = []
     with Library(folder / f"reader-{half.name}", NAME) as library:
         library.add(pages, workers=1)
-        print(f"{half.name}: {library.reading_check}", file=sys.stderr)
+        print(f"{half.name}: {library.models.reading_check}", file=sys.stderr)
         for questions, file in (("own", None), ("with more", MORE)):
             asked = list_asked(half, file)
             found = {by: [search(library, one, by) for one in asked] for by in BY}

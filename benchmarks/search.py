@@ -386,7 +386,7 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
         for file, num in library.store.counts().items():
             ids += [page_id(file, number) for number in range(1, num + 1)]
         pages = list(library.store.read(ids).values())
-        vectors = [StoreQuery(own) for own in library.model.embed_queries(queries)]
+        vectors = [StoreQuery(own) for own in library.models.model.embed_queries(queries)]
         assert library.binding is not None
     as_if_large = Tuning(codes_from=0)
     coded = EdgeStore(folder / "coded", library.binding.dimension, as_if_large)

@@ -79,23 +79,21 @@ def test_the_large_model_is_not_loaded_to_search(indexed, light, no_large_model)
         (hit,) = library.search("tax", 1, by="vectors")
         student = randslot.load(light)
         assert hit.score == pytest.approx(library.compare("tax", hit.id).max(1).sum(), abs=1e-2)
-        assert (library.embed_queries(["tax"])[0] == student.embed_queries(["tax"])[0]).all()
+        assert (library.models.embed_queries(["tax"])[0] == student.embed_queries(["tax"])[0]).all()
         assert library.has_student
         with pytest.raises(AssertionError, match="was loaded"):
-            _ = library.model
+            _ = library.models.model
 
 
 def test_indexing_still_takes_the_large_model_and_trust_is_in_its_vectors(indexed, light, monkeypatch, tmp_path):
     asked: list[Any] = []
-    monkeypatch.setattr(
-        "randslot.library.library.check_reading", lambda store, visible, embed: asked.append(embed(["tax"]))
-    )
+    monkeypatch.setattr(models.LibraryModels, "check_reading", lambda self, *_: asked.append(self.embed_lines(["tax"])))
     write_pdf(tmp_path / "more.pdf", 1, [])
     with Library(indexed, query_model=light) as library:
         before = len(library)
         assert not library.add(tmp_path / "more.pdf", workers=1).failed
         assert len(library) == before + 1
-        assert (asked[0][0] == library.model.embed_queries(["tax"])[0]).all()
+        assert (asked[0][0] == library.models.model.embed_queries(["tax"])[0]).all()
 
 
 def test_the_student_of_another_model_is_refused(indexed, other, saved):

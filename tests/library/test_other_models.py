@@ -64,7 +64,7 @@ def test_a_library_remembers_that_pages_are_read_in_windows(
     )
     assert answer.exit_code == 0, answer.output
     with Library(tmp_path / "lib") as library:
-        assert (library.status().with_vectors, library.model.num_vectors("page")) == (5, 3)
+        assert (library.status().with_vectors, library.models.model.num_vectors("page")) == (5, 3)
         assert len(library.search("page", by="vectors")) == 5
     with pytest.raises(UsageError, match="was made with page_vectors=3 and not 1"):
         Library(tmp_path / "lib", open_model(str(folders["minilm"]), device="cpu"))
@@ -78,7 +78,7 @@ def test_a_search_scores_as_sentence_transformers_does(
         library.add(papers, workers=1)
         hits = library.search("page 2", 10, by="vectors", exact=True)
         assert library.verify() == []
-        model = library.model
+        model = library.models.model
         names = [f"{hit.source}#page={hit.page}" for hit in hits]
         pages = [
             read_page_text(page) if model.reads == "text" else open_page(page, model.page_pixels) for page in names
@@ -111,7 +111,7 @@ def test_pages_are_reduced(folders: dict[str, Path], papers: Path, tmp_path: Pat
         assert library.status().vector_bytes_per_page == 2 * 5 * 16
         first = library.search("page", exact=True, by="vectors")
     with Library(tmp_path / "lib") as library:  # the model is loaded with the settings of the library
-        assert library.model.settings.reduction == "pooling"
+        assert library.models.model.settings.reduction == "pooling"
         again = library.search("page", exact=True, by="vectors")
     assert [hit.score for hit in again] == pytest.approx([hit.score for hit in first])
     with pytest.raises(UsageError, match="reduction='pooling' and not 'kmeans'"):

@@ -293,7 +293,7 @@ def test_encoding_for_a_new_model_can_be_stopped_and_goes_on(tmp_path, papers):
 def test_with_a_model_pages_have_words_and_vectors(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers, workers=1)
-        assert (library.choose_by(), library.reading_check) == ("both", None)
+        assert (library.choose_by(), library.models.reading_check) == ("both", None)
         hits = library.search('"income tax"')
         assert [(hit.page, hit.by) for hit in hits] == [(2, "both")]  # a phrase holds for vectors too
         assert len(hits[0].matches) == 3
@@ -333,14 +333,14 @@ def test_vectors_that_cannot_tell_pages_apart_are_not_relied_on(tmp_path):
     write_many(tmp_path / "in", 20)
     with Library(tmp_path / "lib", Blind()) as library:
         library.add(tmp_path / "in", workers=1)
-        assert 0.2 < library.reading_check.share < 0.75
+        assert 0.2 < library.models.reading_check.share < 0.75
         assert library.choose_by() == "words"
         (note,) = library.notes()
         assert note.startswith("the vectors of this library rank its pages little better than chance")
         assert library.search("number 7", 1)[0].by == "words"
         assert library.search("number 7", 1, by="both")[0].by == "both"
     with Library(tmp_path / "lib") as library:
-        assert not library.reading_check.reads
+        assert not library.models.reading_check.reads
         assert library.status().notes == (note,)
 
 
@@ -348,7 +348,7 @@ def test_vectors_that_know_their_pages_are(tmp_path):
     write_many(tmp_path / "in", 20)
     with Library(tmp_path / "lib", Reading(reads="text")) as library:
         library.add(tmp_path / "in", workers=1)
-        assert library.reading_check == ReadingCheck(1.0, 20)
+        assert library.models.reading_check == ReadingCheck(1.0, 20)
         assert (library.choose_by(), library.notes()) == ("both", [])
 
 

@@ -121,7 +121,7 @@ def test_a_query_in_another_language_than_the_library_relies_on_vectors(
     with Library(tmp_path / "library", reader) as library:
         library.add(write_papers(tmp_path / "papers"), workers=1)
         library.read_words(language="english")
-        library.reading_check = ReadingCheck(share, 100)
+        library.models.reading_check = ReadingCheck(share, 100)
         asked: list[StoreQuery] = []
         search = library.store.search
 

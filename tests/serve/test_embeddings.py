@@ -180,14 +180,14 @@ def test_the_token_is_needed(service):
 def test_what_is_asked_together_is_encoded_together(service, monkeypatch):
     batches: list[int] = []
     gate = threading.Event()
-    encode = service.library.embed_queries
+    encode = service.library.models.embed_queries
 
     def slow(texts):
         batches.append(len(texts))
         assert gate.wait(60)
         return encode(texts)
 
-    monkeypatch.setattr(service.library, "embed_queries", slow)
+    monkeypatch.setattr(service.library.models, "embed_queries", slow)
     futures = [service.embeddings.queries.ask("query", "first")]
     while not batches:
         time.sleep(0.01)

@@ -151,7 +151,7 @@ def test_copies_are_known_by_words_and_vectors_too(filed, tmp_path):
 def test_a_page_has_a_rank_by_words_and_one_by_vectors(filed, tmp_path):
     with serving(tmp_path / "lib", ToyReader()) as service:
         service.library.add(filed, workers=1)
-        service.library.reading_check = None  # noise cannot read, and would be left out
+        service.library.models.reading_check = None  # noise cannot read, and would be left out
         client = client_of(service)
         for by in ("words", "vectors"):
             hits = find(client, "tide", by=by, k=100)

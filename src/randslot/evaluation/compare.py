@@ -238,7 +238,7 @@ def _time_encoding(candidates: Sequence[Candidate], subset: Subset) -> dict[str,
     for one in candidates:
         if one.by == "words" or one.name in seconds:
             continue
-        model = one.library.model
+        model = one.library.models.model
         pages = _open_sample(model, subset)
         model.embed_pages(pages[:1])  # warm up
         start = time.perf_counter()

@@ -182,7 +182,7 @@ class Backfill:
                 if text.strip() and (page.vectors is None or page.image != hash_text(text)):
                     pages.append((page, text))
             if pages:
-                model = self.library.model
+                model = self.library.models.model
                 encoded = []
                 vectors = model.embed_pages([text for _, text in pages])
                 for (page, text), own in zip(pages, vectors, strict=True):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -30,15 +31,7 @@ from .ingest import Ingest
 from .languages import LibraryWords, read_stored_text
 from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, open_location
 from .manifest import File
-from .models import (
-    EMBEDDED,
-    LibraryModels,
-    Name,
-    can_read,
-    check_reading,
-    load_reading_check,
-    weigh_vectors,
-)
+from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, TellingReader
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import check_metadata, find_unknown, make_where, search
@@ -55,8 +48,9 @@ __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_l
 class Library:
     """Files that can be searched. Close it, or use it in a `with` block.
 
-    location: its folder or server. manifest: its files. store: its pages. models: of its vectors and queries.
-    words: its languages. reading_check: whether the model can read the pages; None if that is not known.
+    location: its folder or server. manifest: its files. store: its pages. words: its languages. models: of its vectors
+    and queries. binding: which model made the vectors; None for a library of words only. has_student: whether a student
+    encodes queries.
     """
 
     def __init__(
@@ -97,11 +91,13 @@ class Library:
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
             self.words = LibraryWords({}, lambda settings: self._update({"words": settings}))
-            self.reading_check = load_reading_check(about.get("trust"))
+            self.models.reading_check = ReadingCheck(**about["trust"]) if about.get("trust") else None
             self.sketches = LibrarySketches(self.location)
             self._follow(about)
             if about["model"] is None and model is not None:
                 self._adopt(model, create)
+            self.binding = self.models.binding
+            self.has_student = query_model is not None
             if query_model is not None:
                 self.models.use_student(query_model)
         except BaseException:
@@ -144,26 +140,6 @@ class Library:
         self.looked_at = time.monotonic()
         self.words.load(about.get("words") or {})
         self.sketches.take(about)
-
-    @property
-    def binding(self) -> Identity | None:
-        """Which model made the vectors; None for a library of words only."""
-        return self.models.binding
-
-    @property
-    def model(self) -> PageReader:
-        """The model of the library, loaded when first needed; UsageError if the library has no vectors."""
-        return self.models.model
-
-    @property
-    def query_model(self) -> PageReader:
-        """The model that encodes queries: the student, or the library's model."""
-        return self.models.student or self.models.model
-
-    @property
-    def has_student(self) -> bool:
-        """Whether a student encodes queries."""
-        return self.models.student is not None
 
     def close(self) -> None:
         """Close the library; another process can open it then."""
@@ -282,21 +258,22 @@ class Library:
     def _check_reading(self) -> None:
         """Check whether the model can read the pages, and keep the answer for searches."""
         visible = {file.id for file in self.manifest.find(state="done")}
-        check = check_reading(self.store, visible, self.models.embed_lines)
-        if check is not None and check != self.reading_check:
-            self.reading_check = check
-            self._update({"trust": check.as_dict()})
+        check = self.models.check_reading(self.store, visible)
+        if check is not None and check != self.models.reading_check:
+            self.models.reading_check = check
+            self._update({"trust": asdict(check)})
 
     def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
         reader: FileReader
         if ray is None:
-            reader = LocalReader(pool, lambda: self.model if self.binding else None, batch)
+            reader = LocalReader(pool, lambda: self.models.model if self.binding else None, batch)
         elif self.binding is None:
             raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
         else:
             from .ray_reader import RayReader
 
-            reader = RayReader(ray, self.binding, self.name, lambda: self.model, batch, self.models.trust_remote_code)
+            models = self.models
+            reader = RayReader(ray, self.binding, self.name, lambda: models.model, batch, models.trust_remote_code)
         is_foreign = self.binding is not None and "kind" in self.binding.settings
         if is_foreign and not self.store.contents(()).with_vectors:
             return TellingReader(reader)  # of other people's models, before the first page
@@ -386,21 +363,10 @@ class Library:
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
-    def search_all(
-        self,
-        queries: Sequence[str],
-        k: int = 5,
-        *,
-        by: By | None = None,
-        filters: Mapping[str, Any] | None = None,
-        exact: bool = False,
-        query_vectors: int | None = None,
-        collapse: bool = False,
-    ) -> list[list[Hit]]:
+    def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
         """Search for several queries at once; options as `search`."""
         self._look()
-        options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
-        return [result.hits for result in search(self, queries, k, by=by, filters=filters, **options)]
+        return [result.hits for result in search(self, queries, k, **options)]
 
     def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[QueryResult]:
         """Search for several queries, and tell why little was found; options as `search`."""
@@ -425,7 +391,7 @@ class Library:
         has_words, has_vectors = self.words.language is not None, self.binding is not None
         if by is None:
             if has_words and has_vectors:
-                return "both" if can_read(self.binding, self.reading_check) else "words"
+                return "both" if self.models.can_read() else "words"
             return "vectors" if has_vectors else "words"
         if by not in BY:
             raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
@@ -435,10 +401,6 @@ class Library:
             raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
         return by
 
-    def weigh_vectors(self, query: str) -> float:
-        """Return the weight of ranks by vectors beside those by words."""
-        return weigh_vectors(self.binding, self.reading_check, query, self.words.language)
-
     def compare(self, query: str, page: str) -> Vectors:
         """Return the similarity of each vector of a query to each of a page, which is given by its id.
 
@@ -447,7 +409,7 @@ class Library:
         stored = self._read_page(page)
         if stored.vectors is None:
             raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
-        similarities: Vectors = self.embed_queries([query])[0] @ stored.vectors.astype(np.float32).T
+        similarities: Vectors = self.models.embed_queries([query])[0] @ stored.vectors.astype(np.float32).T
         return similarities
 
     def read_text(self, page: str) -> PageText:
@@ -464,10 +426,6 @@ class Library:
         if stored is None:
             raise RandSlotError(f"no page {short(page)} in library {self.name}")
         return stored
-
-    def embed_queries(self, queries: Sequence[str]) -> list[Vectors]:
-        """Return the vectors of queries, as a search compares them; safe in several threads."""
-        return self.models.embed_queries(list(queries), None)
 
     # -- what is in it
 
@@ -509,7 +467,7 @@ class Library:
         notes = []
         if self.binding is not None and self.binding.name == EMBEDDED:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")
-        if self.reading_check is not None and not self.reading_check.reads:
+        if self.models.reading_check is not None and not self.models.reading_check.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
         if self.words.begun:
             what = "words are being counted in another language"

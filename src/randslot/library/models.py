@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -21,10 +21,13 @@ from .stores.store import Store
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Name = str | os.PathLike[str]
 
-# -- is it the right model?
-
-# May differ: where the same model is now, and how long queries are. The template is part of the weights.
+# Settings that may differ: where the same model is now, and how long queries are. The template is part of the weights.
 FREE = ("name", "revision", "query_vectors", "template")
+
+
+# Weights of the ranks by vectors beside those by words: if the model reads well, if less so, and for a query in another
+# language than the library, if the model is multilingual. Chosen in research/log.md.
+STRONG, LIGHT, ACROSS = 0.7, 0.2, 2.0
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
@@ -37,18 +40,6 @@ def check_model(bound: Identity, other: Identity, library: str, advice: str = ""
         raise UsageError(f"library {library} was made with {differences}: {advice}")
 
 
-def check_query_model(bound: Identity, model: PageReader, library: str) -> None:
-    """Raise UsageError if a model for queries is neither the model of a library nor a student of it."""
-    teacher = find_teacher(model)
-    spoken = teacher or model.identity
-    if bound.weights != spoken.weights:
-        what = f"a student of {teacher}" if teacher else "neither that nor a student of it"
-        raise UsageError(f"library {library} belongs to {bound}, and {model.identity} is {what}")
-    of_pages = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
-    if differences := _compare(bound, spoken, (*FREE, *of_pages)):
-        raise UsageError(f"library {library} was made with {differences}: distill its model as it is there")
-
-
 def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
     """Return in which settings two models differ, except for free ones."""
     ours, theirs = bound.as_dict(), other.as_dict()
@@ -59,23 +50,12 @@ def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
     return ", ".join(differences)
 
 
-def _refuse_student(model: PageReader) -> None:
-    if teacher := find_teacher(model):
-        raise UsageError(
-            f"{model.identity} is a student, which only encodes queries: index with {teacher}, and name the student by "
-            "--query-model when searching"
-        )
-
-
 def read_binding(values: Any, library: str) -> Identity:
     """Read which model a library belongs to, as `Identity.as_dict` wrote it."""
     try:
         return read_identity(values)
     except (KeyError, TypeError, AttributeError) as error:
         raise RandSlotError(f"library.json of {library} does not say which model it belongs to: {error}") from error
-
-
-# -- loading
 
 
 def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_code: bool = False) -> PageReader:
@@ -107,17 +87,43 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
     except MissingError as error:
         line = f"library {library} belongs to {bound}, and {error}; --by words searches without a model"
         raise MissingError(line, name=error.name) from error
-    _refuse_student(reader)
+    refuse_student(reader)
     if reader.identity.weights == bound.weights:
         reader.use(**bound.settings)
     check_model(bound, reader.identity, library)
     return reader
 
 
+def refuse_student(model: PageReader) -> None:
+    """Raise UsageError if a model cannot read pages."""
+    if teacher := find_teacher(model):
+        raise UsageError(
+            f"{model.identity} is a student, which only encodes queries: index with {teacher}, and name the student by "
+            "--query-model when searching"
+        )
+
+
+@dataclass(frozen=True)
+class ReadingCheck:
+    """Whether a model can read the pages of a library.
+
+    share: of other pages that are farther from a line than the line's own page; 0.5 is chance. pages: compared.
+    """
+
+    share: float
+    pages: int
+
+    @property
+    def reads(self) -> bool:
+        """Whether the model can read these pages."""
+        return self.share >= 0.75
+
+
 class LibraryModels:
     """The models of a library, each loaded when first needed. Safe in several threads.
 
     binding: which model the vectors are of; None while the library has none. student: the model of queries, if another.
+    reading_check: whether the model can read the pages; None if that is not known.
     """
 
     def __init__(self, library: str, trust_remote_code: bool) -> None:
@@ -126,13 +132,14 @@ class LibraryModels:
         self.binding: Identity | None = None
         self.loaded: PageReader | None = None
         self.student: PageReader | None = None
+        self.reading_check: ReadingCheck | None = None
         self._lock = Lock()
 
     def bind(self, model: Name | PageReader | Identity) -> Identity:
         """Give a model to a library that has none."""
         if not isinstance(model, Identity):
             self.loaded = self._open(model)
-            _refuse_student(self.loaded)
+            refuse_student(self.loaded)
             model = self.loaded.identity
         self.binding = model
         return model
@@ -146,14 +153,20 @@ class LibraryModels:
             self.loaded = load_bound(binding, os.fspath(model), self.library, trust_remote_code=self.trust_remote_code)
         elif model is not None:
             self.loaded = self._open(model)
-            _refuse_student(self.loaded)
+            refuse_student(self.loaded)
             check_model(binding, self.loaded.identity, self.library)
 
     def use_student(self, model: Name | PageReader) -> None:
-        """Encode queries with a student."""
-        binding = self.need_binding()
-        student = self._open(model)
-        check_query_model(binding, student, self.library)
+        """Encode queries with a student; UsageError if it is neither the library's model nor a student of it."""
+        bound, student = self.need_binding(), self._open(model)
+        teacher = find_teacher(student)
+        spoken = teacher or student.identity
+        if bound.weights != spoken.weights:
+            what = f"a student of {teacher}" if teacher else "neither that nor a student of it"
+            raise UsageError(f"library {self.library} belongs to {bound}, and {student.identity} is {what}")
+        of_pages = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
+        if differences := _compare(bound, spoken, (*FREE, *of_pages)):
+            raise UsageError(f"library {self.library} was made with {differences}: distill its model as it is there")
         self.student = student
 
     def need_binding(self) -> Identity:
@@ -171,11 +184,16 @@ class LibraryModels:
                 self.loaded = load_bound(bound, None, self.library, trust_remote_code=trusted)
             return self.loaded
 
-    def embed_queries(self, queries: list[str], num_vectors: int | None) -> list[Vectors]:
-        """Return the vectors of queries, by the student if there is one; num_vectors: of each, if given."""
-        model = self.student or self.model
+    @property
+    def query_model(self) -> PageReader:
+        """The model that encodes queries: the student, or the library's model."""
+        return self.student or self.model
+
+    def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
+        """Return the vectors of queries, as a search compares them; num_vectors: of each, if given."""
+        model = self.query_model
         with self._lock:
-            return model.embed_queries(queries, num_vectors=num_vectors)
+            return model.embed_queries(list(queries), num_vectors=num_vectors)
 
     def embed_lines(self, lines: Sequence[str]) -> list[Vectors]:
         """Return the vectors of lines as queries, by the model itself, not a student."""
@@ -197,65 +215,43 @@ class LibraryModels:
 
         return adopt(model)
 
+    # -- can it read the pages?
 
-# -- can it read the pages?
+    def can_read(self) -> bool:
+        """Whether the model can read the pages, as far as is known; the embedded one has to show it."""
+        if self.reading_check is None:
+            return self.binding is not None and self.binding.name != EMBEDDED
+        return self.reading_check.reads
 
-# Weights of the ranks by vectors beside those by words, if the model reads well or less so; chosen in research/log.md.
-STRONG, LIGHT = 0.7, 0.2
-ACROSS = 2.0  # for a query in another language than the library, if its model is multilingual
+    def check_reading(self, store: Store, visible: Collection[str]) -> ReadingCheck | None:
+        """Search for lines of some pages of visible files, and compare their own page with others.
 
+        None if too few pages have both text and vectors.
+        """
+        ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
+        dice = random.Random(0)
+        pages = list(store.read(dice.sample(ids, min(len(ids), 100))).values())
+        lines: dict[int, str] = {}
+        for i, page in enumerate(pages[:40]):
+            if line := choose_line(page, dice):
+                lines[i] = line
+        if len(pages) < 8 or len(lines) < 8:
+            return None
+        shares = []
+        for i, query in zip(lines, self.embed_lines(list(lines.values())), strict=True):
+            scores = np.array([(query @ page.vectors.T).max(1).sum() for page in pages if page.vectors is not None])
+            others = np.delete(scores, i)
+            shares.append(float((others < scores[i]).mean() + (others == scores[i]).mean() / 2))
+        return ReadingCheck(round(float(np.mean(shares)), 3), len(pages))
 
-@dataclass(frozen=True)
-class ReadingCheck:
-    """Whether a model can read the pages of a library.
-
-    share: of other pages that are farther from a line than the line's own page; 0.5 is chance. pages: compared.
-    """
-
-    share: float
-    pages: int
-
-    @property
-    def reads(self) -> bool:
-        """Whether the model can read these pages."""
-        return self.share >= 0.75
-
-    @property
-    def weight(self) -> float:
-        """The weight of ranks by vectors beside those by words."""
-        return STRONG if self.share >= 0.97 else LIGHT
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def load_reading_check(values: Any) -> ReadingCheck | None:
-    """Read what `as_dict` wrote; None if there is nothing."""
-    return ReadingCheck(float(values["share"]), int(values["pages"])) if values else None
-
-
-def check_reading(
-    store: Store, visible: Collection[str], embed: Callable[[Sequence[str]], list[Vectors]]
-) -> ReadingCheck | None:
-    """Search for lines of some pages of visible files, and compare the score of their own page with those of others.
-
-    None if too few pages have both text and vectors.
-    """
-    ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
-    dice = random.Random(0)
-    pages = list(store.read(dice.sample(ids, min(len(ids), 100))).values())
-    lines: dict[int, str] = {}
-    for i, page in enumerate(pages[:40]):
-        if line := choose_line(page, dice):
-            lines[i] = line
-    if len(pages) < 8 or len(lines) < 8:
-        return None
-    shares = []
-    for i, query in zip(lines, embed(list(lines.values())), strict=True):
-        scores = np.array([(query @ page.vectors.T).max(1).sum() for page in pages if page.vectors is not None])
-        others = np.delete(scores, i)
-        shares.append(float((others < scores[i]).mean() + (others == scores[i]).mean() / 2))
-    return ReadingCheck(round(float(np.mean(shares)), 3), len(pages))
+    def weigh_vectors(self, query: str, language: str | None) -> float:
+        """Return the weight of ranks by vectors beside those by words, for a query to a library in a language."""
+        usual = language or NO_STEMS
+        is_multilingual = self.binding is not None and self.binding.settings.get("multilingual", False)
+        if is_multilingual and self.can_read() and find_query_language(query, usual) != usual:
+            return ACROSS
+        reads_well = self.reading_check is not None and self.reading_check.share >= 0.97
+        return STRONG if reads_well else LIGHT
 
 
 def choose_line(page: StoredPage, dice: random.Random) -> str:
@@ -269,19 +265,3 @@ def choose_line(page: StoredPage, dice: random.Random) -> str:
         if len(words) >= 5:
             return " ".join(words[:16])
     return ""
-
-
-def can_read(binding: Identity | None, check: ReadingCheck | None) -> bool:
-    """Whether a model can read the pages, as far as is known; the embedded one has to show it."""
-    if check is None:
-        return binding is not None and binding.name != EMBEDDED
-    return check.reads
-
-
-def weigh_vectors(binding: Identity | None, check: ReadingCheck | None, query: str, language: str | None) -> float:
-    """Return the weight of ranks by vectors beside those by words, for a query to a library in a language."""
-    multilingual = binding is not None and binding.settings.get("multilingual", False)
-    usual = language or NO_STEMS
-    if multilingual and can_read(binding, check) and find_query_language(query, usual) != usual:
-        return ACROSS
-    return check.weight if check else LIGHT

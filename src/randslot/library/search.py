@@ -156,7 +156,7 @@ def make_queries(
     """
     vectors: list[Vectors] | list[None] = [None] * len(queries)
     if by == "vectors":
-        vectors = library.models.embed_queries(list(queries), num_vectors)
+        vectors = library.models.embed_queries(queries, num_vectors)
     elif by == "both":
         texts = [word.plain or query for query, word in zip(queries, words, strict=True)]
         vectors = library.models.embed_queries(texts, num_vectors)
@@ -170,7 +170,8 @@ def make_queries(
             raise UsageError("the query only leaves words out: name some to look for")
         else:
             terms = word.terms if word.terms.numbers else None
-            made.append(StoreQuery(own, terms, word.phrases, word.excluded, library.weigh_vectors(query)))
+            weight = library.models.weigh_vectors(query, library.words.language)
+            made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
     return made
 
 

@@ -118,10 +118,10 @@ class Embeddings:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.queries: Batches[Side, str, Vectors] = Batches(
-            "queries", lambda _, texts: library.embed_queries(texts), batch=32, max_waiting=2_000
+            "queries", lambda _, texts: library.models.embed_queries(texts), batch=32, max_waiting=2_000
         )
         self.pages: Batches[Side, PageContent, Vectors] = Batches(
-            "pages", lambda _, pages: library.model.embed_pages(pages), batch=4, max_waiting=2_000
+            "pages", lambda _, pages: library.models.model.embed_pages(pages), batch=4, max_waiting=2_000
         )
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Embeddings:
         """Return the model that encodes queries, and pages if it is the library's own."""
         if self.library.binding is None:
             raise Refused(404, "this library has no model: it finds pages by their words")
-        return self.library.query_model
+        return self.library.models.query_model
 
     async def encode(self, body: EmbedBody, model: PageReader) -> tuple[str, list[Vectors]]:
         """Return the name of the model and the vectors of each input."""

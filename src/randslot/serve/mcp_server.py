@@ -190,7 +190,7 @@ class LocalTools(AgentTools):
 
 def _load_model(library: Library) -> None:
     with suppress(RandSlotError):  # the first search raises it again
-        _ = library.query_model
+        _ = library.models.query_model
 
 
 def serve_stdio(

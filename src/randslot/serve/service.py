@@ -177,7 +177,7 @@ class Service:
         """add_from: folders from which agents may add documents."""
         self.library, self.add_from = library, tuple(add_from)
         if library.choose_by() != "words":
-            _ = library.query_model  # the first search should not wait for it
+            _ = library.models.query_model  # the first search should not wait for it
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
         self.searches: Batches[Options, str, QueryResult] = Batches(
