@@ -52,19 +52,19 @@ check: $(READY)
 
 benchmark: $(READY)
 	$(BIN)/python -m research.experiments.encoding
-	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/training.py steps
 	$(BIN)/pip install -q -c constraints.txt -e ".[benchmark]"
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/export.py
-	$(BIN)/python benchmarks/serve.py
-	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/serve.py visitors
+	$(BIN)/python benchmarks/scale.py hand
 	test -d data/manuals || $(BIN)/python -m research.manuals data/manuals
 	$(BIN)/python -m research.experiments.ocr data/manuals
 	$(BIN)/python benchmarks/tables.py
 
 # The picture of the page in the README; needs Chromium.
 screenshot: $(READY) browser
-	$(BIN)/python benchmarks/screenshot.py
+	PYTHONPATH=benchmarks $(BIN)/python tools/screenshot.py
 
 # The documentation site in data/site, which opens without a server; a link that leads nowhere fails it.
 docs: $(READY)

@@ -1,9 +1,10 @@
-"""Shared by the benchmarks: time several ways in one run, print one table, keep the rows with what made them."""
+"""Shared by benchmarks and experiments: time several ways in one run, print tables, keep rows with what made them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shlex
 import statistics
@@ -19,8 +20,9 @@ import torch
 
 from randslot.machine import describe_machine
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
-sys.path.append(str(RESULTS.parent))  # some benchmarks use research/, which is not installed
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+sys.path += [str(ROOT), str(ROOT / "tests")]  # benchmarks use research/ and tests/support/, which are not installed
 
 
 def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -55,12 +57,53 @@ def time_command(command: Sequence[str], repeats: int = 5) -> dict[str, Any]:
     }
 
 
+def check_found(command: Sequence[str]) -> None:
+    """Stop if a search finds nothing: its time would say nothing."""
+    answer = subprocess.run([sys.executable, *command, "--json"], check=True, capture_output=True, text=True)
+    if not json.loads(answer.stdout):
+        sys.exit(f"nothing is found by {command}")
+
+
+def list_heavy(command: Sequence[str]) -> str:
+    """Return which heavy packages a command imports."""
+    heavy = {"torch", "transformers", "sentence_transformers", "sklearn", "scipy", "pandas", "pyarrow", "sympy", "peft"}
+    heavy |= {"datasets", "accelerate", "torchvision", "matplotlib", "onnxruntime", "cv2"}
+    found = {module.split(".")[0] for module in _read_import_times(command)}
+    return ", ".join(sorted(found & heavy)) or "none"
+
+
+def list_imports(command: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the five packages whose modules take longest to import, without what these import in turn.
+
+    The time of a module is its best of five runs, since a busy machine stops some of them midway.
+    """
+    runs = [_read_import_times(command) for _ in range(5)]
+    spent: dict[str, float] = {}
+    for module in runs[0]:
+        package = module.split(".")[0]
+        spent[package] = spent.get(package, 0.0) + min(run.get(module, runs[0][module]) for run in runs) / 1000
+    most = sorted(spent, key=spent.__getitem__, reverse=True)[:5]
+    rows: list[dict[str, Any]] = [{"package": name, "own ms of its imports": spent[name]} for name in most]
+    return [*rows, {"package": "all", "own ms of its imports": sum(spent.values())}]
+
+
+def _read_import_times(command: Sequence[str]) -> dict[str, int]:
+    """Return the microseconds that a command spends in each module that it imports."""
+    words = [sys.executable, "-X", "importtime", *command]
+    answer = subprocess.run(words, check=True, capture_output=True, text=True)
+    lines = re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", answer.stderr, re.MULTILINE)
+    return {module: int(own) for own, module in lines}
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a Markdown table."""
-    heads = list(rows[0])
-    lines = [heads, ["---"] * len(heads), *[[_show(row[head]) for head in heads] for row in rows]]
-    for line in lines:
-        print("| " + " | ".join(line) + " |")
+    """Print rows as Markdown, a table for each set of columns."""
+    for heads in dict.fromkeys(tuple(row) for row in rows):
+        print("| " + " | ".join(heads) + " |")
+        print("| " + " | ".join("---" for _ in heads) + " |")
+        for row in rows:
+            if tuple(row) == heads:
+                print("| " + " | ".join(_show(row[head]) for head in heads) + " |")
+        print()
 
 
 def _show(value: Any) -> str:
@@ -69,25 +112,27 @@ def _show(value: Any) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of results/NAME.json; none if there is no such file."""
+    file = RESULTS / f"{name}.json"
+    return list(json.loads(file.read_text(encoding="utf-8"))["rows"]) if file.exists() else []
+
+
 def keep(name: str, rows: list[dict[str, Any]]) -> None:
     """Write rows to results/NAME.json with the command, commit and machine that made them."""
+    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
+    if script.parts[0] == "research":
+        command = ["python", "-m", ".".join(script.with_suffix("").parts)]
+    else:
+        command = ["python", script.as_posix()]
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     record = {
-        "command": shlex.join(["python", _script(), *sys.argv[1:]]),
+        "command": shlex.join([*command, *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": _commit(),
+        "commit": git.stdout.strip() or "unknown",
         "machine": describe_machine(),
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"\nkept in results/{name}.json")
-
-
-def _script() -> str:
-    """Return the path of the script, counted from the project's folder."""
-    return Path(sys.argv[0]).resolve().relative_to(RESULTS.parent).as_posix()
-
-
-def _commit() -> str:
-    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
-    return answer.stdout.strip() or "unknown"
+    print(f"kept in results/{name}.json")

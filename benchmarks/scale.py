@@ -1,87 +1,68 @@
-"""What it takes to hand pages to a server: to one that does nothing, so that what is timed is ours, and to a real one.
+"""Very many pages: hand them to a server, load them into a folder or a server, and search them by sketches.
 
-Also `make_plan`: what to choose for a number of pages, from the rows of results/search.json and arithmetic.
+    python benchmarks/scale.py hand                  # to a server that does nothing, and to a real one
+    python benchmarks/scale.py load --folder FOLDER --to folder --pages 1000000
+    python benchmarks/scale.py sketches --folder FOLDER --to server --pages 10000 100000 1000000
 
-python benchmarks/scale.py
+FOLDER has the fit that research.mixture makes: pages are drawn from it.
+
+hand: what handing over takes of our own processor, without a server's part in it.
+load: as a library does it. Memory is looked at after each tenth: that of this process should not grow with the pages.
+sketches: a search by sketches beside one that compares all pages. Sketches are fitted to lines of real pages, and
+recall is measured on other, real questions, against an exact search of the same store. Times are those of the
+processor, one thread. Rows that are in results/sketches.json already are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
 from qdrant_client import grpc as q
-from qdrant_nodes import find_program, running
-from record import keep, print_table
+from record import keep, print_table, read_rows
 
-from randslot.evaluation.cost import Budget
 from randslot.library.address import Address, read_address
+from randslot.library.results import Progress
+from randslot.library.sketches import LibrarySketches
+from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.points import Point, StoredPage, make_payload, make_vectors
 from randslot.library.stores.qdrant import ServerStore, make_message, split_pages
 from randslot.library.stores.qdrant_connection import connect
+from randslot.library.stores.store import DEFAULT_TUNING, Store, StoreQuery, Where
+from research.mixture import CHUNK, Floats, Source, make_source
+from support.qdrant_nodes import find_program, running
 
-SIZES = ((4, 2048), (4, 256))
-PLANNED = Budget("RandSlot", 4, 4, 2048)
-GB = 1e9
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A number of pages, on machines with some cores each."""
-
-    pages: int
-    where: str
-    nodes: int
-    cores: int
-    shards: int
-    replicas: int
+FILE_PAGES = 100  # of a file
+HITS = 5
+FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
 
 
-CHOICES = (
-    Choice(1_000_000, "one server", 1, 8, 4, 1),
-    Choice(100_000_000, "a cluster", 8, 32, 32, 2),
-)
+def cpu_of(pid: int | None) -> float:
+    """Return the processor time of a process; without a number, of this one."""
+    if pid is None:
+        return time.process_time()
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def make_plan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what numbers of pages take: as rows of the search benchmark say, and beyond that by arithmetic.
-
-    Disk and the time of a search grow with the pages; all cores share the time. A code is a bit a number.
-    """
-    measured = [row for row in rows if row.get("way") == "randslot, default" and row["size"] == "4 x 2048"]
-    largest = max(measured, key=lambda row: row["pages"])
-    plan = [
-        _row(Choice(row["pages"], "in the process", 1, 1, 1, 1), row["MB on disk"] / 1000, row["p50 ms"], "measured")
-        for row in measured
-    ]
-    for choice in CHOICES:
-        times = choice.pages / largest["pages"]
-        disk = times * choice.replicas * largest["MB on disk"] / 1000
-        plan.append(_row(choice, disk, times * largest["p50 ms"] / (choice.nodes * choice.cores), "extrapolated"))
-    return plan
-
-
-def _row(choice: Choice, disk: float, milliseconds: float, known: str) -> dict[str, Any]:
-    copies = choice.pages * choice.replicas
-    return {
-        "pages": f"{choice.pages:,}",
-        "where": choice.where,
-        "nodes x cores": f"{choice.nodes} x {choice.cores}",
-        "shards x copies": f"{choice.shards} x {choice.replicas}",
-        "vectors, GB": choice.pages * PLANNED.page_bytes / GB,
-        "on disk, GB": disk,
-        "codes in memory, GB": copies * replace(PLANNED, dtype="1-bit").page_bytes / GB,
-        "a search that compares all codes, ms": milliseconds,
-        "time and disk are": known,
-    }
+# -- hand
 
 
 class Sink(grpc.GenericRpcHandler):
@@ -99,7 +80,7 @@ def make_pages(vectors: int, dim: int, num: int) -> list[StoredPage]:
     return [StoredPage(str(uuid.UUID(int=1)), number, "", page) for number, page in enumerate(values, start=1)]
 
 
-def measure(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
+def measure_sink(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
     """Send generated pages, and return the processor time that a page takes: the load of others does not change it."""
     pages = make_pages(vectors, dim, num)
     connection = connect(Address("127.0.0.1", "pages", port))
@@ -120,7 +101,7 @@ def measure(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
     }
 
 
-def measure_real(vectors: int, dim: int, num: int) -> dict[str, Any]:
+def measure_server(vectors: int, dim: int, num: int) -> dict[str, Any]:
     """Store generated pages on a real server of one process; return what a page takes of both processors."""
     pages = make_pages(vectors, dim, num)
     with running() as (node,):
@@ -144,28 +125,271 @@ def measure_real(vectors: int, dim: int, num: int) -> dict[str, Any]:
     }
 
 
-def cpu_of(pid: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pages", type=int, default=2000)
-    num = parser.parse_args().pages
+def measure_handing(num: int) -> list[dict[str, Any]]:
+    """Hand pages of two sizes to nothing, and to a real server if its program is here."""
+    sizes = ((4, 2048), (4, 256))
     limit = [("grpc.max_receive_message_length", -1)]
     server = grpc.server(ThreadPoolExecutor(1), handlers=[Sink()], options=limit)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    rows = [measure(port, vectors, dim, num) for vectors, dim in SIZES]
+    rows = [measure_sink(port, vectors, dim, num) for vectors, dim in sizes]
     server.stop(None)
     if find_program() is not None:
-        rows += [measure_real(vectors, dim, num) for vectors, dim in SIZES]
+        rows += [measure_server(vectors, dim, num) for vectors, dim in sizes]
     heads = list(rows[-1])
-    rows = [{head: row.get(head, "") for head in heads} for row in rows]
-    print_table(rows)
-    keep("scale", rows)
+    return [{head: row.get(head, "") for head in heads} for row in rows]
+
+
+# -- load
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A store, and the process that it is in, if that is another one."""
+
+    store: Store
+    pid: int | None
+
+
+@contextmanager
+def open_target(to: str, folder: Path, dim: int) -> Iterator[Target]:
+    place = folder / f"loading-{uuid.uuid4()}"
+    try:
+        if to == "folder":
+            store = EdgeStore(place, dim)
+            yield Target(store, None)
+            store.close()
+            return
+        with running(folder=place) as (node,):
+            assert node.process is not None
+            connection = connect(read_address(f"{node.url}/pages"))
+            yield Target(ServerStore(connection, dim), node.process.pid)
+            connection.close()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def draw_pages(first: int, values: Floats) -> list[StoredPage]:
+    pages = []
+    for number, vectors in enumerate(values, start=first):
+        file = str(uuid.UUID(int=number // FILE_PAGES + 1))
+        pages.append(StoredPage(file, number % FILE_PAGES + 1, "", vectors))
+    return pages
+
+
+def memory_of(pid: int | str) -> float:
+    """Return the MB of memory that are a process's own: files that it maps are not."""
+    found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def load(source: Source, target: Target, num: int) -> dict[str, Any]:
+    """Store pages; what it takes to draw them is not counted."""
+    wall = cpu = 0.0
+    server_cpu = cpu_of(target.pid)
+    memory, server_memory = [], []
+    for first in range(0, num, CHUNK):
+        values = source.chunk(first // CHUNK)[: num - first]
+        for offset in range(0, len(values), 1000):
+            pages = draw_pages(first + offset, values[offset : offset + 1000])
+            start, begun = time.perf_counter(), time.process_time()
+            target.store.add(pages)
+            wall += time.perf_counter() - start
+            cpu += time.process_time() - begun
+        target.store.flush()
+        done = first + len(values)
+        if done % max(num // 10, 1) == 0:
+            memory.append(round(memory_of("self")))
+            server_memory.append(round(memory_of(target.pid)) if target.pid else 0)
+            say(f"{done:,} pages, {done / wall:,.0f} pages/s, {memory[-1]} MB here, {server_memory[-1]} MB there")
+    row: dict[str, Any] = {
+        "pages/s": num / wall,
+        "CPU ms a page": 1000 * cpu / num,
+        "CPU ms a page on the server": "",
+        "MB after a tenth": memory[0],
+        "MB at the end": memory[-1],
+        "MB on the server": server_memory[-1] or "",
+    }
+    if target.pid:
+        row["CPU ms a page on the server"] = 1000 * (cpu_of(target.pid) - server_cpu) / num
+    return row
+
+
+def settle(target: Target) -> float:
+    """Have the engine do what it does after many changes; return the seconds of the processor that it took."""
+    if target.pid is None:
+        begun = time.process_time()
+        target.store.optimize()
+        return time.process_time() - begun
+    before = last = cpu_of(target.pid)
+    while True:
+        time.sleep(10)
+        now = cpu_of(target.pid)
+        if now - last < 0.5:  # it is idle
+            return now - before
+        last = now
+
+
+def time_searches(source: Source, target: Target) -> dict[str, Any]:
+    seconds, cpu = [], []
+    queries = source.queries()[:21]
+    for query in queries:
+        start, begun = time.perf_counter(), cpu_of(target.pid)
+        target.store.search([StoreQuery(np.asarray(query))], HITS, Where(), False)
+        seconds.append(time.perf_counter() - start)
+        cpu.append(cpu_of(target.pid) - begun)
+    # The first one reads from the disk. A server's clock has ticks of ten milliseconds, so the mean says more.
+    return {"search, ms": 1000 * statistics.median(seconds[1:]), "search, CPU ms": 1000 * statistics.mean(cpu[1:])}
+
+
+def measure_loading(source: Source, to: str, folder: Path, pages: int) -> dict[str, Any]:
+    """Load pages and search them some times."""
+    with open_target(to, folder, source.dim) as target:
+        return {
+            "to": f"a {to}",
+            "size": f"4 x {source.dim}",
+            "pages": f"{pages:,}",
+            **load(source, target, pages),
+            "CPU s of the engine afterwards": settle(target),
+            **time_searches(source, target),
+            "load of the machine": os.getloadavg()[0],
+        }
+
+
+# -- sketches
+
+
+def measure_sketches(source: Source, to: str, folder: Path, pages: int) -> dict[str, Any]:
+    """Load pages, give them sketches, and search in both ways."""
+    queries = source.queries()
+    with open_target(to, folder, source.dim) as target:
+        load(source, target, pages)
+        settle(target)
+        scan = search_all(target, queries, pages, exact=False)
+        exact = scan if not DEFAULT_TUNING.has_codes(source.dim) else search_all(target, queries, pages, exact=True)
+        begun, there = time.process_time(), cpu_of(target.pid) if target.pid else 0.0
+        made = make_sketches(target, source.lines())
+        cpu = time.process_time() - begun + (cpu_of(target.pid) - there if target.pid else 0.0)
+        found = search_all(target, queries, pages, exact=False)
+        row: dict[str, Any] = {
+            "where": f"a {to}",
+            "vectors": f"{source.like.stem}, 4 x {source.dim}",
+            "pages": f"{pages:,}",
+            "candidates": made.candidates,
+            "recall on lines": made.recall,
+        }
+        for name in FILTERS:
+            last = f", {name} of the files" if name else ""
+            row[f"recall@5{last}"] = recall(found[name][0], exact[name][0])
+            row[f"CPU ms{last}"] = found[name][1]
+            row[f"CPU ms of all pages{last}"] = scan[name][1]
+        row["CPU ms a page to sketch"] = 1000 * cpu / pages
+        row["MB on disk"] = disk_of(folder)
+        row["MB in memory"] = memory_of(target.pid or "self")
+        row["load of the machine"] = os.getloadavg()[0]
+        return row
+
+
+def make_sketches(target: Target, lines: Floats) -> Any:
+    def show(now: Progress) -> None:
+        if now.stage == "sketches" and now.pages_done % 100_000 == 0:
+            say(f"{now.pages_done:,} sketches")
+
+    location: Any = SimpleNamespace(
+        name="benchmark",
+        shared=False,
+        store=target.store,
+        manifest=SimpleNamespace(find=lambda **_: [], hidden=frozenset),
+        read=dict,
+        write=lambda _: None,
+        write_blob=lambda *_: None,
+    )
+    texts = [str(number) for number in range(len(lines))]
+    return LibrarySketches(location).make(texts, lambda some: [lines[int(text)] for text in some], show)
+
+
+def search_all(target: Target, queries: Floats, pages: int, *, exact: bool) -> dict[str, tuple[list[set[str]], float]]:
+    """Return what is found with each filter, and the mean time of the processor of a search."""
+    answers = {}
+    for name, every in FILTERS.items():
+        where = Where()
+        if every > 1:
+            files = range(0, pages // FILE_PAGES, every)
+            where = Where(files=frozenset(str(uuid.UUID(int=number + 1)) for number in files))
+        found, seconds = [], []
+        for query in [queries[0], *queries]:  # the first one reads from the disk
+            begun = cpu_of(target.pid)
+            (hits,) = target.store.search([StoreQuery(np.asarray(query))], HITS, where, exact)
+            seconds.append(cpu_of(target.pid) - begun)
+            found.append({hit.id for hit in hits})
+        answers[name] = found[1:], 1000 * statistics.mean(seconds[1:])
+    return answers
+
+
+def recall(found: list[set[str]], right: list[set[str]]) -> float:
+    return sum(len(a & b) for a, b in zip(found, right, strict=True)) / sum(len(b) for b in right)
+
+
+def disk_of(folder: Path) -> float:
+    """Return the MB of what is being loaded, without logs."""
+    size = 0
+    for place in folder.glob("loading-*"):
+        for file in place.rglob("*"):
+            if file.is_file() and "wal" not in file.parts:
+                size += file.stat().st_blocks * 512
+    return size / 1e6
+
+
+def sketch_all(options: argparse.Namespace) -> None:
+    """Measure each number of pages in a process of its own, and keep its row."""
+    for pages in options.pages:
+        key = (f"a {options.to}", f"{options.like}, 4 x {options.dim}", f"{pages:,}")
+        if key in ((row["where"], row["vectors"], row["pages"]) for row in read_rows("sketches")):
+            continue
+        for left in options.folder.glob("loading-*"):  # of a run that was killed
+            shutil.rmtree(left)
+        words = ["--folder", str(options.folder), "--like", options.like, "--dim", str(options.dim)]
+        command = [sys.executable, __file__, "sketches", *words, "--to", options.to, "--pages", str(pages), "--one"]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        row = json.loads(answer.stdout)
+        print_table([row])
+        rows = [*read_rows("sketches"), row]
+        keep("sketches", sorted(rows, key=lambda one: (one["where"], one["vectors"], len(one["pages"]))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["hand", "load", "sketches"])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--like", default="reports", help="the name of a fit")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--to", choices=("folder", "server"), default="folder")
+    parser.add_argument("--pages", type=int, nargs="+", default=[2000])
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part == "hand":
+        rows = measure_handing(options.pages[0])
+        print_table(rows)
+        keep("scale", rows)
+        return
+    if options.folder is None:
+        parser.error("--folder is needed: that of a fit which research.mixture has made")
+    options.folder = options.folder.resolve()
+    source = make_source(options.folder, options.like, options.dim)
+    if options.one:
+        print(json.dumps(measure_sketches(source, options.to, options.folder, options.pages[0])))
+    elif options.part == "sketches":
+        sketch_all(options)
+    else:
+        row = measure_loading(source, options.to, options.folder, options.pages[0])
+        print_table([row])
+        heads = ("to", "size", "pages")
+        others = [other for other in read_rows("loading") if any(other[head] != row[head] for head in heads)]
+        keep("loading", [*others, row])
 
 
 if __name__ == "__main__":

@@ -87,9 +87,8 @@ class InMemory:
     bits = 16.0
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None:
-        from exact_store import ExactStore
-
         from randslot.library.stores.points import StoredPage
+        from support.exact_store import ExactStore
 
         pages = np.concatenate([block.astype(np.float16) for block in blocks])
         self.store = ExactStore(pages.shape[-1])

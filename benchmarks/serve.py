@@ -1,21 +1,29 @@
-"""How many searches the service answers, and how fast, for many visitors at once; also while uploads are indexed.
+"""What people wait for: searches of the service with many visitors, everyday commands, the service's start and page.
 
-    python benchmarks/serve.py            # one client, 50 for a minute, 50 during uploads: two minutes
+    python benchmarks/serve.py visitors     # one client, 50 for a minute, 50 during uploads: two minutes
+    python benchmarks/serve.py waits        # commands, service and page with the handbook; about five minutes
+    python benchmarks/serve.py waits --documents data/manuals/dev/pages --queries "restore a backup" "tape drive"
 
-A real process serves a library of sample pages with the embedded model. The clients are threads here, on the same
-machine; each sends its next question when it has the answer to the last. Any answer but 200 makes the run fail. "CPU
-ms" is what the service computed for a search; with uploads, for their pages too. It does not grow when other work holds
-the machine, as the times do.
+visitors: a real process serves a library of sample pages with the embedded model. The clients are threads here, on the
+same machine; each sends its next question when it has the answer to the last. Any answer but 200 makes the run fail.
+"CPU ms" is what the service computed for a search; with uploads, for their pages too. It does not grow when other work
+holds the machine, as the times do.
+
+waits: words are searched in a library of the documents, vectors in one of 20 sample reports with the embedded model.
+Each time is the median of five, after one that does not count. A command is a new process each time, but its files are
+in the system's cache. "CPU s" is of the command; in rows about the service, of the service. "load" is that of the
+machine in the minute before: with more than its cores have to do, "wall s" says more about the others than about the
+program.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
-import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -23,19 +31,61 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import psutil
 import torch
-from record import keep, print_table
+from playwright.sync_api import Browser, sync_playwright
+from record import ROOT, check_found, keep, list_heavy, list_imports, print_table, time_command
 
 import randslot
 from research.samples.drawing import draw_report
 from research.samples.reports import make_reports
 from research.samples.sets import ask_all
+
+PACKAGE = ROOT / "src" / "randslot"
+REPEATS = 5
+CLIENTS, SEARCHES, SECONDS = 50, 10, 60.0  # of each client, and the longest that all may take
+
+
+def post(connection: http.client.HTTPConnection, path: str, body: str | bytes) -> tuple[int, Any]:
+    """Send a request and return the status and what came back."""
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, json.load(answer)
+
+
+@contextmanager
+def serving(library: Path) -> Iterator[tuple[str, int]]:
+    """Serve a library in a process, yield its address and id, and tell it to stop in the end."""
+    command = [sys.executable, "-m", "randslot", "serve", "-l", str(library), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = re.search(r"http://(\S+)", process.stdout.readline())
+            if said is None:
+                sys.exit("the service did not start")
+            yield said[1], process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+    if process.returncode:
+        sys.exit(f"the service ended with {process.returncode}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return how long a process has computed."""
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system)
+
+
+# -- visitors
 
 
 class Visitor(threading.Thread):
@@ -83,44 +133,14 @@ class Uploader(threading.Thread):
             self.pages += job["num_pages"]
 
 
-def post(connection: http.client.HTTPConnection, path: str, body: str | bytes) -> tuple[int, Any]:
-    """Send a request and return the status and what came back."""
-    connection.request("POST", path, body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    return answer.status, json.load(answer)
-
-
-@contextmanager
-def serving(library: Path) -> Iterator[tuple[str, int]]:
-    """Serve a library in a process, yield its address and id, and tell it to stop in the end."""
-    command = [sys.executable, "-m", "randslot", "serve", "-l", str(library), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            said = re.search(r"http://(\S+)", process.stdout.readline())
-            if said is None:
-                sys.exit("the service did not start")
-            yield said[1], process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-    if process.returncode:
-        sys.exit(f"the service ended with {process.returncode}")
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return how long a process has computed."""
-    used = psutil.Process(pid).cpu_times()
-    return float(used.user + used.system)
-
-
-def measure(what: str, service: tuple[str, int], questions: list[str], clients: int, seconds: float) -> dict[str, Any]:
+def measure_visitors(
+    what: str, service: tuple[str, int], questions: list[str], clients: int, seconds: float
+) -> dict[str, Any]:
     """Let clients search for some time, and return a row."""
     address, pid = service
     start, computed = time.perf_counter(), cpu_seconds(pid)
     until = start + seconds
-    visitors = [
-        Visitor(address, itertools.islice(itertools.cycle(questions), number, None), until) for number in range(clients)
-    ]
+    visitors = [Visitor(address, islice(cycle(questions), number, None), until) for number in range(clients)]
     uploader = Uploader(address, until) if "uploads" in what else None
     for thread in (*visitors, *([uploader] if uploader else [])):
         thread.start()
@@ -150,16 +170,9 @@ def measure(what: str, service: tuple[str, int], questions: list[str], clients: 
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--reports", type=int, default=40, help="of three pages, in the library")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the service
-    reports = list(make_reports(options.reports, split="test", seed=2))
+def measure_service(clients: int, seconds: float, num_reports: int) -> list[dict[str, Any]]:
+    """Serve sample reports to one client, to many, and to many during uploads."""
+    reports = list(make_reports(num_reports, split="test", seed=2))
     questions = [asked.question.text for asked in ask_all(reports)]
     with tempfile.TemporaryDirectory() as folder:
         for report in reports:
@@ -168,13 +181,197 @@ def main() -> None:
             library.add(folder)
             print(f"{len(library)} pages, {len(questions)} questions")
         with serving(Path(folder) / "library") as service:
-            rows = [
-                measure("one client", service, questions, 1, options.seconds / 6),
-                measure("searches", service, questions, options.clients, options.seconds),
-                measure("searches during uploads", service, questions, options.clients, options.seconds / 2),
+            return [
+                measure_visitors("one client", service, questions, 1, seconds / 6),
+                measure_visitors("searches", service, questions, clients, seconds),
+                measure_visitors("searches during uploads", service, questions, clients, seconds / 2),
             ]
+
+
+# -- waits
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to search, a library for it, and what is asked."""
+
+    by: str
+    library: Path
+    documents: Path
+    queries: list[str]
+
+    def search(self) -> list[str]:
+        """Return the arguments of Python for a search from the shell."""
+        return ["-m", "randslot", "search", self.queries[0], "-l", str(self.library), "--by", self.by]
+
+
+def make_words(documents: Path, queries: list[str], folder: Path) -> Kind:
+    """Index documents by their words."""
+    with randslot.Library(folder / "words") as library:
+        library.add(documents)
+        print(f"words: {len(library)} pages")
+    return Kind("words", folder / "words", documents, queries)
+
+
+def make_vectors(folder: Path) -> Kind:
+    """Index sample reports with the embedded model."""
+    reports = list(make_reports(20, split="test", seed=2))
+    documents = folder / "reports"
+    documents.mkdir()
+    for report in reports:
+        (documents / f"{report.name}.pdf").write_bytes(draw_report(report))
+    with randslot.Library(folder / "vectors", "embedded") as library:
+        library.add(documents)
+        print(f"vectors: {len(library)} pages")
+    return Kind("vectors", folder / "vectors", documents, [asked.question.text for asked in ask_all(reports)])
+
+
+def measure_commands(words: Kind, vectors: Kind) -> Iterator[dict[str, Any]]:
+    """Time commands from the shell, with nobody else at the library and then with a service that has it open."""
+    place = ["-l", str(words.library)]
+    commands = {
+        "--help": ["--help"],
+        "library status": ["library", "status", *place],
+        "library list": ["library", "list", *place],
+        "index, nothing changed": ["index", str(words.documents), *place],
+    }
+    for what, command in commands.items():
+        yield {"what": what} | time_command(["-m", "randslot", *command], REPEATS)
+    for kind in (words, vectors):
+        check_found(kind.search())
+        yield {"what": f"search by {kind.by}"} | time_command(kind.search(), REPEATS)
+    for kind in (words, vectors):
+        with serving(kind.library):
+            check_found(kind.search())
+            yield {"what": f"search by {kind.by}, while it is served"} | time_command(kind.search(), REPEATS)
+
+
+def measure_start(kind: Kind) -> dict[str, Any]:
+    """Time from the start of the service to its first hit."""
+    wall, cpu = [], []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        with serving(kind.library) as (address, pid):
+            ask(http.client.HTTPConnection(address, timeout=SECONDS), kind, kind.queries[0])
+            wall.append(time.perf_counter() - start)
+            cpu.append(cpu_seconds(pid))
+    return _describe(f"serve, until its first hit by {kind.by}", wall, cpu)
+
+
+def measure_page(kind: Kind, browser: Browser) -> dict[str, Any]:
+    """Time from opening the address of a search in a browser with nothing in its cache to the first hit in sight."""
+    wall, cpu = [], []
+    with serving(kind.library) as (address, pid):
+        for query in islice(cycle(kind.queries), REPEATS + 1):
+            with _new_page(browser) as page:
+                before, start = cpu_seconds(pid), time.perf_counter()
+                page.goto(f"http://{address}/?{urlencode({'q': query, 'by': kind.by})}", wait_until="commit")
+                page.locator("#hits.found li").first.wait_for()
+                wall.append(time.perf_counter() - start)
+                cpu.append(cpu_seconds(pid) - before)
+    return _describe(f"page, until the first hit by {kind.by}", wall, cpu)
+
+
+@contextmanager
+def _new_page(browser: Browser) -> Iterator[Any]:
+    context = browser.new_context()
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
+
+
+def _describe(what: str, wall: list[float], cpu: list[float]) -> dict[str, Any]:
+    """Return a row like those of commands; the first time does not count."""
+    times = {"wall s": statistics.median(wall[1:]), "best wall s": min(wall[1:]), "CPU s": statistics.median(cpu[1:])}
+    return {"what": what} | times | {"load": os.getloadavg()[0]}
+
+
+def ask(connection: http.client.HTTPConnection, kind: Kind, query: str) -> None:
+    """Search through the API, and stop if nothing is found: its time would say nothing."""
+    status, answer = post(connection, "/api/search", json.dumps({"query": query, "by": kind.by}))
+    if status != 200 or not answer["hits"]:
+        raise RuntimeError(f"{query!r}: {status} {answer}")
+
+
+def measure_clients(kind: Kind) -> dict[str, Any]:
+    """Let clients search at once, each some times, and return how long a search took."""
+    with serving(kind.library) as (address, pid):
+        ask(http.client.HTTPConnection(address, timeout=SECONDS), kind, kind.queries[0])  # loads the model
+        before, until = cpu_seconds(pid), time.perf_counter() + SECONDS
+
+        def search_often(first: int) -> list[float]:
+            connection = http.client.HTTPConnection(address, timeout=SECONDS)
+            took: list[float] = []
+            for query in islice(cycle(kind.queries), first, first + SEARCHES):
+                start = time.perf_counter()
+                if start > until:
+                    break
+                ask(connection, kind, query)
+                took.append(1000 * (time.perf_counter() - start))
+            connection.close()
+            return took
+
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            all_took = [one for took in threads.map(search_often, range(CLIENTS)) for one in took]
+        computed = cpu_seconds(pid) - before
+    return {
+        f"{CLIENTS} clients at once, by": kind.by,
+        "searches": len(all_took),
+        "p50 ms": statistics.median(all_took),
+        "p95 ms": statistics.quantiles(all_took, n=20)[-1],
+        "CPU ms a search": 1000 * computed / len(all_took),
+        "load": os.getloadavg()[0],
+    }
+
+
+def measure_waits(words: Kind, vectors: Kind, chromium: str) -> Iterator[dict[str, Any]]:
+    """Measure one thing after the other."""
+    yield from measure_commands(words, vectors)
+    steps: list[Callable[[Kind], dict[str, Any]]] = [measure_start]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        steps += [lambda kind: measure_page(kind, browser), measure_clients]
+        for step in steps:
+            for kind in (words, vectors):
+                yield step(kind)
+        browser.close()
+    for kind in (words, vectors):
+        yield {"search from the shell by": kind.by, "heavy packages it imports": list_heavy(kind.search())}
+    for row in list_imports(vectors.search()):
+        yield {"by vectors, imports of": row["package"], "own ms": row["own ms of its imports"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["visitors", "waits"])
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--reports", type=int, default=40, help="of three pages, in the library")
+    parser.add_argument("--documents", type=Path, default=PACKAGE / "handbook.pdf", help="a PDF, or a folder of them")
+    parser.add_argument("--queries", nargs="+", help="about them; by default those that come with the handbook")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of commands and services
+    if options.part == "visitors":
+        rows = measure_service(options.clients, options.seconds, options.reports)
+        print_table(rows)
+        keep("serve", rows)
+        return
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("no Chromium here: apt-get install chromium")
+    asked = json.loads((PACKAGE / "handbook.json").read_text(encoding="utf-8"))
+    queries = options.queries or [one["question"] for one in asked]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        words = make_words(options.documents.resolve(), queries, Path(folder))
+        for row in measure_waits(words, make_vectors(Path(folder)), chromium):
+            print(row, flush=True)
+            rows.append(row)
     print_table(rows)
-    keep("serve", rows)
+    keep("feel", rows)
 
 
 if __name__ == "__main__":

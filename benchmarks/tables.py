@@ -13,19 +13,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from growth import fit_exponents, summarize
-from scale import make_plan
-from sketches import fit_exponents as fit_sketch_exponents
-from sketches import shorten
+import numpy as np
 
-ROOT = Path(__file__).parent.parent
-NAMES = ("models", "training", "library", "web", "export", "scale", "light", "versions")
-PLACES = ["README.md", "research/log.md", "research/embedded.md", *(f"docs/{name}.md" for name in NAMES)]
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "research").glob("*.md"))]
 # Tables that are made from the rows of another one.
 SOURCES = {"plan": "search", "reader-short": "reader-test"}
+# Scripts that have another name since their rows were made.
+RENAMED = {
+    "benchmarks/compare.py": "benchmarks/manuals.py --model",
+    "benchmarks/feel.py": "benchmarks/serve.py waits",
+    "benchmarks/fits.py": "benchmarks/training.py fits",
+    "benchmarks/loading.py": "benchmarks/scale.py load",
+    "benchmarks/scale.py": "benchmarks/scale.py hand",
+    "benchmarks/serve.py": "benchmarks/serve.py visitors",
+    "benchmarks/sketches.py": "benchmarks/scale.py sketches",
+    "benchmarks/training.py": "benchmarks/training.py steps",
+    "benchmarks/training_count.py": "benchmarks/training.py count",
+}
+Rows = list[dict[str, Any]]
 
 
-def shorten_reader(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+# -- what is shown of rows that are not shown as they are
+
+
+def shorten_reader(rows: Rows) -> Rows:
     """Return words beside words and the small reader, on all questions of the test half: a column for each language."""
     chosen = [row for row in rows if (row["questions"], row["search"]) == ("with more", "both")]
     mean = next(row for row in chosen if row["language"] == "mean over languages")
@@ -37,14 +49,118 @@ def shorten_reader(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return short
 
 
-# What is shown of rows that are not shown as they are.
-CHOICES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+def make_plan(rows: Rows) -> Rows:
+    """Return what numbers of pages take: as rows of the search benchmark say, and beyond that by arithmetic.
+
+    Disk and the time of a search grow with the pages; all cores share the time. A code is a bit a number.
+    """
+    measured = [row for row in rows if row.get("way") == "randslot, default" and row["size"] == "4 x 2048"]
+    largest = max(measured, key=lambda row: row["pages"])
+    vectors, codes = 4 * 2048 * 2 / 1e9, 4 * 2048 / 8 / 1e9  # GB of a page: half precision, and a bit a number
+
+    def plan(pages: int, where: str, nodes: int, cores: int, shards: int, copies: int) -> dict[str, Any]:
+        times = pages / largest["pages"]
+        return {
+            "pages": f"{pages:,}",
+            "where": where,
+            "nodes x cores": f"{nodes} x {cores}",
+            "shards x copies": f"{shards} x {copies}",
+            "vectors, GB": pages * vectors,
+            "on disk, GB": times * copies * largest["MB on disk"] / 1000,
+            "codes in memory, GB": pages * copies * codes,
+            "a search that compares all codes, ms": times * largest["p50 ms"] / (nodes * cores),
+            "time and disk are": "extrapolated",
+        }
+
+    planned = []
+    for row in measured:
+        known = {"on disk, GB": row["MB on disk"] / 1000, "a search that compares all codes, ms": row["p50 ms"]}
+        planned.append(plan(row["pages"], "in the process", 1, 1, 1, 1) | known | {"time and disk are": "measured"})
+    planned.append(plan(1_000_000, "one server", 1, 8, 4, 1))
+    planned.append(plan(100_000_000, "a cluster", 8, 32, 32, 2))
+    return planned
+
+
+def show_sketches(rows: Rows) -> Rows:
+    """Return the rows without some columns, and by which power of the pages the times of both ways grow."""
+    left_out = ("a hundredth", "recall on lines", "MB in memory", "load of the machine")
+    shown = []
+    for row in rows:
+        shown.append({head: value for head, value in row.items() if not any(part in head for part in left_out)})
+    groups: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        groups.setdefault((row["where"], row["vectors"]), []).append(row)
+    for (where, vectors), group in groups.items():
+        if len(group) > 1:
+            sizes = [int(row["pages"].replace(",", "")) for row in group]
+            shown.append(
+                {
+                    "where": where,
+                    "vectors": vectors,
+                    "sketches: time grows by a power of": fit_exponent(sizes, [row["CPU ms"] for row in group]),
+                    "all pages: time grows by a power of": fit_exponent(
+                        sizes, [row["CPU ms of all pages"] for row in group]
+                    ),
+                }
+            )
+    return shown
+
+
+def fit_exponent(pages: list[int], times: list[float]) -> float:
+    """Return by which power of the pages times grow."""
+    return float(np.polyfit(np.log(pages), np.log(times), 1)[0])
+
+
+def show_growth(rows: Rows) -> Rows:
+    """Return a row for each way and number of pages: the fastest with recall@5 of 0.98, or else with the best recall.
+
+    Then by which power of the pages the time of those with enough recall grows.
+    """
+    groups: dict[tuple[Any, ...], Rows] = {}
+    for row in rows:
+        groups.setdefault((row["vectors"], row["size"], row["way"], row["pages"]), []).append(row)
+    shown = []
+    enough: dict[tuple[Any, ...], Rows] = {}
+    for (vectors, size, way, _), group in sorted(groups.items()):
+        right = [row for row in group if row["recall@5"] >= 0.98]
+        best = max(group, key=lambda row: (row["recall@5"], -row["CPU ms"]))
+        row = min(right, key=lambda row: row["CPU ms"]) if right else best
+        if right:
+            enough.setdefault((f"{vectors}, {size}", way), []).append(row)
+        shown.append(
+            {
+                "vectors": f"{row['vectors']}, {row['size']}",
+                "way": row["way"],
+                "pages": f"{row['pages']:,}",
+                "ef": row["ef"] or "",
+                "CPU ms a search": row["CPU ms"],
+                "recall@5": row["recall@5"],
+                "CPU ms, a tenth of the files": row["CPU ms, a tenth"],
+                "recall@5, a tenth of the files": row["recall@5, a tenth"],
+                "recall@5, a hundredth": row["recall@5, a hundredth"],
+                "CPU s to build": row["build CPU s"],
+                "MB on disk": row["MB on disk"],
+                "peak MB": row["own MB"],
+            }
+        )
+    for (name, way), group in enough.items():
+        if len(group) > 1:
+            pages = [row["pages"] for row in group]
+            power = fit_exponent(pages, [row["CPU ms"] for row in group])
+            numbers = f"{pages[0]:,} to {pages[-1]:,}"
+            shown.append({"vectors": name, "way": way, "pages": numbers, "time grows by a power of": power})
+    return shown
+
+
+CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
-    "growth": lambda rows: summarize(rows) + fit_exponents(rows),
-    "sketches": lambda rows: shorten(rows) + fit_sketch_exponents(rows),
+    "growth": show_growth,
+    "sketches": show_sketches,
 }
-MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+# -- tables
 
 
 def make_table(name: str) -> str:
@@ -53,19 +169,24 @@ def make_table(name: str) -> str:
     if not file.is_file():
         sys.exit(f"no {file}: run python benchmarks/{name.split('-')[0]}.py")
     record = json.loads(file.read_text(encoding="utf-8"))
-    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in CHOICES.get(name, list)(record["rows"]):
-        kinds.setdefault(tuple(row), []).append(row)
-    tables = [
-        "".join(f"| {' | '.join(line)} |\n" for line in _lines(list(heads), rows)) for heads, rows in kinds.items()
-    ]
+    rows = CHOICES.get(name, list)(record["rows"])
+    lines = []
+    for heads in dict.fromkeys(tuple(row) for row in rows):
+        lines += [heads, ["---"] * len(heads)]
+        lines += [[_show(row[head]) for head in heads] for row in rows if tuple(row) == heads]
+        lines.append([])
     machine = record["machine"]
-    made = f"`{record['command']}` at commit {record['commit']}, {record['date']}: {machine['processor']}, "
-    return "\n".join([*tables, f"{made}{machine['threads']} thread, torch {machine['torch']}.\n"])
+    made = f"{describe_command(record['command'])} at commit {record['commit']}, {record['date']}: "
+    made += f"{machine['processor']}, {machine['threads']} thread, torch {machine['torch']}.\n"
+    return "".join(f"| {' | '.join(line)} |\n" if line else "\n" for line in lines) + made
 
 
-def _lines(heads: list[str], rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [heads, ["---"] * len(heads), *[[_show(row[head]) for head in heads] for row in rows]]
+def describe_command(command: str) -> str:
+    """Return a command as it was run, and what it is called now if its script has another name."""
+    for old, new in RENAMED.items():
+        if f"python {old}" in command and f"python {new}" not in command:
+            return f"`{command}` (now `python {new}`)"
+    return f"`{command}`"
 
 
 def _show(value: Any) -> str:
@@ -75,13 +196,13 @@ def _show(value: Any) -> str:
 
 
 def main() -> None:
+    marked = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
     stale = []
-    for place in PLACES:
-        file = ROOT / place
+    for file in PLACES:
         before = file.read_text(encoding="utf-8")
-        after = MARKED.sub(lambda found: f"{found[1]}{make_table(found['name'])}{found[3]}", before)
+        after = marked.sub(lambda found: f"{found[1]}{make_table(found['name'])}{found[3]}", before)
         if after != before and "--check" in sys.argv:
-            stale.append(place)
+            stale.append(file.relative_to(ROOT).as_posix())
         elif after != before:
             file.write_text(after, encoding="utf-8")
     if stale:

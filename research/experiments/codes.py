@@ -2,7 +2,7 @@
 
 python -m research.experiments.codes --folder FOLDER --likes uniform clusters reports manuals
 
-FOLDER has the fits that benchmarks/growth.py makes; their vectors are turned into 2,048 dimensions.
+FOLDER has the fits that research.mixture makes; their vectors are turned into 2,048 dimensions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from growth import CHUNK, Floats, Source, make_source
-from loading import make_pages
 from record import keep, print_table
+from scale import draw_pages
 
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.store import DEFAULT_TUNING, StoreHit, StoreQuery, Where, error_of_codes, is_doubtful
+from research.mixture import CHUNK, Floats, Source, make_source
 
 QUERIES, HITS = 50, 5
 TRUSTING = replace(DEFAULT_TUNING, certainty=0.0)
@@ -34,7 +34,7 @@ def measure(source: Source, folder: Path, pages: int) -> dict[str, Any]:
     store = EdgeStore(place, source.dim)
     try:
         for first in range(0, pages, CHUNK):
-            store.add(make_pages(source, first, source.chunk(first // CHUNK)[: pages - first]))
+            store.add(draw_pages(first, source.chunk(first // CHUNK)[: pages - first]))
         store.optimize()
         queries = source.queries()[:QUERIES]
         exact, exact_ms = search(store, queries, exact=True)
@@ -90,8 +90,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for like in arguments.likes:
-        arguments.like = like
-        rows.append(measure(make_source(arguments), arguments.folder, arguments.pages))
+        rows.append(measure(make_source(arguments.folder, like, arguments.dim), arguments.folder, arguments.pages))
         print_table(rows[-1:])
     keep("codes", rows)
 

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    encoder = randslot.untrained(str(Path(__file__).with_name("mid.json")), lora=True).encoder
+    encoder = randslot.untrained(str(Path(__file__).parents[2] / "benchmarks" / "mid.json"), lora=True).encoder
     inputs = {
         "query": encoder.preprocess(["x" * 32], task="query"),
         "page": encoder.preprocess([Image.new("RGB", (32 * 32, 48 * 32), "white")], task="document"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from manuals import HALVES, Question, rank
 from record import keep, print_table
 
 from randslot.evaluation.compare import judge_tasks
@@ -28,7 +29,6 @@ from randslot.evaluation.tasks import own_task
 from randslot.library.library import Library
 from randslot.words.tokens import tokenize
 from research.manuals import unpack_debian
-from words import HALVES, Question, rank
 
 QUESTIONS = Path(__file__).with_name("language_questions.jsonl")
 MANUALS = {  # where they are in packages of Debian 12, and a hash of each

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from growth import CHUNK, HITS, TARGET, Floats, Source, make_source
 from record import keep, print_table
+
+from research.mixture import CHUNK, Floats, Source, make_source
+
+HITS = 5
+TARGET = 0.98  # recall that is enough
 
 
 def score_pages(source: Source, pages: int) -> Floats:
@@ -50,8 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for like in arguments.likes:
-        arguments.like = like
-        nearest = score_pages(make_source(arguments), max(arguments.pages))
+        nearest = score_pages(make_source(arguments.folder, like, arguments.dim), max(arguments.pages))
         needed = [count_needed(nearest[:, :, :pages]) for pages in arguments.pages]
         exponent = float(np.polyfit(np.log(arguments.pages), np.log(needed), 1)[0])
         row: dict[str, Any] = {"vectors": f"{like}, 4 x {arguments.dim}"}

@@ -25,7 +25,7 @@ import randslot
 from randslot.evaluation.profile import Protocol, make_files, measure_waiting
 from randslot.model.preprocessing import Preprocessor
 
-SHAPE = str(Path(__file__).with_name("mid.json"))
+SHAPE = str(Path(__file__).parents[2] / "benchmarks" / "mid.json")
 REAL = ("qwen2.5-vl-3b", "qwen3-vl-4b", "smolvlm-256m")
 PREPROCESSORS: list[Preprocessor] = []  # of this process
 

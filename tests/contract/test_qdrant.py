@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_nodes import MISSING, Node, find_program, running
 
 import randslot
 from contract.conftest import make_environment
 from contract.pdf import write_pdf
 from contract.serving import command, make_pdf, serve, wait_for
+from support.qdrant_nodes import MISSING, Node, find_program, running
 
 pytestmark = [pytest.mark.xdist_group("contract-qdrant"), pytest.mark.slow]
 

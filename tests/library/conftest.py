@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from qdrant_nodes import MISSING, Node, find_program, running, url_of
 from sentence_transformers import MultiVectorEncoder
 
 import randslot
 from randslot.library.library import Library
 from support.libraries import REAL, new_collection, write_tiff
 from support.models import make, noise
+from support.qdrant_nodes import MISSING, Node, find_program, running, url_of
 from support.qdrant_server import serving
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 from qdrant_client import QdrantClient, models
-from qdrant_nodes import Node, url_of
 
 from randslot.errors import BusyError, RandSlotError
 from randslot.library.address import Address, read_address
@@ -23,6 +22,7 @@ from randslot.library.library import Library
 from randslot.library.stores.qdrant_connection import Connection, connect
 from randslot.library.stores.qdrant_records import ServerLocation
 from support.libraries import ToyReader, new_collection, visible, write_tiff
+from support.qdrant_nodes import Node, url_of
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 RACE_SECONDS = float(os.environ.get("RANDSLOT_RACE_SECONDS", "10"))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exact_store import ExactStore
 
 from randslot.library.address import read_address
 from randslot.library.languages import LibraryWords
@@ -26,6 +25,7 @@ from randslot.library.stores.store import DEFAULT_TUNING, Contents, Store, Store
 from randslot.pages.text import PageText, Word
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
+from support.exact_store import ExactStore
 from support.libraries import new_collection
 from support.qdrant_server import serving
 

@@ -1,6 +1,6 @@
 """The picture of the page in the README: the handbook, a real document, served and searched in Chromium.
 
-python benchmarks/screenshot.py            # writes docs/images/serve.png
+make screenshot            # writes docs/images/serve.png
 """
 
 from __future__ import annotations

@@ -1,19 +1,24 @@
 """How searching grows with the pages: a scan of all pages, and the engine's graphs, at 10,000 pages and many more.
 
-Pages are drawn from a mixture of Gaussians that was fitted to the vectors of real pages, and queries are real ones, so
-that scores are as close to each other as those of a model. Each configuration is one process and one row; what is in
-results/growth.json already is not run again.
+    python -m research.experiments.growth --folder FOLDER --like reports --pages 10000 100000 1000000
 
-python benchmarks/growth.py --folder FOLDER --like reports --fit LIBRARY --questions queries.jsonl    once
-python benchmarks/growth.py --folder FOLDER --like reports --pages 10000 100000 1000000
+FOLDER has the fits that research.mixture makes. Each configuration is one process and one row; rows that are in
+results/growth.json already are not run again.
+
+Two ways find candidates before pages are scored in full:
+
+- Cells: readouts are grouped by k-means. A page has the numbers of the cells that its readouts are in, as a payload
+  with an index, and a search looks at the pages of the cells that are nearest to each vector of the query: a filter.
+- All readouts in one graph: each readout is a point of a second shard, which has a graph. Each vector of a query asks
+  it for the nearest readouts, and their pages are scored in full in the first shard.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import random
 import re
 import shutil
 import statistics
@@ -21,25 +26,20 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import first_stages
 import numpy as np
 import qdrant_edge as edge
-from numpy.typing import NDArray
-from record import RESULTS, keep, print_table
+import torch
+from record import keep, print_table, read_rows
 
-Floats = NDArray[np.float32]
-CHUNK = 10_000  # pages that are drawn at once: any number of pages begins with the same ones
+from research.mixture import CHUNK, Floats, Source, describe, make_source
+
 FILE_PAGES = 100  # of a file
-COMPONENTS = 64  # of the mixture
-MOST_QUESTIONS, LINES = 2000, 600  # of a fit: questions, and lines of pages that are asked for
-CENTRES = 2_000  # of the clusters of large vectors
-QUERIES, HITS = 100, 5
-TARGET = 0.98  # recall that is enough
+HITS = 5
 FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
 UPDATE = 500  # points in one update
 READOUTS = ("readout-1", "readout-2", "readout-3", "readout-4")
@@ -51,7 +51,7 @@ class Way:
 
     codes: int8, binary, or none. efs: none for a scan. readouts: a graph for each readout of a page; each vector of a
     query asks each of them for so many pages as `efs` says, and all that are found are scored in full. alone: each
-    vector of the query asks the graph of pages by itself. first: another first stage (see first_stages.py), whose
+    vector of the query asks the graph of pages by itself. first: another first stage, whose
     `efs` are cells that each vector looks into, or readouts that it finds.
     """
 
@@ -86,147 +86,109 @@ WAYS = {
 DEFAULT_WAYS = ("scan", "graph 16", "graphs of readouts")
 
 
-# -- pages and queries
+# -- first stages
 
 
-def fit(library: str, questions: Sequence[Path], target: Path) -> None:
-    """Fit a mixture to the vectors of a library's pages, and keep it with the vectors of questions."""
-    from sklearn.cluster import KMeans
+class Pages(Protocol):
+    """Yields the pages that a search is measured on, some at a time: the number of the first, and their vectors."""
 
-    from randslot.library.library import Library
-    from randslot.library.models import choose_line
-    from randslot.library.stores.points import page_id
-
-    pages: list[Floats] = []
-    texts = [json.loads(line)["query"] for path in questions for line in path.read_text().splitlines()]
-    texts = texts[:: max(len(texts) // MOST_QUESTIONS, 1)]
-    dice = random.Random(0)
-    lines = []
-    with Library(library, create=False) as opened:
-        for file in opened.files():
-            ids = [page_id(file.id, number) for number in range(1, file.num_pages + 1)]
-            for page in opened.store.read(ids).values():
-                if page.vectors is not None:
-                    pages.append(page.vectors)
-                    lines.append(choose_line(page, dice) if page.text else "")
-        lines = dice.sample([line for line in lines if line], LINES)
-        queries = np.stack(opened.models.embed_queries(texts))
-        asked = np.stack(opened.models.embed_queries(lines))
-    values = np.stack(pages).astype(np.float32)
-    num, vectors, dim = values.shape
-    flat = values.reshape(num, vectors * dim)
-    groups = KMeans(COMPONENTS, random_state=0, n_init=1).fit(flat)
-    inner = flat - groups.cluster_centers_[groups.labels_]
-    spread, axes = np.linalg.eigh(np.cov(inner, rowvar=False))
-    noise = axes * np.sqrt(np.maximum(spread, 0))
-    weights = np.bincount(groups.labels_, minlength=COMPONENTS) / num
-    target.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(
-        target,
-        centres=groups.cluster_centers_.astype(np.float32),
-        weights=weights,
-        noise=noise.astype(np.float32),
-        queries=queries.astype(np.float32),
-        lines=asked.astype(np.float32),
-        shape=np.array([vectors, dim]),
-    )
-    print(f"{num} pages of {vectors} x {dim} and {len(queries)} queries")
-    print(describe(values, queries))
+    def __call__(self) -> Iterator[tuple[int, Floats]]: ...
 
 
-def describe(pages: Floats, queries: Floats) -> str:
-    """Return what vectors look like: how alike the readouts of a page are, and how close the scores of pages."""
-    alike = float(np.einsum("nkd,njd->kj", pages, pages)[0, 1:].mean() / len(pages))
-    scores = np.sort(score(queries, pages), axis=1)[:, ::-1]
-    first, fifth, hundredth, median = scores[:, [0, 4, 99, len(pages) // 2]].mean(0)
-    centred = pages[:, 0] - pages[:, 0].mean(0)
-    spread = np.linalg.svd(centred, compute_uv=False) ** 2
-    dims = float(spread.sum() ** 2 / (spread**2).sum())
-    return (
-        f"cosine of readouts {alike:.2f}, effective dimensions {dims:.1f}, "
-        f"scores of ranks 1, 5, 100 and the median {first:.3f} {fifth:.3f} {hundredth:.3f} {median:.3f}"
-    )
+def num_cells(pages: int) -> int:
+    """Return how many cells there are: time is spent alike on finding the nearest and on looking into them."""
+    return round(4 * math.sqrt(pages))
 
 
-def score(queries: Floats, pages: Floats) -> Floats:
-    """Return MaxSim of all queries and pages."""
-    total = np.zeros((len(queries), len(pages)), np.float32)
-    for number in range(queries.shape[1]):
-        total += np.einsum("qd,nkd->qnk", queries[:, number], pages, optimize=True).max(-1)
-    return total
+def train(sample: torch.Tensor, num: int) -> torch.Tensor:
+    """Return the centres of cells by k-means."""
+    centres = sample[:num].clone()
+    for _ in range(6):
+        nearest = nearest_cells(centres, sample)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, sample)
+        counts = torch.bincount(nearest, minlength=num)
+        centres = torch.where((counts > 0)[:, None], sums / counts.clamp(min=1)[:, None], centres)
+    return centres
 
 
-def normalize(values: Floats) -> Floats:
-    return np.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True), np.float32)
+def nearest_cells(centres: torch.Tensor, readouts: torch.Tensor) -> torch.Tensor:
+    """Return the nearest cell of each readout."""
+    shift = -0.5 * (centres * centres).sum(1)
+    found = [torch.addmm(shift, some, centres.T).argmax(1) for some in readouts.split(20_000)]
+    return torch.cat(found)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where pages come from. dim: those of the model are turned into a space of more dimensions, as they are."""
-
-    like: Path
-    dim: int
-
-    def turn(self, dim: int) -> Floats:
-        square = np.random.default_rng(1).standard_normal((self.dim, self.dim))
-        return np.linalg.qr(square)[0][:dim].astype(np.float32)
-
-    def chunk(self, number: int) -> Floats:
-        """Return some pages, the same each time."""
-        dice = np.random.default_rng([7, number])
-        like = np.load(self.like)
-        vectors, dim = like["shape"]
-        which = dice.choice(COMPONENTS, CHUNK, p=like["weights"])
-        noise = dice.standard_normal((CHUNK, vectors * dim)).astype(np.float32) @ like["noise"].T
-        values = (like["centres"][which] + noise).reshape(CHUNK, vectors, dim)
-        return normalize(values @ self.turn(dim))
-
-    def lines(self) -> Floats:
-        """Return lines of pages as queries."""
-        like = np.load(self.like)
-        return normalize(like["lines"] @ self.turn(int(like["shape"][1])))
-
-    def queries(self) -> Floats:
-        like = np.load(self.like)
-        chosen = like["queries"][:: max(len(like["queries"]) // QUERIES, 1)][:QUERIES]
-        return normalize(chosen @ self.turn(int(like["shape"][1])))
+def sample_readouts(pages: Pages, total: int, num: int) -> torch.Tensor:
+    """Return readouts of all pages alike, in any order."""
+    random = np.random.default_rng(3)
+    share = min(num / (4 * total), 1.0)
+    kept = []
+    for _, values in pages():
+        flat = values.reshape(-1, values.shape[-1])
+        kept.append(flat[random.random(len(flat)) < share])
+    readouts = np.concatenate(kept)
+    return torch.from_numpy(readouts[random.permutation(len(readouts))])
 
 
-@dataclass(frozen=True)
-class Clusters(Source):
-    """Pages of large vectors: each is near a cluster, and a query is near a page."""
-
-    def chunk(self, number: int) -> Floats:
-        dice = np.random.default_rng([8, number])
-        centres = normalize(np.random.default_rng(8).standard_normal((CENTRES, self.dim)).astype(np.float32))
-        which = dice.integers(0, CENTRES, (CHUNK, 4))
-        noise = dice.standard_normal((CHUNK, 4, self.dim)).astype(np.float32) / self.dim**0.5
-        return normalize(centres[which] + 0.7 * noise)
-
-    def queries(self) -> Floats:
-        pages = self.chunk(0)[:QUERIES]
-        noise = np.random.default_rng(9).standard_normal(pages.shape).astype(np.float32) / self.dim**0.5
-        return normalize(pages + 0.7 * noise)
+def add_cells(shard: edge.EdgeShard, pages: Pages, total: int) -> Floats:
+    """Give each page its cells; return their centres."""
+    num = num_cells(total)
+    centres = train(sample_readouts(pages, total, 40 * num), num)
+    for first, values in pages():
+        cells = nearest_cells(centres, torch.from_numpy(values).flatten(0, 1)).reshape(len(values), -1).tolist()
+        for number, own in enumerate(cells, start=first):
+            shard.update(edge.UpdateOperation.set_payload([number], {"cells": sorted(set(own))}))
+    index = edge.IntegerIndexParams(lookup=True, range=False, memory=edge.Memory.Cold)
+    shard.update(edge.UpdateOperation.create_field_index("cells", index))
+    shard.optimize()
+    shard.flush()
+    return np.asarray(centres.numpy(), np.float32)
 
 
-@dataclass(frozen=True)
-class Uniform(Source):
-    """Pages and queries that have nothing in common: the worst case of codes."""
-
-    def chunk(self, number: int) -> Floats:
-        values = np.random.default_rng([6, number]).standard_normal((CHUNK, 4, self.dim), dtype=np.float32)
-        return normalize(values)
-
-    def queries(self) -> Floats:
-        return normalize(np.random.default_rng(5).standard_normal((QUERIES, 4, self.dim), dtype=np.float32))
+def in_cells(centres: Floats, query: Floats, probes: int, chosen: edge.Filter | None) -> edge.Filter:
+    """Return the filter for pages with a readout in one of the cells that are nearest to a vector of the query."""
+    scores = query @ centres.T
+    nearest = np.unique(np.argpartition(-scores, probes, axis=1)[:, :probes])
+    conditions: list[Any] = [edge.FieldCondition("cells", match=edge.MatchAny(nearest.tolist()))]
+    return edge.Filter(must=conditions + ([chosen] if chosen else []))
 
 
-GENERATED = {"clusters": Clusters, "uniform": Uniform}  # vectors that are like those of no model
+def make_readouts(folder: Path, pages: Pages, parameters: edge.EdgeVectorParams, file_of: Callable[[int], str]) -> None:
+    """Store each readout as a point of its own, and build a graph over all of them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shard = edge.EdgeShard.create(str(folder), readout_config(parameters))
+    shard.update(edge.UpdateOperation.create_field_index("file", edge.PayloadSchemaType.Keyword))
+    for first, values in pages():
+        num = values.shape[1]
+        flat = values.reshape(-1, values.shape[-1])
+        for start in range(0, len(flat), 2000):
+            points = []
+            for offset, vector in enumerate(flat[start : start + 2000].tolist(), start=start):
+                number = first + offset // num
+                points.append(edge.Point(num * first + offset, {"readout": vector}, {"file": file_of(number)}))
+            shard.update(edge.UpdateOperation.upsert_points(points))
+    shard.optimize()
+    shard.flush()
+    shard.close()
 
 
-def make_source(arguments: argparse.Namespace) -> Source:
-    kind = GENERATED.get(arguments.like, Source)
-    return kind(arguments.folder / f"{arguments.like}.npz", arguments.dim)
+def readout_config(parameters: edge.EdgeVectorParams) -> edge.EdgeConfig:
+    optimizers = edge.EdgeOptimizersConfig(indexing_threshold=1000, max_segment_size=10**9, default_segment_number=1)
+    return edge.EdgeConfig(vectors={"readout": parameters}, optimizers=optimizers, max_search_threads=1)
+
+
+def near_readouts(readouts: edge.EdgeShard, query: Floats, num: int, chosen: edge.Filter | None) -> edge.Filter:
+    """Return the filter for the pages of the readouts that are nearest to each vector of the query."""
+    params = edge.SearchParams(hnsw_ef=num)
+    requests = []
+    for vector in query.tolist():
+        nearest = edge.Query.Nearest(vector, "readout")
+        requests.append(edge.QueryRequest(num, query=nearest, params=params, filter=chosen, with_payload=False))
+    found: set[Any] = set()
+    for points in readouts.query_batch(edge.QueryBatchRequest(requests)):
+        found.update(int(point.id) // len(query) for point in points)
+    return edge.Filter(must=[edge.HasIdCondition(found)])
 
 
 # -- one configuration
@@ -321,7 +283,7 @@ def run_one(folder: Path, source: Source, pages: int, way: Way) -> list[dict[str
         shard = edge.EdgeShard.load(str(place), config)
         if way.first == "readouts":
             one = parameters(source.dim, way, several=False)
-            extra = edge.EdgeShard.load(str(place / "readouts"), first_stages.readout_config(one))
+            extra = edge.EdgeShard.load(str(place / "readouts"), readout_config(one))
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and "wal" not in file.parts)
         rows = []
         for ef in way.efs or (0,):
@@ -359,10 +321,10 @@ def build_first(shard: edge.EdgeShard, place: Path, source: Source, pages: int, 
             yield first, source.chunk(first // CHUNK)[: pages - first]
 
     if way.first == "cells":
-        return first_stages.add_cells(shard, all_pages, pages)
+        return add_cells(shard, all_pages, pages)
     if way.first == "readouts":
         one = parameters(source.dim, way, several=False)
-        first_stages.make_readouts(place / "readouts", all_pages, one, file_of)
+        make_readouts(place / "readouts", all_pages, one, file_of)
     return None
 
 
@@ -403,9 +365,9 @@ def search(
     if way.readouts or way.alone:
         return search_readouts(shard, query, ef, chosen, ("page",) if way.alone else READOUTS)
     if way.first == "cells":
-        chosen = first_stages.in_cells(extra, query, ef, chosen)
+        chosen = in_cells(extra, query, ef, chosen)
     elif way.first == "readouts":
-        chosen = first_stages.near_readouts(extra, query, ef, chosen)
+        chosen = near_readouts(extra, query, ef, chosen)
     codes = None
     if way.codes:
         codes = edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=way.candidates / HITS)
@@ -452,67 +414,8 @@ def find_truth(
 # -- all of them
 
 
-def choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each way and number of pages: the fastest that finds enough, or else the one that finds most."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["vectors"], row["size"], row["way"], row["pages"]), []).append(row)
-    chosen = []
-    for _, group in sorted(groups.items()):
-        enough = [row for row in group if row["recall@5"] >= TARGET]
-        best = max(group, key=lambda row: (row["recall@5"], -row["CPU ms"]))
-        chosen.append(min(enough, key=lambda row: row["CPU ms"]) if enough else best)
-    return chosen
-
-
-def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the docs show of the rows."""
-    shown = []
-    for row in choose(rows):
-        shown.append(
-            {
-                "vectors": f"{row['vectors']}, {row['size']}",
-                "way": row["way"],
-                "pages": f"{row['pages']:,}",
-                "ef": row["ef"] or "",
-                "CPU ms a search": row["CPU ms"],
-                "recall@5": row["recall@5"],
-                "CPU ms, a tenth of the files": row["CPU ms, a tenth"],
-                "recall@5, a tenth of the files": row["recall@5, a tenth"],
-                "recall@5, a hundredth": row["recall@5, a hundredth"],
-                "CPU s to build": row["build CPU s"],
-                "MB on disk": row["MB on disk"],
-                "peak MB": row["own MB"],
-            }
-        )
-    return shown
-
-
-def fit_exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return by which power of the pages the time of a search grows that finds enough, where several were measured."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in choose(rows):
-        if row["recall@5"] >= TARGET:
-            groups.setdefault((row["vectors"], row["size"], row["way"]), []).append(row)
-    fitted = []
-    for (vectors, size, way), group in sorted(groups.items()):
-        if len(group) > 1:
-            pages, times = ([np.log(row[name]) for row in group] for name in ("pages", "CPU ms"))
-            numbers = " to ".join(f"{number:,}" for number in (group[0]["pages"], group[-1]["pages"]))
-            exponent = float(np.polyfit(pages, times, 1)[0])
-            fitted.append(
-                {"vectors": f"{vectors}, {size}", "way": way, "pages": numbers, "time grows by a power of": exponent}
-            )
-    return fitted
-
-
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["vectors"], row["pages"], row["size"], row["where"], row["way"]
-
-
-def read_rows() -> list[dict[str, Any]]:
-    file = RESULTS / "growth.json"
-    return list(json.loads(file.read_text())["rows"]) if file.exists() else []
 
 
 def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
@@ -520,7 +423,7 @@ def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
     for pages in arguments.pages:
         for way in arguments.ways:
             key = (arguments.like, pages, f"4 x {arguments.dim}", "folder", way)
-            if key not in {key_of(row) for row in read_rows()}:
+            if key not in {key_of(row) for row in read_rows("growth")}:
                 words = ["--one", way, "--pages", str(pages), "--dim", str(arguments.dim)]
                 yield [*words, "--like", arguments.like]
 
@@ -529,28 +432,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--like", default="reports", help="the name of a fit, clusters, or uniform")
-    parser.add_argument("--fit", metavar="LIBRARY")
-    parser.add_argument("--questions", type=Path, nargs="*", default=[])
     parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=DEFAULT_WAYS)
     parser.add_argument("--one", choices=WAYS)
     arguments = parser.parse_args()
-    if arguments.fit:
-        fit(arguments.fit, arguments.questions, arguments.folder / f"{arguments.like}.npz")
-        return
-    source = make_source(arguments)
+    source = make_source(arguments.folder, arguments.like, arguments.dim)
     if arguments.one:
         rows = run_one(arguments.folder, source, arguments.pages[0], WAYS[arguments.one])
         print(json.dumps(rows))
         return
     print(describe(source.chunk(0), source.queries()), flush=True)
     for words in plan(arguments):
-        command = [sys.executable, __file__, "--folder", str(arguments.folder), *words]
+        command = [sys.executable, "-m", "research.experiments.growth", "--folder", str(arguments.folder), *words]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows = json.loads(answer.stdout)
         print_table(rows)
-        keep("growth", read_rows() + rows)
+        keep("growth", read_rows("growth") + rows)
 
 
 if __name__ == "__main__":
