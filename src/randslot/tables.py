@@ -6,10 +6,12 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .errors import UsageError
 
 Cell = str | int | float | None
+Style = Literal["md", "csv", "latex"]
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,8 @@ class Table:
         return Table(self.title, [self.heads[i] for i in used], rows, self.digits)
 
 
-def check_style(style: str) -> None:
-    """Refuse a style that is not md, csv or latex."""
-    if style not in ("md", "csv", "latex"):
-        raise UsageError(f"format {style!r} is not one of md, csv, latex")
-
-
-def write_table(table: Table, style: str) -> str:
-    """Return a table as md, csv or latex."""
-    check_style(style)
+def write_table(table: Table, style: Style) -> str:
+    """Return a table as Markdown, CSV or LaTeX."""
     if style == "csv":
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows([table.heads, *table.rows])
@@ -50,6 +45,8 @@ def write_table(table: Table, style: str) -> str:
     texts = [[table.show(cell) for cell in row] for row in table.rows]
     if style == "latex":
         return _latex(table, texts)
+    if style != "md":
+        raise UsageError(f"format {style!r} is not one of md, csv, latex")
     lines = ""
     for row in (table.heads, ["---"] * len(table.heads), *texts):
         lines += "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"

@@ -10,6 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..extras import needs_extra
+from ..tables import Style, write_table
 from .options import TrustRemoteCode, tell
 
 
@@ -23,7 +24,7 @@ def analyse(
     data: Annotated[Path | None, typer.Option(help="A set of your own to evaluate models on.")] = None,
     vectors: Annotated[int, typer.Option(min=1, help="Vectors a side, but for the budget sweep.")] = 4,
     dim: Annotated[int | None, typer.Option(min=1, help="For cost: the dimension of vectors.")] = None,
-    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    style: Annotated[Style, typer.Option("--format", help="Format of the tables.")] = "md",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for tables and figures.")] = None,
 ) -> None:
     """Show why a model works, from the vectors that evaluate left: budgets, winners, readouts, cost.
@@ -39,9 +40,7 @@ def analyse(
     randslot analyse cost --vectors 8 --dim 1024
     """
     from ..evaluation.analysis_report import analyse, write_report
-    from ..tables import check_style, write_table
 
-    check_style(style)
     sections = analyse(
         sources or [],
         benchmarks=benchmark or [],
@@ -68,7 +67,7 @@ def compare(
     base: Annotated[
         str | None, typer.Option(help="The run to compare with, by its name or a part of it; else the first found.")
     ] = None,
-    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    style: Annotated[Style, typer.Option("--format", help="Format of the tables.")] = "md",
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 42,
     trust_remote_code: TrustRemoteCode = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="With --data: folder for libraries and figure.")] = (
@@ -84,9 +83,7 @@ def compare(
     randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
     from ..evaluation.compare import compare_models, compare_runs, find_frontier, list_compared
-    from ..tables import check_style, write_table
 
-    check_style(style)
     if data is None:
         print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
         return
@@ -108,7 +105,7 @@ def profile(
     page: Annotated[str, typer.Option(help="Tokens of a page: merged visual ones, rows x columns.")] = "48x32",
     vectors: Annotated[str, typer.Option(help="Budgets to time.")] = "1,4,6",
     samples: Annotated[int, typer.Option(help="Measured samples, after three to warm up.")] = 32,
-    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    style: Annotated[Style, typer.Option("--format", help="Format of the tables.")] = "md",
 ) -> None:
     """Time encoding by the paper's protocol: every strategy and budget, in one pass and step by step.
 
@@ -120,7 +117,6 @@ def profile(
     from ..evaluation.profile import Protocol, measure_waiting, profile
     from ..machine import describe_machine
     from ..model import load
-    from ..tables import write_table
 
     try:
         rows, columns = map(int, page.lower().split("x"))

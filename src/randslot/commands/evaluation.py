@@ -10,6 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..extras import needs_extra
+from ..tables import Style
 from .options import Inference, PageVectors, QueryVectors, Reduction, SearchBy, Seed, TrustRemoteCode, tell
 
 
@@ -81,7 +82,7 @@ def evaluate(
 
 def report(
     results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
-    style: Annotated[str, typer.Option("--format", help="md, csv or latex.")] = "md",
+    style: Annotated[Style, typer.Option("--format", help="Format of the tables.")] = "md",
 ) -> None:
     """Print the paper's tables with your rows among the published ones.
 

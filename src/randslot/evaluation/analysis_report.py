@@ -218,8 +218,9 @@ def write_report(sections: Sequence[Section], folder: Path) -> Path:
                 draw(folder / f"{name}.svg")
                 html += f'<img src="{name}.svg" alt="{escape(section.name)}: {escape(name)}">\n'
             for name, table in section.tables.items():
-                for style, suffix in {"md": ".md", "csv": ".csv", "latex": ".tex"}.items():
-                    (folder / f"{name}{suffix}").write_text(write_table(table, style), encoding="utf-8")
+                (folder / f"{name}.md").write_text(write_table(table, "md"), encoding="utf-8")
+                (folder / f"{name}.csv").write_text(write_table(table, "csv"), encoding="utf-8")
+                (folder / f"{name}.tex").write_text(write_table(table, "latex"), encoding="utf-8")
                 html += _table_html(table)
             html += "</section>\n"
         page.write_text(template.substitute(sections=html.rstrip()), encoding="utf-8")

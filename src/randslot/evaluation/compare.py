@@ -22,8 +22,8 @@ from ..model.reader import PageReader
 from ..pages import NoTextError, open_page, read_page_text
 from ..tables import Cell, Table
 from .evaluate_search import WORDS, Tell, ask_library, fill_library, find_pages, place_library
-from .result_files import Result, RunKey, name_runs, read_results
-from .tasks import Subset, Task
+from .result_files import Result, name_runs, read_results
+from .tasks import Pages, Task
 
 DRAWS = 10_000
 LEVEL = 95  # of intervals, in percent
@@ -46,23 +46,22 @@ def judge_tasks(
     samples: dict[str, Scores] = {}
     for task, subsets in differences.items():
         means[task] = float(np.mean([subset.mean() for subset in subsets]))
-        samples[task] = np.mean([_bootstrap(subset, random, draws) for subset in subsets], axis=0)
+        drawn = []
+        for subset in subsets:
+            num, blocks = len(subset), []
+            for start in range(0, draws, 500):  # some at a time, to save memory
+                blocks.append(subset[random.integers(0, num, (min(500, draws - start), num))].mean(1))
+            drawn.append(np.concatenate(blocks))
+        samples[task] = np.mean(drawn, axis=0)
     means[ALL] = float(np.mean(list(means.values())))
     samples[ALL] = np.mean(list(samples.values()), axis=0)
     return {task: judge(means[task], samples[task]) for task in means}
 
 
-def _bootstrap(differences: Scores, random: np.random.Generator, draws: int) -> Scores:
-    """Return the mean difference of `draws` samples of the queries, with replacement."""
-    num = len(differences)
-    blocks = [min(500, draws - start) for start in range(0, draws, 500)]
-    return np.concatenate([differences[random.integers(0, num, (size, num))].mean(1) for size in blocks])
-
-
 def judge(difference: float, samples: Scores) -> Verdict:
     """Return a difference with its interval over the samples and a verdict."""
     tail = (100 - LEVEL) / 2
-    low, high = (float(value) for value in np.percentile(samples, [tail, 100 - tail]))
+    low, high = np.percentile(samples, [tail, 100 - tail]).tolist()
     return difference, low, high, "better" if low > 0 else "worse" if high < 0 else "within noise"
 
 
@@ -77,18 +76,24 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int
     runs = _read_runs(folders)
     if len(runs) < 2:
         raise UsageError(f"only one run found: {next(iter(runs))}. Name the folders of two or more.")
-    base = _choose_base(base, list(runs))
+    named = [base] if base in runs else [name for name in runs if (base or "") in name]
+    if not named or (base and len(named) > 1):
+        what = "several runs" if named else "no run"
+        raise UsageError(f"--base {base!r} names {what}. The runs: {'; '.join(runs)}")
+    base = named[0]
     first = runs.pop(base)
     rows: list[list[Cell]] = [[base, task, score, None, None, None, "base"] for task, score in _scores(first).items()]
     for name, results in runs.items():
-        differences = {}
         if first.keys() != results.keys():
             raise UsageError(f"{base} has {', '.join(first)}, and {name} has {', '.join(results)}: not the same tasks")
+        differences: dict[str, list[Scores]] = {}
         for task, result in results.items():
             before, after = first[task].subsets, result.subsets
-            if {key: one.asked for key, one in before.items()} != {key: one.asked for key, one in after.items()}:
-                raise UsageError(f"{base} and {name} differ in queries or pages of {task}. Evaluate both again.")
-            differences[task] = [100 * (np.array(after[key].each) - np.array(before[key].each)) for key in before]
+            differences[task] = []
+            for subset in {**before, **after}:
+                if subset not in before or subset not in after or before[subset].asked != after[subset].asked:
+                    raise UsageError(f"{base} and {name} differ in queries or pages of {task}. Evaluate both again.")
+                differences[task].append(100 * (np.array(after[subset].each) - np.array(before[subset].each)))
         verdicts = judge_tasks(differences, np.random.default_rng(seed), draws)
         rows += [[name, task, score, *verdicts[task]] for task, score in _scores(results).items()]
     title = f"nDCG@5 minus that of {base}, in points, with {LEVEL} % intervals (paired bootstrap over queries)"
@@ -99,26 +104,14 @@ def _read_runs(folders: Sequence[Path]) -> dict[str, dict[str, Result]]:
     """Return results by run and task; budgets tell runs apart here."""
     found = read_results(*folders)
     has_benchmarks = len({result.benchmark for result in found}) > 1
-    groups: dict[tuple[RunKey, str], dict[str, Result]] = {}
+    has_budgets = len({result.counts_text for result in found}) > 1
+    names = name_runs(list(dict.fromkeys(result.run_key for result in found)))
+    runs: dict[str, dict[str, Result]] = {}
     for result in found:
+        name = names[result.run_key] + (f", {result.counts_text}" if has_budgets else "")
         task = f"{result.benchmark} {result.task}" if has_benchmarks else result.task
-        groups.setdefault((result.run_key, result.counts_text), {})[task] = result
-    has_budgets = len({counts for _, counts in groups}) > 1
-    names = name_runs(list(dict.fromkeys(key for key, _ in groups)))
-    runs = {}
-    for (key, counts), results in groups.items():
-        runs[f"{names[key]}, {counts}" if has_budgets else names[key]] = results
+        runs.setdefault(name, {})[task] = result
     return runs
-
-
-def _choose_base(base: str | None, names: list[str]) -> str:
-    if base is None or base in names:
-        return base or names[0]
-    found = [name for name in names if base in name]
-    if len(found) != 1:
-        what = "several runs" if found else "no run"
-        raise UsageError(f"--base {base!r} names {what}. The runs: {'; '.join(names)}")
-    return found[0]
 
 
 def _scores(results: dict[str, Result]) -> dict[str, float]:
@@ -136,13 +129,9 @@ def _scores(results: dict[str, Result]) -> dict[str, float]:
 class Candidate:
     """A search to compare: by words, by the vectors of a model, or by both."""
 
-    name: str
+    label: str
     by: By
     library: Library
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} and words" if self.by == "both" else self.name
 
 
 @dataclass(frozen=True)
@@ -187,90 +176,79 @@ def compare_models(
     subsets = list(task.subsets())
     with ExitStack() as stack:
         candidates: list[Candidate] = []
+        encode_seconds: dict[Library, float] = {}
         for name in dict.fromkeys(models):
             model = None if name == WORDS else name
             library = Library(place_library(task, output, model), model, trust_remote_code=trust_remote_code)
             fill_library(stack.enter_context(library), pages, tell)
-            kinds: list[By] = ["words"] if model is None else ["vectors", "both"] if both else ["vectors"]
-            candidates += [Candidate(Path(name).name or name, by, library) for by in kinds]
+            label = Path(name).name or name
+            candidates.append(Candidate(label, "vectors" if model else "words", library))
+            if model and both:
+                candidates.append(Candidate(f"{label} and words", "both", library))
+            if model:
+                encode_seconds[library] = _time_encoding(library.models.model, subsets[0].pages)
         scores: list[list[Scores]] = []
         for one in candidates:
             tell(f"searching by {one.label}")
             found = [ask_library(one.library, subset, one.by, pages) for subset in subsets]
             scores.append([100 * np.array(result.each) for result in found])
-        encode = _time_encoding(candidates, subsets[0])
-        search = _time_searches(candidates, [text for subset in subsets for text in subset.queries.values()])
+        queries: list[str] = []
+        for subset in subsets:
+            queries += subset.queries.values()
+        search_seconds = _time_searches(candidates, queries)
         compared = []
-        for one, own in zip(candidates, scores, strict=True):
-            seconds = None if one.by == "words" else encode[one.name]
-            compared.append(_measure(one, own, scores[0], seconds, search[one.label], draws))
+        for one, own, seconds in zip(candidates, scores, search_seconds, strict=True):
+            differences = [after - before for after, before in zip(own, scores[0], strict=True)]
+            difference, low, high, verdict = judge_tasks({"set": differences}, np.random.default_rng(42), draws)["set"]
+            status, binding = one.library.status(), one.library.binding
+            vectors, everything = status.vector_bytes_per_page, status.bytes_per_page
+            size = {"words": everything - vectors, "vectors": vectors, "both": everything}[one.by]
+            dimension = 0 if one.by == "words" or binding is None else binding.dimension
+            row = ComparedSearch(
+                search=one.label,
+                ndcg=float(np.mean([subset.mean() for subset in own])),
+                difference=difference,
+                low=low,
+                high=high,
+                verdict="base" if one is candidates[0] else verdict,
+                vectors=vectors / BYTES_PER_NUMBER / dimension if dimension else 0.0,
+                dimension=dimension,
+                bytes=max(size, 0),
+                encode_seconds=encode_seconds.get(one.library),
+                search_ms=1000 * seconds,
+            )
+            compared.append(row)
     write_json(output / "compare.json", [asdict(one) for one in compared])
     return compared
 
 
-def _measure(
-    one: Candidate, scores: list[Scores], first: list[Scores], encode: float | None, search: float, draws: int
-) -> ComparedSearch:
-    differences = [own - other for own, other in zip(scores, first, strict=True)]
-    difference, low, high, verdict = judge_tasks({"set": differences}, np.random.default_rng(42), draws)["set"]
-    status, binding = one.library.status(), one.library.binding
-    vectors, everything = status.vector_bytes_per_page, status.bytes_per_page
-    size = {"words": everything - vectors, "vectors": vectors, "both": everything}[one.by]
-    dimension = 0 if one.by == "words" or binding is None else binding.dimension
-    return ComparedSearch(
-        search=one.label,
-        ndcg=float(np.mean([subset.mean() for subset in scores])),
-        difference=difference,
-        low=low,
-        high=high,
-        verdict="base" if scores is first else verdict,
-        vectors=vectors / BYTES_PER_NUMBER / dimension if dimension else 0.0,
-        dimension=dimension,
-        bytes=max(size, 0),
-        encode_seconds=encode,
-        search_ms=1000 * search,
-    )
-
-
-def _time_encoding(candidates: Sequence[Candidate], subset: Subset) -> dict[str, float]:
-    """Return the seconds that each model takes to encode an opened page, by the name of the model."""
-    seconds: dict[str, float] = {}
-    for one in candidates:
-        if one.by == "words" or one.name in seconds:
-            continue
-        model = one.library.models.model
-        pages = _open_sample(model, subset)
-        model.embed_pages(pages[:1])  # warm up
-        start = time.perf_counter()
-        model.embed_pages(pages)
-        seconds[one.name] = (time.perf_counter() - start) / len(pages)
-    return seconds
-
-
-def _open_sample(model: PageReader, subset: Subset, size: int = 8) -> list[Any]:
-    """Open pages from all over a set, as a model reads them."""
-    found: list[Any] = []
-    num = len(subset.pages.ids)
+def _time_encoding(model: PageReader, pages: Pages, size: int = 8) -> float:
+    """Return the seconds that a model takes to encode an opened page, over some from all over a set."""
+    opened: list[Any] = []
+    num = len(pages.ids)
     for i in range(0, num, max(num // (4 * size), 1)):
-        page = subset.pages.open(i)
+        page = pages.open(i)
         try:
-            found.append(read_page_text(page) if model.reads == "text" else open_page(page, model.page_pixels))
+            opened.append(read_page_text(page) if model.reads == "text" else open_page(page, model.page_pixels))
         except NoTextError:
             continue
-        if len(found) == size:
+        if len(opened) == size:
             break
-    return found
+    model.embed_pages(opened[:1])  # warm up
+    start = time.perf_counter()
+    model.embed_pages(opened)
+    return (time.perf_counter() - start) / len(opened)
 
 
-def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> dict[str, float]:
-    """Return the median seconds of a search over about 15 queries, each asked of all searches in turn."""
-    seconds: dict[str, list[float]] = {one.label: [] for one in candidates}
+def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> list[float]:
+    """Return the median seconds of each search over about 15 queries, each asked of all searches in turn."""
+    seconds: list[list[float]] = [[] for _ in candidates]
     for query in queries[:: max(len(queries) // 15, 1)]:
-        for one in candidates:
+        for one, times in zip(candidates, seconds, strict=True):
             start = time.perf_counter()
             one.library.search(query, by=one.by)
-            seconds[one.label].append(time.perf_counter() - start)
-    return {name: median(values[1:] or values) for name, values in seconds.items()}  # the first warms up
+            times.append(time.perf_counter() - start)
+    return [median(times[1:] or times) for times in seconds]  # the first warms up
 
 
 def list_compared(compared: Sequence[ComparedSearch]) -> Table:

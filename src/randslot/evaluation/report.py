@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..tables import Cell, Table, check_style, write_table
+from ..tables import Cell, Style, Table, write_table
 from .published import TASKS, rows_for
 from .result_files import CUTS, Result, read_results
 
@@ -41,9 +41,8 @@ def _show(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def make_report(folder: Path, style: str = "md") -> str:
+def make_report(folder: Path, style: Style = "md") -> str:
     """Return the tables of all results below a folder."""
-    check_style(style)
     results = read_results(folder)
     if style == "csv":
         return write_table(_list_scores(results), style)
