@@ -24,6 +24,27 @@ def test_the_name_of_a_file_and_its_folders_decide_between_twins(run, tmp_path):
     assert len(search(run, "2018", "-k", "9", "--copies")) == 4
 
 
+def test_the_name_decides_where_all_reports_mention_all_years(run, tmp_path):
+    for year in range(2014, 2020):
+        years = [f"{some} " * (9 - abs(some - year)) for some in range(2014, 2020)]
+        pages = [["Acme statement of cash flows", f"Capital expenditure {page}", *years] for page in range(4)]
+        write_pdf(tmp_path / "reports" / f"ACME_{year}_10K.pdf", [*pages, ["Acme legal notes", "Staff", *years]])
+    assert run("index", "reports", "-l", "lib").code == 0
+    for query in ("acme capital expenditure {}", "What was the FY{} capital expenditure of Acme?"):
+        for year in (2015, 2018):
+            assert set(search(run, query.format(year), "-k", "4")) == {f"reports/ACME_{year}_10K.pdf"}, (query, year)
+
+
+def test_the_first_lines_are_the_heading_of_a_page_without_large_lines(run, tmp_path):
+    text = ["The tax of the group and other lines follow,", "as they do in reports."]
+    pages = [["Balance sheet", *text, "Statement of cash flows"], ["Statement of cash flows", *text, "Balance sheet"]]
+    write_pdf(tmp_path / "in" / "report.pdf", pages)
+    run("index", "in", "-l", "lib", "-q")
+    hits = run("search", "cash flows", "-l", "lib", "--json").json
+    assert [hit["page"] for hit in hits] == [2, 1]
+    assert hits[0]["score"] > 1.05 * hits[1]["score"]
+
+
 def test_a_renamed_file_is_found_by_its_new_name(run, tmp_path):
     write_pdf(tmp_path / "in" / "a" / "draft.pdf", [TEXT])
     write_pdf(tmp_path / "in" / "b" / "other.pdf", [["Ships sail."]])

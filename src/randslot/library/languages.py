@@ -16,7 +16,7 @@ from ..words.analyzer import MEAN_LENGTH, Analyzer, get_analyzer, get_page_analy
 from ..words.language import DEFAULT, choose_language, detect_language, find_query_language
 from .stores.points import Origin, StoredText
 
-SCORING = 2  # how pages are weighted; pages that were weighted in another way are counted again
+SCORING = 3  # how pages are weighted; pages that were weighted in another way are counted again
 COMMON = 0.1  # share of pages from which a language counts for every query
 
 

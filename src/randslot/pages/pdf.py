@@ -199,7 +199,10 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
                 break
     if not reading.words or not is_legible(reading.found):
         return NO_TEXT
-    if heading := find_headings(reading.lines, reading.sizes):
+    heading = find_headings(reading.lines, reading.sizes)
+    if not heading and "section" not in fields:
+        heading = "\n".join(line for line in reading.lines[:2] if len(line) <= 90 and not line.endswith((".", ",")))
+    if heading:
         fields["heading"] = heading
     return PageText("\n".join(reading.lines), tuple(reading.words), truncated=num > MOST_CHARACTERS, fields=fields)
 

@@ -1,7 +1,8 @@
 """Turn text into weighted terms: stems of words, numbers and identifiers as they are.
 
-A page is weighted by BM25F: a word counts more in a heading or in the file's name than in the text. How rare a word is
-among all pages is left to the engine.
+A page is weighted by BM25F: a word counts more in a heading or in the file's name than in the text. Words of the name
+count a second time as terms of their own, so that the name decides between reports that all mention 2017 and 2018. How
+rare a word is among all pages is left to the engine.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Terms:
 # How much once in a field counts, where once in the text counts 1. These, and BM25's k1 and b, were chosen on the
 # development shelf and manuals: research/log.md, "Fields".
 FIELD_WEIGHTS = {"name": 3.0, "folder": 3.0, "heading": 2.0, "section": 1.0, "title": 0.5}
+NAME_WEIGHT = 0.5  # of a word in the name or folder, beside its share in BM25F, which saturates
 MEAN_LENGTH = 400.0  # terms of a page, until a library knows its own mean
 
 
@@ -102,14 +104,19 @@ class Analyzer:
         k1, b = 1.2, 0.5  # saturation, and how much the length of a page counts
         norm = k1 * (1 - b + b * counts.total() / mean_length)
         scores: dict[str, float] = dict(counts)
+        named: set[str] = set()
         for field, content in (fields or {}).items():
             found: set[str] = set()
             for compound in COMPOUND.findall(content):
                 found.update(self._read_compound(compound)[0])
             for term in found:
                 scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
+            if field in ("name", "folder"):
+                named |= found
         for term, score in scores.items():
             scores[term] = score * (k1 + 1) / (score + norm)
+        for term in named:
+            scores[make_name_term(term)] = NAME_WEIGHT
         return number_terms(scores), " ".join(words)
 
     def count_terms(self, text: str) -> int:
@@ -127,6 +134,11 @@ class Analyzer:
                 self._compounds.clear()
             self._compounds[compound] = found
         return found
+
+
+def make_name_term(term: str) -> str:
+    """Return a term as one of a file's name or folder; no word has a space in it."""
+    return f"name {term}"
 
 
 def list_words(text: str) -> Iterator[str]:

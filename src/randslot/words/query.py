@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .analyzer import Analyzer, Terms, list_words, number_terms
+from .analyzer import Analyzer, Terms, list_words, make_name_term, number_terms
 from .tokens import IS_UNSPACED, Token, tokenize
 
 MAX_CHARACTERS = 10_000  # of a query
@@ -94,6 +94,8 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     for word in joined:
         for term in word.terms:
             weights.setdefault(term, JOINED_WEIGHT)
+    for term, weight in list(weights.items()):  # of a name, the 2018 of FY2018 tells as much as FY2018
+        weights[make_name_term(term)] = 1.0 if weight > GRAMMAR_WEIGHT else weight
     return WordQuery(
         analyzer,
         plain,
