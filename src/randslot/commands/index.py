@@ -95,8 +95,8 @@ def index(
         measure_again,
         print_end,
         print_files,
-        print_languages,
         print_summary,
+        show_languages,
         show_progress,
         show_waiting,
     )
@@ -117,7 +117,9 @@ def index(
         if language is not None:
             with show_progress(silent) as progress, say_stopped(progress):
                 opened.read_words(language=language, progress=progress)
-            print_languages(opened.status(), silent)
+            status = opened.status()
+            if status.languages and not silent:
+                print(f"the words of the library are {show_languages(status)}")
         with show_progress(silent) as progress, say_stopped(progress):
             summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)
         gone = opened.list_gone(paths) if prune else []  # only now: a file that was moved is not gone

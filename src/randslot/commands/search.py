@@ -133,7 +133,9 @@ def search(
 
 def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], filters: dict[str, Any]) -> list[str]:
     """Return notes on the library and on what was not found."""
-    from ..library.terminal import list_missing, list_unmatched, list_unreadable, plural
+    from ..library.search import is_meant
+    from ..library.terminal import plural, readable
+    from ..pages.ocr import show_advice
 
     notes = opened.notes()
     if not all(result.hits for result in results):
@@ -143,10 +145,17 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             notes.append("the library is empty: randslot index adds files")
         elif pending:
             notes.append(f"{plural(pending, 'file')} not complete yet: randslot index resumes")
-        if unmatched := list_unmatched(filters, files):
-            return [*notes, *unmatched]
+        wanted = {key: value for key, value in filters.items() if key != "page"}
+        if wanted and not any(is_meant(file, wanted) for file in files):
+            named = " and ".join(f"{key}={readable(str(value))}" for key, value in wanted.items())
+            return [*notes, f"no file of the library matches --filter {named}: randslot library list shows all"]
+    pages = "no page with this filter" if filters else "no page"
     for result in results:
-        notes += list_missing(result.unknown, bool(filters)) + list_unreadable(result.without_text)
+        if result.unknown:
+            words = [readable(word if len(word) <= 60 else f"{word[:60]}…") for word in result.unknown]
+            notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words))
+        if num := result.without_text:
+            notes.append(f"{plural(num, 'page')} of the library without text, which words cannot find: {show_advice()}")
     return notes
 
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +32,7 @@ from ..words.language import NO_STEMS
 from ..words.snippets import Snippet
 from .address import is_address
 from .location import folder_size
-from .manifest import File
 from .results import Hit, Progress, Status, Summary
-from .search import is_meant
 from .stores.points import BYTES_PER_NUMBER
 
 STAGES = {
@@ -46,7 +44,6 @@ STAGES = {
     "queries": "encoding queries",
     "sketches": "sketching pages",
 }
-SCORES = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
 
 
 class Progressing:
@@ -139,21 +136,6 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
         print(f"tip: to find pages by meaning too, also in other languages: {tip}")
 
 
-def list_unreadable(num: int) -> list[str]:
-    """Return what to say, where nothing was found, about so many pages without text."""
-    pages = plural(num, "page")
-    return [f"{pages} of the library without text, which words cannot find: {show_advice()}"] if num else []
-
-
-def list_unmatched(filters: Mapping[str, Any], files: Sequence[File]) -> list[str]:
-    """Return what to say about filters that no file of the library passes."""
-    wanted = {key: value for key, value in filters.items() if key != "page"}
-    if not wanted or any(is_meant(file, wanted) for file in files):
-        return []
-    named = " and ".join(f"{key}={readable(str(value))}" for key, value in wanted.items())
-    return [f"no file of the library matches --filter {named}: randslot library list shows all"]
-
-
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
     """Print ranked pages with the words of the query marked, and on demand their scores and matching readouts."""
     console = Console(highlight=False, soft_wrap=True)
@@ -177,15 +159,6 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
         console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
 
 
-def list_missing(words: Sequence[str], filtered: bool = False) -> list[str]:
-    """Return what to say about words of a query that no page has, or none of those that a filter leaves."""
-    pages = "no page with this filter" if filtered else "no page"
-    named = []
-    for word in map(readable, words):
-        named.append(f'"{word}"' if len(word) <= 60 else f'"{word[:60]}…"')
-    return [f"{pages} has {' or '.join(named)}"] if words else []
-
-
 def mark_words(snippet: Snippet) -> Text:
     """Return a snippet with the words of the query marked."""
     text = Text()
@@ -199,7 +172,8 @@ def mark_words(snippet: Snippet) -> Text:
 
 
 def _explain(hit: Hit) -> str:
-    score = f"{SCORES[hit.by]} {hit.score:.4g}"
+    scores = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
+    score = f"{scores[hit.by]} {hit.score:.4g}"
     best = sorted(hit.matches, key=lambda one: -one.similarity)[:8]
     matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in sorted(best, key=lambda one: one.query)]
     if len(hit.matches) > 8:
@@ -235,12 +209,6 @@ def show_languages(status: Status) -> str:
     """Return the languages of the words, the usual one first."""
     names = ["no stems (as in Chinese, Japanese, Thai)" if name == NO_STEMS else name for name in status.languages]
     return ", ".join(names) or status.language or "no language yet"
-
-
-def print_languages(status: Status, quiet: bool) -> None:
-    """Print which languages all words of a library are in now."""
-    if status.languages and not quiet:
-        print(f"the words of the library are {show_languages(status)}")
 
 
 def show_words(status: Status) -> str:
@@ -344,22 +312,6 @@ def readable(name: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in name)
 
 
-# Viewers that open a PDF at a page, and their arguments for it; a browser that opens files itself honours #page=.
-VIEWERS = {
-    "evince": "--page-index={page} {file}",
-    "papers": "--page-label={page} {file}",
-    "atril": "--page-index={page} {file}",
-    "xreader": "--page-index={page} {file}",
-    "okular": "--page {page} {file}",
-    "zathura": "--page={page} {file}",
-    "qpdfview": "--unique {file}#{page}",
-    "xpdf": "{file} {page}",
-    "mupdf": "{file} {page}",
-    "sumatrapdf": "-page {page} {file}",
-}
-BROWSERS = "firefox chromium google-chrome chrome msedge microsoft-edge brave-browser vivaldi"
-
-
 def open_hit(hit: Hit) -> bool:
     """Open the file of a hit at its page; return whether that was done."""
     if not os.path.isfile(hit.source):
@@ -371,11 +323,10 @@ def open_hit(hit: Hit) -> bool:
     if command is not None:
         quiet = subprocess.DEVNULL
         subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
-        return True
-    if not webbrowser.open(link):
+    elif not webbrowser.open(link):
         print(f"nothing here can open it: {link}", file=sys.stderr)
         return False
-    if is_pdf and hit.page > 1:
+    elif is_pdf and hit.page > 1:
         print(f"go to page {hit.page}, if the viewer does not open it there", file=sys.stderr)
     return True
 
@@ -388,19 +339,26 @@ def choose_command(file: str, page: int, link: str) -> list[str] | None:
     has_screen = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if not has_screen or os.environ.get("BROWSER"):
         return None
-    commands = VIEWERS | dict.fromkeys(BROWSERS.split(), "{link}")
-    usual = ask_usual_viewer()
+    commands = {
+        "evince": [f"--page-index={page}", file],
+        "papers": [f"--page-label={page}", file],
+        "atril": [f"--page-index={page}", file],
+        "xreader": [f"--page-index={page}", file],
+        "okular": ["--page", str(page), file],
+        "zathura": [f"--page={page}", file],
+        "qpdfview": ["--unique", f"{file}#{page}"],
+        "xpdf": [file, str(page)],
+        "mupdf": [file, str(page)],
+        "sumatrapdf": ["-page", str(page), file],
+    }
+    browsers = ("firefox", "chromium", "google-chrome", "chrome", "msedge", "microsoft-edge")
+    for browser in (*browsers, "brave-browser", "vivaldi"):
+        commands[browser] = [link]
+    ask = ["xdg-mime", "query", "default", "application/pdf"]
+    usual = ""  # the name of a .desktop file
+    with suppress(OSError, subprocess.TimeoutExpired):  # also if there is no xdg-mime
+        usual = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=False).stdout.lower()
     for name in sorted(commands, key=lambda name: name not in usual):  # the usual one, then in this order
         if program := shutil.which(name):
-            return [program, *(word.format(file=file, page=page, link=link) for word in commands[name].split())]
+            return [program, *commands[name]]
     return None
-
-
-def ask_usual_viewer() -> str:
-    """Return what this system calls the program that opens PDFs, in lower case; nothing if it does not say."""
-    command = ["xdg-mime", "query", "default", "application/pdf"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # also if there is no xdg-mime
-        return ""
-    return answer.stdout.strip().lower()
