@@ -12,23 +12,18 @@ near-twins: "dev" to choose by, "test" to report.
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from randslot.errors import RandSlotError
-from randslot.files import write_whole
 from research.command import run
-from research.manuals import SPLITS, unpack_debian
+from research.debian import SPLITS, Rows, has_hash, read_rows, take_file, tell, unpack_debian, write_set
 
 STYLES = ("short", "question", "twin", "typo", "identifier", "name")
 Unpack = Callable[[str, str, Path], None]
@@ -57,33 +52,29 @@ class Document:
 def list_documents() -> tuple[Document, ...]:
     """Return all documents, those of one package together."""
     documents = []
-    for entry in json.loads(_read("shelf.json")):
+    for entry in json.loads(Path(__file__).with_name("shelf.json").read_text(encoding="utf-8")):
         files = entry.pop("files")
         documents += [Document(**entry, **file) for file in files]
     return tuple(documents)
 
 
-def list_questions() -> list[dict[str, Any]]:
+def list_questions() -> Rows:
     """Return all questions: "id", "split", "style", "query", "language", and "pages" with the grade of each page.
 
     style: one of STYLES; "twin" names what decides between near-twins. grade: 2 for a page that answers, 1 for a part
     or a translation. Where a question names no twin, the pages of all twins are there.
     """
-    return [json.loads(line) for line in _read("shelf_questions.jsonl").splitlines()]
-
-
-def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return read_rows("shelf_questions.jsonl")
 
 
 def fetch_shelf(folder: Path, unpack: Unpack) -> list[str]:
-    """Fetch the documents into a folder, and write both halves there as sets that `randslot evaluate --data` takes.
+    """Fetch the documents into a folder, and write both halves there as sets.
 
     What is there already is not fetched again. unpack: puts the files of a package of a release into a folder.
     Returns a line for each document that could not be had as the questions want it.
     """
     problems = []
-    missing = [one for one in list_documents() if not _is_right(_place(folder, one), one)]
+    missing = [one for one in list_documents() if not has_hash(_place(folder, one), one.hash)]
     for (package, release), documents in groupby(missing, key=lambda one: (one.package, one.release)):
         with tempfile.TemporaryDirectory() as place:
             try:
@@ -91,13 +82,13 @@ def fetch_shelf(folder: Path, unpack: Unpack) -> list[str]:
             except RandSlotError as error:
                 problems.append(f"{package} of {release}: {error}")
                 continue
-            for document in documents:
-                if not _take(Path(place, document.source), _place(folder, document), document):
-                    problems.append(
-                        f"{document.file} is not in {package} of {release} as version {document.version} has it"
-                    )
+            for one in documents:
+                try:
+                    take_file(Path(place, one.source), _place(folder, one), one.hash)
+                except RandSlotError as error:
+                    problems.append(f"{package} {one.version} of {release}: {error}")
     for split in SPLITS:
-        _write_set(folder, split)
+        _write_half(folder, split)
     return problems
 
 
@@ -105,36 +96,17 @@ def _place(folder: Path, document: Document) -> Path:
     return folder / document.split / "pages" / document.file
 
 
-def _is_right(file: Path, document: Document) -> bool:
-    return file.is_file() and blake2b(file.read_bytes(), digest_size=16).hexdigest() == document.hash
-
-
-def _take(source: Path, file: Path, document: Document) -> bool:
-    """Copy a document out of its package, unless it is not the one."""
-    if not source.is_file():
-        return False
-    content = source.read_bytes()
-    if source.suffix == ".gz":
-        content = gzip.decompress(content)
-    if blake2b(content, digest_size=16).hexdigest() != document.hash:
-        return False
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content)
-    return True
-
-
-def _write_set(folder: Path, split: str) -> None:
+def _write_half(folder: Path, split: str) -> None:
     """Write the questions of one half, with the pages that are there; all languages in one set, as on a shelf."""
     there = {one.file for one in list_documents() if one.split == split and _place(folder, one).is_file()}
-    queries, grades = [], []
+    queries: Rows = []
+    grades: Rows = []
     for question in list_questions():
         pages = {page: grade for page, grade in question["pages"].items() if page.partition("#")[0] in there}
         if question["split"] == split and pages:
             queries.append({key: question[key] for key in ("id", "query", "style")})
             grades += [{"query": question["id"], "page": page, "grade": grade} for page, grade in pages.items()]
-    (folder / split / "pages").mkdir(parents=True, exist_ok=True)
-    for name, rows in (("queries.jsonl", queries), ("qrels.jsonl", grades)):
-        write_whole(folder / split / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_set(folder / split, queries, grades)
 
 
 @cache
@@ -169,11 +141,7 @@ def shelf(output: Path) -> None:
             unpack_debian(package, folder, _load_lists(release, Path(lists)))
 
         problems = fetch_shelf(output, unpack)
-    for split in SPLITS:
-        num = len((output / split / "queries.jsonl").read_text(encoding="utf-8").splitlines())
-        print(f"{num} questions in {output / split}")
-    if problems:
-        sys.exit("\n".join(problems))
+    tell(output, problems)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ import pypdfium2 as pdfium
 
 from randslot.pages import Page
 from randslot.training.pairs import is_useful, read_outline, read_spans
-from research.manuals import list_questions, unpack_debian
+from research.debian import unpack_debian
+from research.manuals import list_questions
 
 SEEN = 320  # characters of a page among which a title must stand: about 96 tokens
 KEPT = 800  # characters of a page's text in a training pair

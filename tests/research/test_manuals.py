@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from randslot.errors import RandSlotError, UsageError
+from randslot.errors import RandSlotError
 from randslot.evaluation.tasks import own_task
 from research import manuals
-from research.manuals import SPLITS, fetch_manuals, list_manuals, list_questions
+from research.debian import SPLITS, unpack_debian
+from research.manuals import fetch_manuals, list_manuals, list_questions
 from support.pdf import write_pdf
 
 
@@ -39,8 +40,8 @@ def test_the_halves_share_no_manual_and_no_translation():
 
 
 @pytest.fixture
-def packages(tmp_path, monkeypatch) -> list[str]:
-    """Two manuals of our own in place of the real ones, one of them compressed; returns the packages asked for."""
+def packages(tmp_path, monkeypatch):
+    """Two manuals of our own in place of the real ones, one of them compressed; unpacks them, and lists who asked."""
     write_pdf(tmp_path / "real.pdf", 200, [])
     content = (tmp_path / "real.pdf").read_bytes()
     hash = blake2b(content, digest_size=16).hexdigest()
@@ -58,49 +59,35 @@ def packages(tmp_path, monkeypatch) -> list[str]:
         (folder / "doc" / "b.pdf.gz").write_bytes(gzip.compress(content))
 
     monkeypatch.setattr(manuals, "list_manuals", lambda: chosen)
-    monkeypatch.setattr(manuals, "_find_unpack", lambda: unpack)
-    return asked
+    unpack.asked = asked
+    return unpack
 
 
 def test_they_are_fetched_once_and_become_sets(packages, tmp_path):
-    assert fetch_manuals(tmp_path / "manuals") == []
-    assert packages == ["r-doc-pdf", "pyxplot-doc"]
+    assert fetch_manuals(tmp_path / "manuals", packages) == []
+    assert packages.asked == ["r-doc-pdf", "pyxplot-doc"]
     (subset,) = own_task(tmp_path / "manuals" / "dev").subsets()
     assert (subset.name, len(subset.queries), len(subset.pages.ids)) == ("en", 18, 200)
     assert subset.grades["r-intro-12"] == {"r-intro.pdf#page=73": 2}
-    assert fetch_manuals(tmp_path / "manuals") == []
-    assert len(packages) == 2
+    (row, *_) = (tmp_path / "manuals" / "test" / "queries.jsonl").read_text().splitlines()
+    assert json.loads(row)["language"] == "en"
+    assert fetch_manuals(tmp_path / "manuals", packages) == []
+    assert len(packages.asked) == 2
 
 
 def test_another_version_is_named_and_its_questions_are_left_out(packages, tmp_path, monkeypatch):
     first, second = manuals.list_manuals()
     monkeypatch.setattr(manuals, "list_manuals", lambda: (replace(first, hash="x"), replace(second, file="doc/c.pdf")))
-    problems = fetch_manuals(tmp_path / "manuals")
-    assert problems == [
-        "r-intro: doc/a.pdf is not the one of r-doc-pdf 4.2.2.20221110-2, which the questions are about",
-        "pyxplot: package pyxplot-doc has no doc/c.pdf; version 0.9.2-13 has",
+    assert fetch_manuals(tmp_path / "manuals", packages) == [
+        "r-intro of r-doc-pdf 4.2.2.20221110-2: the package has another a.pdf",
+        "pyxplot of pyxplot-doc 0.9.2-13: the package has no c.pdf",
     ]
     assert (tmp_path / "manuals" / "dev" / "queries.jsonl").read_text() == ""
 
 
 def test_what_cannot_be_had_is_one_line(packages, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write into"):
-        fetch_manuals(tmp_path / "file")
-
-    def fail(package: str, folder: Path) -> None:
-        raise RandSlotError(f"cannot get package {package}: no network")
-
-    assert [line.partition(":")[0] for line in fetch_manuals(tmp_path / "manuals", fail)] == ["r-intro", "pyxplot"]
-
-
-def test_a_system_without_packages_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="the manuals come from Debian packages, and this system has no apt-get"):
-        fetch_manuals(tmp_path / "manuals")
-
-
-def test_the_command(packages, tmp_path, capsys):
-    manuals.manuals(tmp_path / "manuals")
-    assert "18 questions" in capsys.readouterr().out
-    assert json.loads((tmp_path / "manuals" / "test" / "queries.jsonl").read_text().splitlines()[0])["language"] == "en"
+    with pytest.raises(RandSlotError, match="cannot get package r-doc-pdf: this system has no apt-get"):
+        unpack_debian("r-doc-pdf", tmp_path)
+    with pytest.raises(SystemExit, match=r"r-intro of .* no apt-get\npyxplot of"):
+        manuals.manuals(tmp_path / "manuals")

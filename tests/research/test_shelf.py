@@ -10,7 +10,7 @@ from pathlib import Path
 from randslot.errors import RandSlotError
 from randslot.evaluation.tasks import own_task
 from research import shelf
-from research.manuals import SPLITS
+from research.debian import SPLITS
 from research.shelf import STYLES, fetch_shelf, list_documents, list_questions
 from support.pdf import write_pdf
 
