@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Copied:
 def copy_library(source: Library, target: Library, report: Callable[[Progress], None] = lambda _: None) -> Copied:
     """Copy the visible files of a library into another one of the same model; other files of the target stay.
 
-    It may be stopped or killed and run again: pages are not copied twice, and complete files become visible.
+    Stopped or killed, the same call resumes: pages are not copied twice, and complete files become visible.
 
     Errors: UsageError if both are the same library; RandSlotError if a file of the source changes meanwhile.
     """
@@ -49,7 +49,11 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
     with target.write():
         if source.location.is_same(target.location):
             raise UsageError(SAME)
-        _check_models(source, target)
+        if source.binding and target.binding:
+            check_model(source.binding, target.binding, source.name, "name another place")
+        elif source.binding or target.binding:
+            one, other = (source, target) if source.binding else (target, source)
+            raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
         _join_languages(source, target)
         _copy_files(source, target, [_move_kept(file, source, target) for file in files], copied, report)
         target.store.optimize()
@@ -57,14 +61,6 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
     if source.sketches.noted and not target.sketches.noted:
         copied.notes.append(f"sketches are not copied: randslot library sketch -l {target.name} makes them")
     return copied
-
-
-def _check_models(source: Library, target: Library) -> None:
-    if source.binding and target.binding:
-        check_model(source.binding, target.binding, source.name, "name another place")
-    elif source.binding or target.binding:
-        one, other = (source, target) if source.binding else (target, source)
-        raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
 
 
 def _join_languages(source: Library, target: Library) -> None:
@@ -87,6 +83,14 @@ def _join_languages(source: Library, target: Library) -> None:
         )
 
 
+def _weigh_alike(source: Library, target: Library) -> bool:
+    """Whether the terms of a page are the same in both libraries."""
+    ours, theirs = source.words, target.words
+    if ours.begun:
+        return False
+    return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
+
+
 def _move_kept(file: File, source: Library, target: Library) -> File:
     """Return a file as the target knows it: one in the source's own folder is copied to the target's."""
     if not is_kept(file, str(source.folder.absolute())):
@@ -103,34 +107,33 @@ def _copy_files(
 ) -> None:
     """Copy files that the target does not have, and update names and metadata of the others."""
     known = {file.id: file for file in target.manifest.find()}
-    new = []
+    pages: list[tuple[File, int]] = []
+    num_files = 0
     for file in files:
         if file.id not in known or known[file.id].state != "done":
-            new.append(file)
+            pages += [(file, number) for number in range(1, file.num_pages + 1)]
+            num_files += 1
             continue
         copied.known += 1
         if known[file.id] != file:
             clear(target.manifest, target.store, target.manifest.show(file))
-    num_pages, pages_done = sum(file.num_pages for file in new), 0
-    left = {file.id: file.num_pages for file in new}
     complete: list[File] = []
     safe_at = time.monotonic()
-    for pages in _split(new, pages_at_once(source.store, PAGES)):
-        copied.pages += _copy_pages(source, target, pages, known)
-        pages_done += len(pages)
-        for file, _ in pages:
-            left[file.id] -= 1
-            if not left[file.id]:
-                complete.append(file)
+    step = pages_at_once(source.store, PAGES)
+    for start in range(0, len(pages), step):
+        some = pages[start : start + step]
+        copied.pages += _copy_pages(source, target, some, known)
+        complete += [file for file, number in some if number == file.num_pages]
+        done = start + len(some)
         finished: list[File] = []
-        if time.monotonic() - safe_at >= SAFE_SECONDS or pages_done == num_pages:
+        if time.monotonic() - safe_at >= SAFE_SECONDS or done == len(pages):
             target.store.flush()
             for file in complete:
                 clear(target.manifest, target.store, target.manifest.show(file))
             copied.files += len(complete)
             finished, complete, safe_at = complete, [], time.monotonic()
         names = tuple(file.source for file in finished)
-        report(Progress(copied.files, len(new), pages_done, num_pages, names))
+        report(Progress(copied.files, num_files, done, len(pages), names))
 
 
 def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]], known: dict[str, File]) -> int:
@@ -140,48 +143,31 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     there = {id: target.store.images(id) if id in known else {} for id in files}
     wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
     found = source.store.read(list(wanted))
+    same_words = _weigh_alike(source, target)
+    added: list[StoredPage] = []
     for id, file in wanted.items():
         if id not in found:
             raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
-    same_words = _weigh_alike(source, target)
-    added: list[StoredPage] = []
-    for page in found.values():
+        page = found[id]
         if page.text and page.text.text and not same_words:
-            page = replace(page, text=target.words.count(page.text, files[page.file].source))
+            page = replace(page, text=target.words.count(page.text, file.source))
         added.append(page)
     target.store.add(added)
     return len(added)
 
 
-def _weigh_alike(source: Library, target: Library) -> bool:
-    """Whether the terms of a page are the same in both libraries."""
-    ours, theirs = source.words, target.words
-    if ours.begun:
-        return False
-    return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
-
-
-def _split(files: list[File], max_pages: int) -> Iterator[list[tuple[File, int]]]:
-    some: list[tuple[File, int]] = []
-    for file in files:
-        for number in range(1, file.num_pages + 1):
-            some.append((file, number))
-            if len(some) == max_pages:
-                yield some
-                some = []
-    if some:
-        yield some
-
-
 def _compare(source: Library, target: Library, files: list[File], copied: Copied) -> None:
     """Count the pages of every file, and search both libraries for 20 pages that were copied."""
     counts, visible = target.store.counts(), {file.id for file in target.manifest.find(state="done")}
+    pages = []
     for file in files:
         copied.compared += 1
+        pages += [(file.id, number) for number in range(1, file.num_pages + 1)]
         if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
+    sample = [page_id(file, number) for file, number in random.Random(0).sample(pages, min(20, len(pages)))]
     queries = []
-    for page in source.store.read(_sample(files)).values():
+    for page in source.store.read(sample).values():
         if page.text and page.text.terms.numbers and _weigh_alike(source, target):
             numbers = page.text.terms.numbers[:8]
             queries.append(StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers))))
@@ -196,19 +182,6 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
         if not _agree(expected, actual, by_words=query.terms is not None):
             scores = [[(hit.id, hit.score) for hit in hits] for hits in (actual, expected)]
             copied.problems.append(f"search {number} finds {scores[0]} and not {scores[1]}")
-
-
-def _sample(files: list[File]) -> list[str]:
-    """Return the ids of 20 pages, or of all."""
-    total = sum(file.num_pages for file in files)
-    chosen = set(random.Random(0).sample(range(total), min(20, total)))
-    ids, place = [], 0
-    for file in files:
-        for number in range(1, file.num_pages + 1):
-            if place in chosen:
-                ids.append(page_id(file.id, number))
-            place += 1
-    return ids
 
 
 def _agree(wanted: list[StoreHit], found: list[StoreHit], *, by_words: bool) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from ..errors import RandSlotError, UsageError
@@ -55,7 +54,7 @@ class LibraryServer:
         Thread(target=self._accept, name="library server", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.library.location.announce(None)
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -69,6 +68,7 @@ class LibraryServer:
                 Thread(target=self._serve, args=[connection], name="library request", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Answer the requests of one client."""
         with suppress(OSError), connection, connection.makefile("rwb") as file:  # closing flushes, too
 
             def send(message: dict[str, Any]) -> None:
@@ -77,13 +77,7 @@ class LibraryServer:
 
             for line in iter(lambda: file.readline(2**24), b""):
                 try:
-                    request = json.loads(line)
-                    call = request.pop("call")
-                    if call == "release":
-                        result = self.owner is not None and self.owner.release()
-                    else:
-                        with self.owner.use(only_here=True) if self.owner else nullcontext():
-                            result = self._answer(call, request, lambda now: send({"progress": now}))
+                    result = self._answer(json.loads(line), lambda now: send({"progress": now}))
                 except RandSlotError as error:
                     send({"error": str(error), "usage": isinstance(error, UsageError)})
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -91,31 +85,32 @@ class LibraryServer:
                 else:
                     send({"result": result})
 
-    def _answer(self, call: str, request: dict[str, Any], progress: Report) -> Any:
-        library = self.library
+    def _answer(self, request: dict[str, Any], progress: Report) -> Any:
+        library, call = self.library, request.pop("call")
+        if call == "release":
+            return self.owner is not None and self.owner.release()
         if self.refusal and (call in ("add", "forget", "read_words", "copy_from") or request.get("repair")):
             raise RandSlotError(self.refusal)
-        match call:
-            case "search_results" | "files" | "list_gone" | "forget":
-                return getattr(library, call)(**request)
-            case "add" | "read_words" | "verify":
-                return getattr(library, call)(progress=progress, **request)
-            case "find_files":
-                return library.find_files(*request["patterns"])
-            case "read_text":
-                return library.read_text(request["page"]).text
-            case "status":  # with a folder that other working directories understand
-                found = library.status()
-                return found if library.location.shared else replace(found, folder=str(library.folder.absolute()))
-            case "copy_to":
-                with Library(request["target"], library.binding) as target:
-                    return copy_library(library, target, progress)
-            case "copy_from":
-                with Library(request["source"], create=False) as source:
-                    return copy_library(source, library, progress)
-        raise UsageError(
-            f"unknown call {call!r}: stop the process that has the library open, and run the command again"
-        )
+        with self.owner.use(only_here=True) if self.owner else nullcontext():
+            match call:
+                case "search_results" | "files" | "list_gone" | "forget":
+                    return getattr(library, call)(**request)
+                case "add" | "read_words" | "verify":
+                    return getattr(library, call)(progress=progress, **request)
+                case "find_files":
+                    return library.find_files(*request["patterns"])
+                case "read_text":
+                    return library.read_text(request["page"]).text
+                case "status":  # with a folder that other working directories understand
+                    found = library.status()
+                    return found if library.location.shared else replace(found, folder=str(library.folder.absolute()))
+                case "copy_to":
+                    with Library(request["target"], library.binding) as target:
+                        return copy_library(library, target, progress)
+                case "copy_from":
+                    with Library(request["source"], create=False) as source:
+                        return copy_library(source, library, progress)
+        raise UsageError(f"unknown call {call!r}: stop the process that has the library open, and run it again")
 
 
 def remove_stale_sockets() -> None:
@@ -152,7 +147,7 @@ class LibraryClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # a request that the process did not read
             self.file.close()
         self.socket.close()
@@ -244,10 +239,10 @@ def _make_hit(values: dict[str, Any]) -> Hit:
     """Make a hit from JSON."""
     snippet = values["snippet"]
     if snippet is not None:
-        snippet = Snippet(snippet["text"], tuple((start, end) for start, end in snippet["marks"]))
+        snippet = Snippet(snippet["text"], tuple(map(tuple, snippet["marks"])))
     matches = tuple(Match(**match) for match in values["matches"])
-    boxes = tuple((left, top, right, bottom) for left, top, right, bottom in values["boxes"])
     copies = tuple(Copy(**copy) for copy in values["copies"])
+    boxes = tuple(map(tuple, values["boxes"]))
     return Hit(**values | {"snippet": snippet, "matches": matches, "boxes": boxes, "copies": copies})
 
 
@@ -256,18 +251,12 @@ def _absolute(place: str) -> str:
     return place if not place or is_address(place) else os.path.abspath(os.path.expanduser(place))
 
 
-def open_library(
-    place: Name,
-    model: Any = None,
-    *,
-    query_model: Any = None,
-    create: bool = True,
-    repair: bool = False,
-    trust_remote_code: bool = False,
-) -> Library | LibraryClient:
-    """Open a library, or connect to the process that has it open; wait for one that is starting or stopping."""
+def open_library(place: Name, model: Any = None, *, query_model: Any = None, **options: Any) -> Library | LibraryClient:
+    """Open a library, or connect to the process that has it open; options as `Library`.
+
+    Waits for a process that is starting or stopping.
+    """
     deadline = time.monotonic() + 2
-    options = {"create": create, "repair": repair, "trust_remote_code": trust_remote_code}
     while True:
         try:
             try:
@@ -321,18 +310,16 @@ class SharedLibrary:
         self.lock, self.closing = Condition(), ExitStack()
         self.num_users = 0
         self.release_seconds = 20.0  # to wait for users of the library
-        self.own = library if isinstance(library, Library) else None
-        self.place = (
-            library if isinstance(library, Library) or not os.fspath(library) else _absolute(os.fspath(library))
-        )
+        self.given = library if isinstance(library, Library) else None
+        self.own = self.given
+        self.place = "" if isinstance(library, Library) else _absolute(os.fspath(library))
         self.model, self.query_model = model, query_model
 
     def close(self) -> None:
         """Close the library, if it was opened here; also done at the end of the process."""
         atexit.unregister(self.close)
         with self.lock:
-            if not isinstance(self.place, Library):
-                self.own = None
+            self.own = self.given
             self.closing.close()
 
     @contextmanager
@@ -361,7 +348,6 @@ class SharedLibrary:
             return True
 
     def _open(self) -> Library | LibraryClient:
-        assert not isinstance(self.place, Library), "it would be our own"
         opened = open_library(self.place, self.model, query_model=self.query_model, create=False)
         if isinstance(opened, Library):
             self.own = self.closing.enter_context(opened)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .results import Progress
-from .stores.points import page_id
+from .stores.points import Vectors, page_id
 from .stores.store import DamagedError, Store, pages_at_once
 
 if TYPE_CHECKING:
@@ -25,11 +25,22 @@ def verify_library(library: Library, report: Callable[[Progress], None], *, repa
     library.manifest.check()
     counts = library.store.counts()
     files = {file.id: file for file in library.manifest.find()}
-    damaged = _count_damaged(library, counts, report)
+    pages = []
+    for file in files.values():
+        if file.id in counts:
+            pages += [(file.id, number) for number in range(1, file.num_pages + 1)]
+    unit = library.binding is None or bool(library.binding.settings.get("unit", True))
+    damaged: Counter[str] = Counter()
+    step = pages_at_once(library.store, 256)
+    for start in range(0, len(pages), step):
+        some = {page_id(file, number): file for file, number in pages[start : start + step]}
+        damaged.update(some[id] for id in _find_damaged(library.store, list(some), unit))
+        report(Progress(0, 0, start + len(some), len(pages)))
     lines, hidden = [], set(damaged)
     for file in files.values():
-        if file.state == "done" and counts.get(file.id, 0) != file.num_pages:
-            lines.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are stored")
+        num = counts.get(file.id, 0)
+        if file.state == "done" and num != file.num_pages:
+            lines.append(f"{file.source}: {num} of {file.num_pages} pages are stored")
             hidden.add(file.id)
     for id, num in damaged.items():
         lines.append(f"{files[id].source}: {num} of {files[id].num_pages} pages are damaged")
@@ -44,41 +55,20 @@ def verify_library(library: Library, report: Callable[[Progress], None], *, repa
     return lines
 
 
-def _count_damaged(library: Library, counts: dict[str, int], report: Callable[[Progress], None]) -> Counter[str]:
-    """Read the vectors of all pages; return how many of each file are damaged, by its id."""
-    file_of: dict[str, str] = {}
-    for file in library.manifest.find():
-        for number in range(1, file.num_pages + 1 if file.id in counts else 1):
-            file_of[page_id(file.id, number)] = file.id
-    pages = list(file_of)
-    damaged: Counter[str] = Counter()
-    unit = library.binding is None or bool(library.binding.settings.get("unit", True))
-    step = pages_at_once(library.store, 256)
-    for start in range(0, len(pages), step):
-        some = pages[start : start + step]
-        damaged.update(file_of[page] for page in _find_damaged(library.store, some, unit))
-        report(Progress(0, 0, start + len(some), len(pages)))
-    return damaged
-
-
 def _find_damaged(store: Store, pages: list[str], unit: bool) -> list[str]:
-    """Return the stored pages whose vectors cannot be read, are not numbers or all zero, or not of unit length."""
-    damaged = []
+    """Return the stored pages whose vectors are damaged; those that cannot be read are found one by one."""
     try:
         found = store.read(pages)
     except DamagedError:
         if len(pages) == 1:
             return pages
-        for id in pages:
-            damaged += _find_damaged(store, [id], unit)
-        return damaged
-    for id, page in found.items():
-        if page.vectors is None:  # nothing that could be damaged
-            continue
-        lengths = np.linalg.norm(page.vectors, axis=1)
-        is_good = bool(len(lengths) and np.isfinite(lengths).all() and lengths.any())
-        if is_good and unit:
-            is_good = np.allclose(lengths, 1, atol=0.05)  # half precision
-        if not is_good:
-            damaged.append(id)
-    return damaged
+        return [damaged for id in pages for damaged in _find_damaged(store, [id], unit)]
+    return [id for id, page in found.items() if page.vectors is not None and not _is_sound(page.vectors, unit)]
+
+
+def _is_sound(vectors: Vectors, unit: bool) -> bool:
+    """Whether vectors are numbers, not all zero, and of unit length if they should be."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    if not (len(lengths) and np.isfinite(lengths).all() and lengths.any()):
+        return False
+    return not unit or bool(np.allclose(lengths, 1, atol=0.05))  # half precision
