@@ -6,7 +6,7 @@ Several nodes of a cluster are named with commas: qdrant://a:6334,b:6334,c:6334/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -15,9 +15,7 @@ from ..errors import UsageError
 from ..files import data_folder
 
 SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
-PORT = 6334  # of gRPC
-FORM = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
-MOST = 10_000  # shards or copies
+SETTINGS = ("shards", "replicas", "consistency")  # of a new collection
 FILES = "-files"  # what the collection beside the pages is called
 
 
@@ -31,7 +29,7 @@ class Address:
 
     host: str
     collection: str
-    port: int = PORT
+    port: int = 6334  # of gRPC
     tls: bool = False
     shards: int | None = None
     replicas: int | None = None
@@ -53,11 +51,8 @@ class Address:
         return data_folder() / f"{self.host}-{self.port}" / self.collection
 
 
-SETTINGS = tuple(field.name for field in fields(Address) if field.name in ("shards", "replicas", "consistency"))
-
-
 def default_library() -> Path:
-    """Return the folder of the library that is meant when none is named."""
+    """Return the folder of the default library."""
     return data_folder() / "library"
 
 
@@ -68,40 +63,38 @@ def is_address(place: str) -> bool:
 
 def read_address(text: str) -> Address:
     """Read an address."""
+    if "@" in text:
+        raise UsageError("a key must not be in an address: put it into the environment as QDRANT_API_KEY")
+    nodes = []
     try:
         parts = urlsplit(text)
-        nodes = []
         for place in parts.netloc.split(","):
             node = urlsplit(f"//{place}")
-            nodes.append((node.hostname or "", node.port or PORT))
+            nodes.append((node.hostname or "", node.port or Address.port))
     except ValueError as error:
-        raise UsageError(f"{text!r} is not the address of a library: {error}: write {FORM}") from error
-    if parts.scheme not in SCHEMES:
-        raise UsageError(f"{text!r} is not the address of a library: write {FORM}")
-    if "@" in parts.netloc:
-        raise UsageError("a key must not be in an address: put it into the environment as QDRANT_API_KEY")
+        raise _refuse(text, f"is not the address of a library: {error}") from error
     collection = parts.path.strip("/")
+    if parts.scheme not in SCHEMES or parts.fragment:
+        raise _refuse(text, "is not the address of a library")
     if not all(host for host, _ in nodes) or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
-        raise UsageError(f"{text!r} does not name a server and a collection: write {FORM}")
-    if parts.fragment:
-        raise UsageError(f"nothing may follow the collection in {text!r} but ?{'=&'.join(SETTINGS)}=")
+        raise _refuse(text, "does not name a server and a collection")
     if collection.endswith(FILES):
         raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: name that one")
     if len(set(nodes)) < len(nodes):
-        raise UsageError(f"{text!r} names a node twice")
-    (host, port), *others = nodes
-    settings = _settings(text, parts.query)
-    return Address(host, collection, port, SCHEMES[parts.scheme], **settings, others=tuple(others))
-
-
-def _settings(text: str, query: str) -> dict[str, Any]:
+        raise _refuse(text, "names a node twice")
     settings: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in SETTINGS:
             raise UsageError(f"{name!r} in {text!r} is not one of {', '.join(SETTINGS)}")
-        if not value.isdecimal() or not 1 <= int(value) <= MOST:
-            raise UsageError(f"{name} in {text!r} must be a number from 1 to {MOST:,}, not {value!r}")
+        if not value.isdecimal() or not 1 <= int(value) <= 10_000:
+            raise UsageError(f"{name} in {text!r} must be a number from 1 to 10,000, not {value!r}")
         settings[name] = int(value)
     if settings.get("consistency", 1) > settings.get("replicas", 1):
         raise UsageError(f"consistency in {text!r} cannot be more than replicas, which is 1 unless it is named")
-    return settings
+    (host, port), *others = nodes
+    return Address(host, collection, port, SCHEMES[parts.scheme], **settings, others=tuple(others))
+
+
+def _refuse(text: str, reason: str) -> UsageError:
+    form = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
+    return UsageError(f"{text!r} {reason}: write {form}")

@@ -1,7 +1,8 @@
 """Where a library is: a folder of this machine, which one process at a time has open, or a server (qdrant_records.py).
 
 A folder has `library.json` (format, model and language), `files.sqlite` (the manifest), `pages/` (the store), `images/`
-(what was added without a file), `uploads/` (what was added in a browser), `lock`, and blobs such as `sketches.npz`.
+(what was added without a file), `uploads/` (what was added in a browser), `lock`, `owner` (which process has it open),
+and blobs such as `sketches.npz`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from .stores.store import Store
 FORMAT = 2  # of new libraries
 FORMATS = (2, 3)  # that can be opened; 3 has sketches
 LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
-OWNER = "owner"  # the file that says which process has the library open
-BEGUN = ("lock", OWNER, f"{OWNER}.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
+BEGUN = ("lock", "owner", "owner.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
 
 
 class InUseError(RandSlotError):
@@ -121,23 +121,20 @@ class FolderLocation(Location):
     shared = False
 
     def __init__(self, folder: Path, *, create: bool) -> None:
-        """Lock a folder."""
+        """Lock a folder, which is created if it may be."""
         self.folder, self.name = folder, str(folder)
         self.new_parents: list[Path] = []
         try:
             if not (folder / LIBRARY_FILE).is_file():
-                self._make_folder(create)
+                if not create:
+                    raise UsageError(f"no library at {folder}: randslot index makes one")
+                self.new_parents = [parent for parent in folder.parents if not parent.exists()]
+                folder.mkdir(parents=True, exist_ok=True)
+                if any(path.name not in BEGUN for path in folder.iterdir()):
+                    raise UsageError(f"{folder} is not a library and not empty: name another folder")
         except OSError as error:
             raise UsageError(f"cannot make or read a library at {folder}: {error.strerror or error}") from error
         self._acquire_lock()
-
-    def _make_folder(self, create: bool) -> None:
-        if not create:
-            raise UsageError(f"no library at {self.folder}: randslot index makes one")
-        self.new_parents = [parent for parent in self.folder.parents if not parent.exists()]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if any(path.name not in BEGUN for path in self.folder.iterdir()):
-            raise UsageError(f"{self.folder} is not a library and not empty: name another folder")
 
     def _acquire_lock(self) -> None:
         self.lock = FileLock(self.folder / "lock", thread_local=False)  # another thread may close the library
@@ -165,11 +162,11 @@ class FolderLocation(Location):
 
     def _read_owner(self) -> dict[str, Any]:
         with suppress(RandSlotError):  # it is being written just now
-            return read_json(self.folder / OWNER)
+            return read_json(self.folder / "owner")
         return {}
 
     def announce(self, socket: str | None) -> None:
-        write_json(self.folder / OWNER, {"pid": os.getpid(), "socket": socket})
+        write_json(self.folder / "owner", {"pid": os.getpid(), "socket": socket})
 
     def read(self) -> dict[str, Any] | None:
         if not (self.folder / LIBRARY_FILE).is_file():
@@ -194,22 +191,13 @@ class FolderLocation(Location):
         if not (repair or pages.exists()) and self.manifest.find():
             raise lost_pages(self.name)
         self.store = EdgeStore(pages, dim)
-        self._follow_images()
-        clear(self.manifest, self.store, self.manifest.find(state="gone"))
-
-    def _follow_images(self) -> None:
-        """Update the paths of images that are kept in here, if the library was moved."""
-        now = str(self.folder.absolute())
-        about = read_json(self.folder / LIBRARY_FILE)
+        about, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
         before = str(about.get("folder", now))
-        if before == now:
-            return
-        moved = []
-        for file in self.manifest.find():
-            if is_kept(file, before):
-                moved.append(replace(file, source=now + file.source.removeprefix(before)))
-        self.manifest.put(*moved)
-        self.write(about)
+        if before != now:  # the library was moved, and with it the images that it keeps
+            kept = [file for file in self.manifest.find() if is_kept(file, before)]
+            self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
+            self.write(about)
+        clear(self.manifest, self.store, self.manifest.find(state="gone"))
 
     def read_blob(self, kind: str, file: str) -> bytes | None:
         path = self.folder / file
@@ -264,18 +252,16 @@ def lost_pages(name: str) -> RandSlotError:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no process of this number on this machine, as far as can be seen from here."""
+    """Whether no process of this machine has this number, as far as can be seen from here."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # it belongs to somebody else
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)  # else it belongs to another user
     return False
 
 
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
-    """Hide files, delete their pages, and forget them; what is left undone is done when the library is next changed."""
+    """Hide files, delete their pages, and forget them; the next change of the library resumes it."""
     files = list(files)
     manifest.put(*(replace(file, state="gone") for file in files))
     for file in files:

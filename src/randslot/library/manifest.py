@@ -6,25 +6,16 @@ import json
 import os
 import sqlite3
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import RandSlotError, first_line
-
-TABLE = """
-create table if not exists files (
-    id text primary key, source blob not null, hash text not null, size integer not null, modified integer not null,
-    num_pages integer not null, state text not null, metadata text not null
-);
-create index if not exists by_source on files (source);
-create index if not exists by_hash on files (hash);
-create index if not exists by_state on files (state);
-"""
 
 
 @dataclass(frozen=True)
@@ -44,38 +35,49 @@ class File:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
-class Manifest(Protocol):
+class Manifest(ABC):
     """The files of a library. Safe to use from several threads."""
 
+    @abstractmethod
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
         """Return the files with this source, hash and state, whichever are given, by their sources."""
 
+    @abstractmethod
     def get(self, ids: Iterable[str]) -> dict[str, File]:
         """Return files by their ids."""
 
+    @abstractmethod
     def hidden(self) -> frozenset[str]:
         """Return the ids of files whose pages must not be found."""
 
+    @abstractmethod
     def put(self, *files: File) -> None:
-        """Keep files as they are given, all at once."""
+        """Store files, all or none."""
 
-    def show(self, file: File) -> list[File]:
-        """Make a file visible in place of what had its source before; return that, whose pages are to be deleted."""
-
+    @abstractmethod
     def forget(self, file: File) -> None:
-        """Remove a file whose pages are deleted."""
+        """Delete a file whose pages are deleted."""
 
+    @abstractmethod
     def totals(self) -> tuple[int, int]:
         """Return how many files and pages can be found."""
 
+    @abstractmethod
     def check(self) -> None:
         """Raise RandSlotError if it is damaged."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close it."""
 
+    def show(self, file: File) -> list[File]:
+        """Make a file visible, and hide what had its source before; return that, whose pages are to be deleted."""
+        old = [replace(one, state="gone") for one in self.find(source=file.source) if one.id != file.id]
+        self.put(replace(file, state="done"), *old)
+        return old
 
-class FileManifest:
+
+class FileManifest(Manifest):
     """The manifest in one SQLite file, where going from one state to the next is one transaction."""
 
     def __init__(self, path: Path) -> None:
@@ -85,15 +87,28 @@ class FileManifest:
             self.db = sqlite3.connect(path, check_same_thread=False)
             self.db.execute("pragma journal_mode = wal")
             self.db.execute("pragma synchronous = full")
-            self.db.executescript(TABLE)
+            self.db.executescript(
+                """
+                create table if not exists files (
+                    id text primary key, source blob not null, hash text not null, size integer not null,
+                    modified integer not null, num_pages integer not null, state text not null, metadata text not null
+                );
+                create index if not exists by_source on files (source);
+                create index if not exists by_hash on files (hash);
+                create index if not exists by_state on files (state);
+                """
+            )
         except sqlite3.Error as error:
             raise self._make_error("open", error) from error
 
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
-        wanted = {"source": None if source is None else os.fsencode(source), "hash": hash, "state": state}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        terms = " and ".join(f"{name} = ?" for name in given) or "true"
-        return self._read(f"select * from files where {terms} order by source", list(given.values()))
+        path = None if source is None else os.fsencode(source)
+        conditions, values = ["true"], []
+        for name, value in (("source", path), ("hash", hash), ("state", state)):
+            if value is not None:
+                conditions.append(f"{name} = ?")
+                values.append(value)
+        return self._read(f"select * from files where {' and '.join(conditions)} order by source", values)
 
     def get(self, ids: Iterable[str]) -> dict[str, File]:
         found: dict[str, File] = {}
@@ -108,17 +123,11 @@ class FileManifest:
     def put(self, *files: File) -> None:
         rows = []
         for file in files:
-            source = os.fsencode(file.source)  # bytes: a name need not be valid text
-            metadata = json.dumps(dict(file.metadata))
+            source, metadata = os.fsencode(file.source), json.dumps(dict(file.metadata))  # a name need not be text
             about = (file.hash, file.size, file.modified, file.num_pages, file.state)
             rows.append((file.id, source, *about, metadata))
         with self._transaction():
             self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-
-    def show(self, file: File) -> list[File]:
-        old = replaced(self, file)
-        self.put(replace(file, state="done"), *old)
-        return old
 
     def forget(self, file: File) -> None:
         with self._transaction():
@@ -171,11 +180,6 @@ class FileManifest:
         return RandSlotError(f"cannot {what} {self.path}: {error}{remedy}")
 
 
-def replaced(manifest: Manifest, file: File) -> list[File]:
-    """Return what a file takes the place of, as files that are gone."""
-    return [replace(one, state="gone") for one in manifest.find(source=file.source) if one.id != file.id]
-
-
 def show_name(file: File) -> str:
     """Return the name of a document as text that can be shown: bytes that are not text are replaced."""
     return _readable(os.path.basename(file.source))
@@ -187,16 +191,17 @@ def show_folder(file: File) -> str:
 
 
 def tell_apart(files: Iterable[File]) -> dict[str, str]:
-    """Return by their ids where documents are whose name others have too: as little of the folders as tells them apart.
+    """Return where documents are whose names are not unique, by id: the fewest folders that tell them apart.
 
-    As in "2023", or "2023/…" if the folders below that are called the same.
+    As in "2023", or "2023/…" if the folders below that have the same names.
     """
     named: dict[str, list[File]] = {}
     for file in files:
         named.setdefault(show_name(file), []).append(file)
     places: dict[str, str] = {}
     for same in named.values():
-        places |= _name_folders(same) if len(same) > 1 else {}
+        if len(same) > 1:
+            places |= _name_folders(same)
     return places
 
 
@@ -209,11 +214,9 @@ def _name_folders(files: list[File]) -> dict[str, str]:
         for id, end in cut.items():
             if counts[end] == 1 or depth >= len(folders[id]):
                 ends.setdefault(id, end)
-        if len(ends) == len(files):
-            break
     short = {id: end[0] + ("/…" if len(end) > 1 else "") for id, end in ends.items()}
-    clear = [name for name, num in Counter(short.values()).items() if num == 1]
-    return {id: name if name in clear else "/".join(ends[id]) for id, name in short.items()}
+    counts_of_short = Counter(short.values())
+    return {id: name if counts_of_short[name] == 1 else "/".join(ends[id]) for id, name in short.items()}
 
 
 def _readable(name: str) -> str:

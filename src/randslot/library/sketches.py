@@ -32,9 +32,8 @@ from .location import FORMAT, Location
 from .models import choose_line
 from .results import Progress
 from .stores.points import SKETCH, StoredPage, Vectors
-from .stores.store import MAX_NUMBERS, StoreHit, StoreQuery, Where, mean_numbers, pages_at_once
+from .stores.store import MAX_NUMBERS, StoreQuery, Where, mean_numbers, pages_at_once
 
-Doubles = NDArray[np.float64]
 MAX_PRODUCTS = 2**24  # at once: 64 MB
 LOOK_SECONDS = 1.0  # after which a search reads the description of a shared library again
 BLOB = ("sketcher", "sketches.npz")  # where the sketcher is: on a server, in a folder
@@ -46,7 +45,7 @@ HITS, ENOUGH = 5, 0.98  # of the best pages, the share that must be found
 
 @dataclass(frozen=True)
 class Sketcher:
-    """Makes the sketches of queries and pages. All that it is fits into a few megabytes.
+    """Makes the sketches of queries and pages; a few megabytes.
 
     centres_CD, sharpness, query_map: from a query to its sketch. anchors_XD, page_map_XS, page_mean_S: from a page.
     """
@@ -65,20 +64,20 @@ class Sketcher:
 
     def sketch_pages(self, pages: Sequence[Vectors]) -> Vectors:
         """Return the sketches of pages, a row each."""
-        made = np.empty((len(pages), len(self.page_mean_S)), np.float32)
-        for start, end in _cut(pages, MAX_PRODUCTS // len(self.anchors_XD)):
-            made[start:end] = find_nearest(self.anchors_XD, pages[start:end]).T @ self.page_map_XS - self.page_mean_S
-        return made
+        made = [np.empty((0, len(self.page_mean_S)), np.float32)]
+        for some in _split(pages, MAX_PRODUCTS // len(self.anchors_XD)):
+            made.append(find_nearest(self.anchors_XD, some).T @ self.page_map_XS - self.page_mean_S)
+        return np.concatenate(made)
 
     def to_bytes(self) -> bytes:
-        """Return all that it is, in single precision."""
+        """Serialize it."""
         content = BytesIO()
         np.savez(content, **{field.name: getattr(self, field.name) for field in fields(self)})
         return content.getvalue()
 
     @property
     def key(self) -> str:
-        """What it is known by: another one has another key."""
+        """A hash of it."""
         return blake2b(self.page_map_XS.tobytes() + self.anchors_XD.tobytes(), digest_size=8).hexdigest()
 
     @classmethod
@@ -104,16 +103,16 @@ def find_nearest(anchors_XD: Vectors, pages: Sequence[Vectors]) -> Vectors:
     return np.asarray(np.maximum.reduceat(products, starts, axis=1), np.float32)
 
 
-def _cut(pages: Sequence[Vectors], most: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last of groups of pages with at most so many vectors; a larger page is alone."""
+def _split(pages: Sequence[Vectors], max_vectors: int) -> Iterator[Sequence[Vectors]]:
+    """Split pages into groups of bounded size; a larger page is alone."""
     start, size = 0, 0
     for number, page in enumerate(pages):
-        if number > start and size + len(page) > most:
-            yield start, number
+        if number > start and size + len(page) > max_vectors:
+            yield pages[start:number]
             start, size = number, 0
         size += len(page)
     if pages:
-        yield start, len(pages)
+        yield pages[start:]
 
 
 def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketcher:
@@ -131,11 +130,14 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     root = np.linalg.cholesky(moments)
     to_weights = np.linalg.solve(root, features.T) / num
     weights = []
-    for start, end in _cut(pages, MAX_PRODUCTS // len(anchors_XD)):
-        weights.append((to_weights @ find_nearest(anchors_XD, pages[start:end])).T)
+    for some in _split(pages, MAX_PRODUCTS // len(anchors_XD)):
+        weights.append((to_weights @ find_nearest(anchors_XD, some)).T)
     sample = np.concatenate(weights)
     mean = sample.mean(0)
-    axes = _main_axes(sample - mean)
+    # The directions in which pages differ most; zeros where there are fewer than a sketch has.
+    _, found = np.linalg.eigh((sample - mean).T @ (sample - mean))
+    axes = np.zeros((len(found), SKETCH.size))
+    axes[:, : len(found)] = found[:, ::-1][:, : SKETCH.size]
     scale = 1 / max(float(np.std((sample - mean) @ axes)), 1e-12)  # numbers of about one, for half precision
     return Sketcher(
         centres_CD=centres_CD,
@@ -147,17 +149,8 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     )
 
 
-def _choose(vectors: Vectors, most: int, dice: np.random.Generator) -> Vectors:
-    chosen = vectors[dice.permutation(len(vectors))[:most]]
-    return np.asarray(chosen, np.float32)
-
-
-def _main_axes(values: Doubles) -> Doubles:
-    """Return the directions in which rows differ most, as columns; zeros where there are fewer than a sketch has."""
-    _, found = np.linalg.eigh(values.T @ values)
-    axes = np.zeros((len(found), SKETCH.size))
-    axes[:, : len(found)] = found[:, ::-1][:, : SKETCH.size]
-    return axes
+def _choose(vectors: Vectors, max_num: int, dice: np.random.Generator) -> Vectors:
+    return np.asarray(vectors[dice.permutation(len(vectors))[:max_num]], np.float32)
 
 
 # -- of a library
@@ -172,17 +165,13 @@ class Sketches:
 
     def sketch(self, pages: Sequence[StoredPage]) -> dict[str, Vectors]:
         """Return the sketches of the pages that have vectors, by id."""
-        ids, vectors = [], []
-        for page in pages:
-            if page.vectors is not None:
-                ids.append(page.id)
-                vectors.append(page.vectors)
-        return dict(zip(ids, self.sketcher.sketch_pages(vectors), strict=True))
+        vectors = {page.id: page.vectors for page in pages if page.vectors is not None}
+        return dict(zip(vectors, self.sketcher.sketch_pages(list(vectors.values())), strict=True))
 
 
 @dataclass(frozen=True)
 class Made:
-    """Pages with sketches, pages that a search scores in full, and the share of the best pages that it then finds."""
+    """Pages with sketches, pages that a search scores in full, and the share of the best pages that it finds."""
 
     pages: int
     candidates: int
@@ -227,8 +216,8 @@ class LibrarySketches:
             return "lost: randslot library sketch makes them again"
         if not self.noted["candidates"]:
             return "incomplete: run randslot library sketch to resume"
-        found = f"{100 * self.noted['recall']:.1f} % of the best pages were found so"
-        return f"a search by vectors scores {self.noted['candidates']:,} pages in full, which they find; {found}"
+        found = f"finds {100 * self.noted['recall']:.1f} % of the best pages"
+        return f"a search by vectors scores {self.noted['candidates']:,} pages in full, and {found}"
 
     def find_problems(self) -> list[str]:
         """Return what is wrong with them, a line each."""
@@ -289,10 +278,10 @@ class LibrarySketches:
         lines = list(dict.fromkeys(self._choose_lines(dice)))
         groups = [lines] if texts is None else [list(dict.fromkeys(texts)), lines]
         if len(groups[0]) < 2 * NUM_TESTED:
-            kind = "lines of pages with vectors" if texts is None else "different ones"
+            kind = "lines of pages with vectors" if texts is None else "different queries"
             raise UsageError(
-                f"sketches need {2 * NUM_TESTED} queries to be made by, and there are {len(groups[0])} {kind}: name a "
-                "file with queries, one on each line, by --queries"
+                f"sketches need {2 * NUM_TESTED} queries, and there are {len(groups[0])} {kind}: name a file with "
+                "more, one on each line, by --queries"
             )
         for group in groups:
             dice.shuffle(group)
@@ -308,8 +297,7 @@ class LibrarySketches:
         lines = []
         for start in range(0, len(chosen), step):
             for page in store.read(chosen[start : start + step]).values():
-                line = choose_line(page, dice)
-                if line:
+                if line := choose_line(page, dice):
                     lines.append(line)
         return lines
 
@@ -352,18 +340,13 @@ class LibrarySketches:
         exact = [store.search(group, HITS, where, True) for group in asked]
         for candidates in CANDIDATES:
             store.sketches = Sketches(store.sketches.sketcher, candidates)
-            recalls = []
+            recall = 1.0
             for group, best in zip(asked, exact, strict=True):
-                recalls.append(_recall(store.search(group, HITS, where, False), best))
-            if min(recalls) >= 0.99:
+                shared = total = 0
+                for hits, wanted in zip(store.search(group, HITS, where, False), best, strict=True):
+                    shared += len({hit.id for hit in hits} & {hit.id for hit in wanted})
+                    total += len(wanted)
+                recall = min(recall, shared / max(total, 1))
+            if recall >= 0.99:
                 break
-        return candidates, min(recalls)
-
-
-def _recall(found: list[list[StoreHit]], exact: list[list[StoreHit]]) -> float:
-    """Return the share of exact hits that were found."""
-    shared = total = 0
-    for some, best in zip(found, exact, strict=True):
-        shared += len({hit.id for hit in some} & {hit.id for hit in best})
-        total += len(best)
-    return shared / max(total, 1)
+        return candidates, recall

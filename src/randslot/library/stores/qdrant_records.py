@@ -29,7 +29,7 @@ from qdrant_client import models
 from ...errors import BusyError, RandSlotError, UsageError
 from ..address import FILES, Address
 from ..location import Location, has_ended, lost_pages
-from ..manifest import File, replaced
+from ..manifest import File, Manifest
 from ..models import read_binding
 from .points import BYTES_PER_NUMBER
 from .qdrant import ServerStore
@@ -120,7 +120,7 @@ def _match(values: Mapping[str, str | tuple[str, ...] | None]) -> models.Filter:
 # -- files
 
 
-class ServerManifest:
+class ServerManifest(Manifest):
     """The files of a library, as records."""
 
     def __init__(self, records: ServerRecords) -> None:
@@ -140,6 +140,7 @@ class ServerManifest:
         return frozenset(self.records.find(kind="file", state=("pending", "gone")))
 
     def put(self, *files: File) -> None:
+        """Store files in one request, which the server logs as one."""
         records = {}
         for file in files:
             records[file.id] = {
@@ -154,11 +155,6 @@ class ServerManifest:
             }
         if records:
             self.records.put(records)
-
-    def show(self, file: File) -> list[File]:
-        old = replaced(self, file)
-        self.put(replace(file, state="done"), *old)  # one request, which the server logs as one
-        return old
 
     def forget(self, file: File) -> None:
         self.records.forget(file.id)
