@@ -64,3 +64,13 @@ def test_identifiers_and_numbers_are_found_in_every_style(run, tmp_path):
     run("index", "in", "-l", "lib", "-q")
     for query in ("2018", "fy2018", "FY22", "10K", "10-k", "1577", "1.577,00", "user name", "getUserName"):
         assert search(run, query) == ["in/page.pdf"], query
+
+
+def test_words_about_asking_do_not_count_in_a_long_question(run, tmp_path):
+    form = "Please answer the following questions, and explain your answer based on the information."
+    write_pdf(tmp_path / "in" / "form.pdf", [["Questionnaire", form[:44], form[44:], "Staff: how many work here?"]])
+    write_pdf(tmp_path / "in" / "report.pdf", [["Staff", "The number of workers of the group was 4,711."]])
+    run("index", "in", "-l", "lib", "-q")
+    question = "Please answer the following question based on the information shown: number of workers in the group?"
+    assert search(run, question)[0] == "in/report.pdf"
+    assert search(run, "answer questions") == ["in/form.pdf"]
