@@ -35,7 +35,7 @@ CODES = {
 
 @cache
 def list_function_words() -> dict[str, frozenset[str]]:
-    """Return the words that only carry grammar, by language: in a query they say little."""
+    """Return the words that only carry grammar, by language, and those about asking: in a query they say little."""
     content = (resources.files(__package__) / "function_words.json").read_text(encoding="utf-8")
     return {language: frozenset(words.split()) for language, words in json.loads(content).items()}
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from .analyzer import Analyzer, Terms, list_words, make_name_term, number_terms
+from .language import list_function_words
 from .tokens import IS_UNSPACED, Token, tokenize
 
 MAX_CHARACTERS = 10_000  # of a query
@@ -21,15 +22,6 @@ PIECE = re.compile(
 # Of words that only carry grammar, of two words written as one, and of stems in other languages than the usual one.
 GRAMMAR_WEIGHT, JOINED_WEIGHT, OTHER_WEIGHT = 0.1, 0.3, 0.7
 
-# Words of a long question that are about asking and answering. In a short query they may be what is looked for.
-ASKING = frozenset(
-    "according accordingly answer answered answering answers approximately ask asked asking assume assuming based briefly "
-    "calculate calculated compute consider considering describe described detail details determine determined document "
-    "documents exactly explain explained explaining find finding following found give given gives information kindly know "
-    "like looking mention mentioned please primarily provide provided question questions refer referring rely relying "
-    "reply respond response responses roughly say says show showing shown shows specifically state stated states tell "
-    "use used uses using want wonder wondering".split()
-)
 
 
 class NamedWord(NamedTuple):
@@ -97,8 +89,9 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     plain = " ".join("".join(rest).split())
     grammar = analyzer.find_grammar(plain)
     content = {token.text for token in tokenize(plain) if not token.extra} - grammar
-    if len(content) >= 8 and len(content - ASKING) >= 2:
-        grammar |= ASKING
+    asking = list_function_words()["asking"]
+    if len(content) >= 8 and len(content - asking) >= 2:  # in a short query they may be what is looked for
+        grammar |= asking
     weights = _weigh_terms(plain, analyzer, grammar)
     marked = _choose_marked(plain, analyzer, grammar) or frozenset(weights)
     joined: list[JoinedWord] = []
