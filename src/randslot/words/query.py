@@ -23,7 +23,6 @@ PIECE = re.compile(
 GRAMMAR_WEIGHT, JOINED_WEIGHT, OTHER_WEIGHT = 0.1, 0.3, 0.7
 
 
-
 class NamedWord(NamedTuple):
     """A word of a query as it was typed, its terms, and where it stands."""
 
