@@ -1,4 +1,4 @@
-"""Conduct a study: python -m research.study research/studies/small.toml"""
+"""Run a study: python -m research.study research/studies/small.toml"""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from randslot.errors import UsageError
 from research.command import run
 
-from .conduct import conduct
+from .plan import read_study
+from .report import write_report
+from .run import run_study
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="A TOML file such as research/studies/small.toml.")],
-    choose: Annotated[
-        bool, typer.Option("--choose", help="Only choose length and pages, on Zero-Feedback and validation pages.")
-    ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Only write the report anew, from the rows.")] = False,
+    file: Annotated[Path, typer.Argument(help="TOML file, such as research/studies/small.toml.")],
+    report: Annotated[bool, typer.Option("--report", help="Only write the report, from the rows.")] = False,
 ) -> None:
-    """Train every strategy with several seeds, compare them, and write a report beside the paper's numbers.
+    """Train every strategy with several seeds, and compare them with the paper's claims.
 
-    Stopped or killed, the same command goes on.
+    Run the command again to resume a stopped study.
     """
-    if choose and report:
-        raise UsageError("--choose comes before all runs and --report after them: name one")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        written = conduct(file, console, choose_only=choose, report_only=report)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    if written:
-        print(f"see {written}")
+    found = read_study(file)
+    if not report:
+        try:
+            run_study(found, Console(stderr=True, highlight=False, soft_wrap=True))
+        except KeyboardInterrupt:
+            sys.exit(130)
+    print(f"see {write_report(found)}")
 
 
 if __name__ == "__main__":

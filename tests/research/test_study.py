@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -15,13 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from randslot.errors import RandSlotError, UsageError
+from randslot.errors import RandSlotError
 from randslot.evaluation.analysis import count_winners, intervene, read_runs
 from randslot.evaluation.result_files import read_results
 from research.study.__main__ import study as study_command
-from research.study.measures import FULL, measure_rows
+from research.study.claims import FULL, measure_rows, read_rows
 from research.study.plan import Study, read_study
-from research.study.rows import read_rows
 
 pytestmark = [pytest.mark.xdist_group("study"), pytest.mark.nightly]
 
@@ -72,7 +69,7 @@ def conducted(tmp_path_factory) -> dict[str, object]:
 
     command = [sys.executable, "-m", "research.study", str(file)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    wait(lambda: any(study.path("runs").glob("*/losses.csv")), 300)
+    wait(lambda: any(Path(study.folder, "runs").glob("*/losses.csv")), 300)
     started = children(process.pid)
     process.send_signal(signal.SIGINT)
     found["stopped"] = (process.communicate(timeout=10)[1], process.returncode)
@@ -91,7 +88,7 @@ def conducted(tmp_path_factory) -> dict[str, object]:
     before = {path.name: path.stat().st_mtime_ns for path in rows.glob("*.json")}
     found["before"] = before
 
-    obstacle = Path(study.make_recipe(study.jobs(3, 3)[-1]).output)  # a file where a folder should be
+    obstacle = Path(study.make_recipe(*study.jobs[-1]).output)  # a file where a folder should be
     obstacle.parent.mkdir(parents=True, exist_ok=True)
     obstacle.write_text("")
     found["failing"] = run(file)
@@ -105,8 +102,8 @@ def conducted(tmp_path_factory) -> dict[str, object]:
 def test_it_goes_on_after_a_kill_and_repeats_nothing(conducted):
     assert conducted["last"].exit_code == 0, conducted["last"].output
     before, after = conducted["before"], conducted["after"]
-    assert 1 <= len([name for name in before if name != "choice.json"]) < RUNS
-    assert len(after) == RUNS + 1
+    assert 1 <= len(before) < RUNS
+    assert len(after) == RUNS
     assert {name: after[name] for name in before} == before
     assert not multiprocessing.active_children()
 
@@ -114,43 +111,28 @@ def test_it_goes_on_after_a_kill_and_repeats_nothing(conducted):
 def test_ctrl_c_stops_it_with_one_line(conducted):
     said, code = conducted["stopped"]
     assert code == 130
-    assert said.endswith("stopped: the same command goes on\n")
+    assert said.endswith("stopped: run the command again to resume\n")
 
 
 def test_a_second_command_is_refused(conducted):
-    assert "another study is at work" in conducted["second"]
+    assert "another process runs the study" in conducted["second"]
 
 
 def test_one_run_that_fails_does_not_stop_the_others(conducted):
     failing = conducted["failing"]
     assert isinstance(failing.exception, RandSlotError)
-    assert "runs failed: nested-123" in str(failing.exception)
+    assert "1 runs failed: nested-123" in str(failing.exception)
     assert len(conducted["after failure"]) == RUNS - 1
-    assert "nested-123, 3 steps, failed: cannot write into output" in failing.output
-    assert " of " in failing.output
-
-
-def test_the_choice_came_first_and_is_kept(conducted):
-    study: Study = conducted["study"]
-    choice = json.loads(Path(study.results, "choice.json").read_text())
-    assert (choice["steps"], choice["reports"]) == (3, 3)
-    assert [(tried["steps"], tried["reports"]) for tried in choice["tried"]] == [(3, 3), (3, 2)]
-    first = os.stat(Path(study.results, "choice.json")).st_mtime_ns
-    assert all(first <= when for when in conducted["after"].values())
-    changed = conducted["file"].with_name("changed.toml")
-    changed.write_text(conducted["file"].read_text().replace("batch = 4", "batch = 5"))
-    done = run(changed)
-    assert isinstance(done.exception, UsageError)
-    assert "choice.json was made with another batch (4, not 5)" in str(done.exception)
+    assert "nested-123 failed: cannot write into output" in failing.output
 
 
 def test_arms_of_a_seed_differ_in_their_strategy_only(conducted):
     rows = read_rows(conducted["study"])
     for seed in (42, 123):
-        settings = [row.record.settings for row in rows if row.seed == seed]
+        settings = [row.record["settings"] for row in rows if row.record["seed"] == seed]
         for one in settings:
             assert {key for key in one if one[key] != settings[0][key]} <= {"slots", "prefixes"}
-    assert len({str(row.record.tasks) for row in rows}) == 1
+    assert len({str(row.record["tasks"]) for row in rows}) == 1
 
 
 @pytest.mark.parametrize("arm", ["random", "feedback"])
@@ -158,7 +140,7 @@ def test_rows_say_what_the_analysis_says(conducted, arm):
     """Budgets, H, U and the joint-use gain from the rows are those of `randslot analyse` on the kept vectors."""
     study: Study = conducted["study"]
     measured = measure_rows(read_rows(study), draws=2)
-    folder = study.path("evaluations", f"{arm}-123")
+    folder = Path(study.folder, "evaluations", f"{arm}-123")
     for result in read_results(folder):
         assert result.counts == {"query": 8, "page": 8}
     for run in read_runs([folder]):
@@ -176,10 +158,9 @@ def test_rows_say_what_the_analysis_says(conducted, arm):
 def test_the_report_is_there_and_is_made_again_from_rows(conducted):
     study: Study = conducted["study"]
     text = Path(study.report).read_text()
-    for part in ("RandSlot is better than Direct-Feedback", "RS-Z", "Extra: RandSlot, nested budgets", "chosen"):
+    for part in ("RandSlot is better than Direct-Feedback", "RS-Z", "Extra: RandSlot, nested budgets"):
         assert part in text
     Path(study.report).unlink()
     done = run(conducted["file"], "--report")
     assert done.exit_code == 0, done.output
     assert Path(study.report).read_text() == text
-    assert isinstance(run(conducted["file"], "--report", "--choose").exception, UsageError)
