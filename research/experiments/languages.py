@@ -26,7 +26,7 @@ from randslot.evaluation.compare import judge_tasks
 from randslot.evaluation.metrics import ndcg
 from randslot.evaluation.tasks import own_task
 from randslot.library.library import Library
-from randslot.words.tokens import tokenize
+from randslot.words.analyzer import tokenize
 from research.debian import take_file, unpack_debian
 
 QUESTIONS = Path(__file__).with_name("language_questions.jsonl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from randslot.words.analyzer import get_analyzer, list_words
+from randslot.words.analyzer import MAX_LENGTH, get_analyzer, list_words, tokenize
 from randslot.words.language import (
     LANGUAGES,
     NO_STEMS,
@@ -13,7 +13,6 @@ from randslot.words.language import (
     find_language,
     find_query_language,
 )
-from randslot.words.tokens import MAX_LENGTH, tokenize
 
 
 def split(text: str) -> list[str]:

@@ -8,10 +8,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..words.analyzer import number_terms
+from ..words.analyzer import number_terms, remove_accents, tokenize
 from ..words.query import WordQuery, list_named, read_query, show_longest
 from ..words.snippets import find_words
-from ..words.tokens import remove_accents, tokenize
 from .languages import read_stored_text
 from .manifest import File
 from .results import By, Copy, Hit, Match, QueryResult

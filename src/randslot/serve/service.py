@@ -31,9 +31,9 @@ from ..library.stores.points import page_id
 from ..library.workers import WorkerPool
 from ..pages import KINDS
 from ..pages.formats import show_pages
+from ..words.analyzer import tokenize
 from ..words.query import read_query
 from ..words.snippets import Box, Snippet
-from ..words.tokens import tokenize
 from .access import Refused
 from .batches import Batches
 from .embeddings import Embeddings

@@ -12,8 +12,12 @@ from importlib import resources
 from typing import Any
 
 from ..errors import UsageError
-from .tokens import IS_UNSPACED, UNSPACED
 
+UNSPACED = (  # scripts whose words are not separated: Thai to Burmese, Khmer, kana, Chinese characters, Hangul
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+IS_UNSPACED = re.compile(rf"[{UNSPACED}]+")
 NO_STEMS = "none"  # words are taken as they are; pairs of characters serve Chinese, Japanese, Korean and Thai
 DEFAULT = "english"
 WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W\d_])+")  # no numbers and signs, of which tables are full

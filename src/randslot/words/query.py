@@ -9,9 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .analyzer import Analyzer, Terms, list_words, make_name_term, number_terms
-from .language import list_function_words
-from .tokens import IS_UNSPACED, Token, tokenize
+from .analyzer import Analyzer, Terms, Token, list_words, make_name_term, number_terms, tokenize
+from .language import IS_UNSPACED, list_function_words
 
 MAX_CHARACTERS = 10_000  # of a query
 QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..pages.text import PageText, Word
+from .analyzer import Token, remove_accents, tokenize
 from .query import WordQuery
-from .tokens import Token, remove_accents, tokenize
 
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
