@@ -17,7 +17,6 @@ from ..words.language import DEFAULT, choose_language, detect_language, find_que
 from .stores.points import Origin, StoredText
 
 SCORING = 3  # how pages are weighted; pages that were weighted in another way are counted again
-COMMON = 0.1  # share of pages from which a language counts for every query
 
 
 class LibraryWords:
@@ -70,8 +69,8 @@ class LibraryWords:
         usual, *others = self.languages
         if others and self.counts:
             own = find_query_language(query, usual)
-            total = self.counts.total()
-            others = [other for other in others if other == own or self.counts[other] >= COMMON * total]
+            common = 0.1 * self.counts.total()  # pages from which on a language counts for every query
+            others = [other for other in others if other == own or self.counts[other] >= common]
         return get_analyzer(usual, *others)
 
     def decide(self, texts: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ from .manifest import File
 from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, TellingReader
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
-from .search import check_metadata, find_unknown, make_where, search
+from .search import check_metadata, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
@@ -375,10 +375,9 @@ class Library:
 
     def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
         """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
-        self._look()
-        where = make_where(self, filters or {})
-        words = [read_query(query, self.words.make_analyzer(query))]
-        return find_unknown(self, words, [frozenset()], where)[0] if where else []
+        if self.words.language is None:
+            return []
+        return self.search_results([query], 1, by="words", filters=filters)[0].unknown
 
     def _look(self) -> None:
         """Look whether another process has changed languages or sketches."""

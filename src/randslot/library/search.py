@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,19 @@ MAX_TIES = 1000  # pages after the last hit to look at: they may have its score,
 MAX_WORDS = 50  # of a query to look up one by one
 
 
+@dataclass
+class Asked:
+    """One query of a search: its words, what the store is asked, and what was found.
+
+    seen: numbers of the terms of pages that were found.
+    """
+
+    words: WordQuery
+    store: StoreQuery
+    result: QueryResult
+    seen: set[int] = field(default_factory=set)
+
+
 def search(
     library: Library,
     queries: Sequence[str],
@@ -45,42 +58,16 @@ def search(
     if not 1 <= k <= MAX_HITS:
         raise UsageError(f"k must be at {f'most {MAX_HITS:,}' if k > 1 else 'least 1'}, not {k}")
     by = library.choose_by(by)
-    words = [read_query(query, library.words.make_analyzer(query)) for query in queries]
+    asked = read_queries(library, queries, by, query_vectors)
     where = make_where(library, filters or {})
-    asked = make_queries(library, queries, words, by, query_vectors)
-    results = [QueryResult(by) for _ in queries]
-    if where is None:
-        return results
-    if library.binding and not library.binding.settings.get("unit", True):
-        exact = True  # codes are only signs, and here the lengths of vectors count
-    seen = [frozenset[int]() for _ in queries]
-    waiting = {i: one for i, one in enumerate(asked) if one.terms is not None or one.vectors is not None}
-    num = k + 1  # one more shows whether the last one has ties
-    while waiting:
-        found = library.store.search(list(waiting.values()), num, where, exact)
-        pages = library.store.read(list({hit.id for some in found for hit in some}))
-        files = library.manifest.get({hit.file for some in found for hit in some})
-        again: dict[int, StoreQuery] = {}
-        for (i, one), some in zip(waiting.items(), found, strict=True):
-            if forms := find_excluded_forms(one, words[i], some, pages):
-                again[i] = replace(one, excluded=(*one.excluded, *forms))
-                continue
-            hits = make_hits(some, one, words[i], pages, files)
-            if collapse:
-                hits = join_copies(hits)
-            results[i].hits = hits[:k]
-            texts = [pages[hit.id].text for hit in some if hit.id in pages]
-            seen[i] = frozenset().union(*(text.terms.numbers for text in texts if text))
-            is_last = len(some) < num or num >= k + MAX_TIES
-            if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
-                again[i] = one  # pages that were not asked for may belong among the first k
-        waiting, num = again, min(2 * num, k + MAX_TIES)
-    if explain and by != "vectors":
-        without_text = 0 if all(result.hits for result in results) else library.count_without_text()
-        for result, missing in zip(results, find_unknown(library, words, seen, where), strict=True):
-            result.unknown = missing
-            result.without_text = 0 if result.hits else without_text
-    return results
+    if where is not None:
+        find_pages(library, asked, k, where, exact, collapse)
+        if explain and by != "vectors":
+            find_unknown(library, asked, where)
+            without_text = 0 if all(one.result.hits for one in asked) else library.count_without_text()
+            for one in asked:
+                one.result.without_text = 0 if one.result.hits else without_text
+    return [one.result for one in asked]
 
 
 # -- which pages
@@ -97,8 +84,18 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
     """Return which pages a search looks at, or None if there are none."""
+    pages = filters.get("page")
+    match pages if isinstance(pages, (tuple, list)) else (pages, pages):
+        case (None, None):
+            first, last = 1, None
+        case (int(first), int(last)) if 1 <= first <= last:
+            pass
+        case _:
+            shown = "-".join(map(str, pages)) if isinstance(pages, (tuple, list)) else repr(pages)
+            raise UsageError(
+                f"page must be a number from 1, or the first and the last of a range as in 3-9, not {shown}"
+            )
     hidden = library.manifest.hidden()
-    first, last = _page_range(filters.get("page"))
     metadata = {key: value for key, value in filters.items() if key != "page"}
     if not metadata:
         return Where(None, hidden, first, last)
@@ -108,16 +105,6 @@ def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
         raise UsageError(f"no page in library {library.name} has {key!r} to filter by, only {', '.join(sorted(known))}")
     files = frozenset(file.id for file in done if is_meant(file, metadata))
     return Where(files, hidden, first, last) if files else None
-
-
-def _page_range(page: Any) -> tuple[int, int | None]:
-    if page is None:
-        return 1, None
-    match page if isinstance(page, (tuple, list)) else (page, page):
-        case (int(first), int(last)) if 1 <= first <= last:
-            return first, last
-    shown = "-".join(map(str, page)) if isinstance(page, (tuple, list)) else repr(page)
-    raise UsageError(f"page must be a number from 1, or the first and the last of a range as in 3-9, not {shown}")
 
 
 def is_meant(file: File, filters: Mapping[str, Any]) -> bool:
@@ -146,40 +133,68 @@ def has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
 # -- what the store is asked
 
 
-def make_queries(
-    library: Library, queries: Sequence[str], words: list[WordQuery], by: By, num_vectors: int | None
-) -> list[StoreQuery]:
-    """Return what to ask the store. A query without words is asked by vectors only, or not at all.
+def read_queries(library: Library, queries: Sequence[str], by: By, num_vectors: int | None) -> list[Asked]:
+    """Read queries. One without words is asked by vectors only, or not at all.
 
     A query without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
     """
+    words = [read_query(query, library.words.make_analyzer(query)) for query in queries]
     vectors: list[Vectors] | list[None] = [None] * len(queries)
     if by == "vectors":
         vectors = library.models.embed_queries(queries, num_vectors)
     elif by == "both":
         texts = [word.plain or query for query, word in zip(queries, words, strict=True)]
         vectors = library.models.embed_queries(texts, num_vectors)
-    made = []
+    asked = []
     for query, word, own in zip(queries, words, vectors, strict=True):
         if not any(character.isalnum() for character in query):
-            made.append(StoreQuery())
+            store = StoreQuery()
         elif by == "vectors":
-            made.append(StoreQuery(own))
+            store = StoreQuery(own)
         elif word.excluded and not word.terms.numbers:
             raise UsageError("the query only leaves words out: name some to look for")
         else:
             terms = word.terms if word.terms.numbers else None
-            weight = library.models.weigh_vectors(query, library.words.language)
-            made.append(StoreQuery(own, terms, word.phrases, word.excluded, weight))
-    return made
+            weight = library.models.weigh_vectors(query, library.words.language) if by == "both" else 1.0
+            store = StoreQuery(own, terms, word.phrases, word.excluded, weight)
+        asked.append(Asked(word, store, QueryResult(by)))
+    return asked
 
 
-def find_excluded_forms(
-    asked: StoreQuery, words: WordQuery, found: list[StoreHit], pages: Mapping[str, StoredPage]
-) -> list[str]:
+def find_pages(library: Library, asked: list[Asked], k: int, where: Where, exact: bool, collapse: bool) -> None:
+    """Set the hits of queries: ask the store, and again for more where pages may be missing among the first k."""
+    if library.binding and not library.binding.settings.get("unit", True):
+        exact = True  # codes are only signs, and here the lengths of vectors count
+    waiting = [one for one in asked if one.store.terms is not None or one.store.vectors is not None]
+    num = k + 1  # one more shows whether the last one has ties
+    while waiting:
+        found = library.store.search([one.store for one in waiting], num, where, exact)
+        pages = library.store.read(list({hit.id for some in found for hit in some}))
+        files = library.manifest.get({hit.file for some in found for hit in some})
+        again = []
+        for one, some in zip(waiting, found, strict=True):
+            if forms := find_excluded_forms(one, some, pages):
+                one.store = replace(one.store, excluded=(*one.store.excluded, *forms))
+                again.append(one)
+                continue
+            hits = make_hits(one, some, pages, files)
+            if collapse:
+                hits = join_copies(hits)
+            one.result.hits = hits[:k]
+            for hit in some:
+                page = pages.get(hit.id)
+                if page is not None and page.text is not None:
+                    one.seen.update(page.text.terms.numbers)
+            is_last = len(some) < num or num >= k + MAX_TIES
+            if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
+                again.append(one)  # pages that were not asked for may belong among the first k
+        waiting, num = again, min(2 * num, k + MAX_TIES)
+
+
+def find_excluded_forms(one: Asked, found: list[StoreHit], pages: Mapping[str, StoredPage]) -> list[str]:
     """Return forms of excluded words that pages have, and that the store was not asked to leave out yet."""
-    stems, analyzer = frozenset(words.excluded_terms), words.analyzer
-    if asked.terms is None or not stems:
+    stems, analyzer = one.words.excluded_terms, one.words.analyzer
+    if one.store.terms is None or not stems:
         return []
     numbers = set(number_terms(dict.fromkeys(stems, 1.0)).numbers)
     forms: set[str] = set()
@@ -190,66 +205,60 @@ def find_excluded_forms(
         for token in tokenize(text.text):
             if not token.extra and not stems.isdisjoint(analyzer.find_terms(token)):
                 forms.add(remove_accents(token.text))
-    return sorted(forms.difference(asked.excluded))
+    return sorted(forms.difference(one.store.excluded))
 
 
-def find_unknown(
-    library: Library, words: Sequence[WordQuery], seen: Sequence[frozenset[int]], where: Where
-) -> list[list[str]]:
-    """Return the words of each query that no page has in any form.
-
-    seen: numbers of terms of pages that were found. The store is asked about the other words, all at once.
-    """
-    missing = []
-    asked: dict[frozenset[int], StoreQuery] = {}
-    for query, known in zip(words, seen, strict=True):
-        named = []
-        for word in list_named(query)[:MAX_WORDS] if library.words.language else []:
+def find_unknown(library: Library, asked: list[Asked], where: Where) -> None:
+    """Set which words of queries no page has in any form; the store is asked once, about words of no found page."""
+    requests: dict[tuple[str, ...], StoreQuery] = {}
+    unseen = []
+    for one in asked:
+        words = []
+        for word in list_named(one.words)[:MAX_WORDS] if library.words.language else []:
             terms = number_terms(dict.fromkeys(word.terms, 1.0))
-            if known.isdisjoint(terms.numbers):
-                named.append((word, frozenset(terms.numbers)))
-                asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
-        joined = []
-        for pair in query.joined[:MAX_WORDS] if named else ():
-            terms = number_terms(dict.fromkeys(pair.terms, 1.0))
-            joined.append((pair, frozenset(terms.numbers)))
-            asked[frozenset(terms.numbers)] = StoreQuery(terms=terms)
-        missing.append((named, joined))
-    found = library.store.search(list(asked.values()), 1, where, False) if asked else []
-    known_terms = {numbers for numbers, hits in zip(asked, found, strict=True) if hits}
-    unknown = []
-    for named, joined in missing:
-        parts = {part for pair, numbers in joined if numbers in known_terms for part in pair.parts}
-        left = [word for word, numbers in named if numbers not in known_terms and parts.isdisjoint(word.terms)]
-        unknown.append(show_longest(left))
-    return unknown
+            if one.seen.isdisjoint(terms.numbers):
+                words.append(word)
+                requests[word.terms] = StoreQuery(terms=terms)
+        joined = one.words.joined[:MAX_WORDS] if words else ()
+        for pair in joined:
+            requests[pair.terms] = StoreQuery(terms=number_terms(dict.fromkeys(pair.terms, 1.0)))
+        unseen.append((one, words, joined))
+    if not requests:
+        return
+    found = library.store.search(list(requests.values()), 1, where, False)
+    known = {terms for terms, hits in zip(requests, found, strict=True) if hits}
+    for one, words, joined in unseen:
+        parts: set[str] = set()
+        for pair in joined:
+            if pair.terms in known:
+                parts.update(pair.parts)
+        one.result.unknown = show_longest(
+            [word for word in words if word.terms not in known and parts.isdisjoint(word.terms)]
+        )
 
 
 # -- what it found
 
 
 def make_hits(
-    found: list[StoreHit],
-    asked: StoreQuery,
-    words: WordQuery,
-    pages: Mapping[str, StoredPage],
-    files: Mapping[str, File],
+    one: Asked, found: list[StoreHit], pages: Mapping[str, StoredPage], files: Mapping[str, File]
 ) -> list[Hit]:
-    """Return what a store found as hits, best first, ties by name; without files that were removed meanwhile."""
-    by: By = "words" if asked.vectors is None else "vectors" if asked.terms is None else "both"
+    """Return what the store found as hits, best first, ties by name; without files that were removed meanwhile."""
+    query = one.store
+    by: By = "words" if query.vectors is None else "vectors" if query.terms is None else "both"
     hits = []
-    for one in found:
-        file, page = files.get(one.file), pages.get(one.id)
+    for this in found:
+        file, page = files.get(this.file), pages.get(this.id)
         if file is None or file.state != "done" or page is None:
             continue
         matches = []
-        if asked.vectors is not None and page.vectors is not None:
-            similarities = asked.vectors @ page.vectors.T
+        if query.vectors is not None and page.vectors is not None:
+            similarities = query.vectors @ page.vectors.T
             for i, best in enumerate(similarities.argmax(1)):
                 matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
-        hit = Hit(one.id, file.source, one.number, one.score, tuple(matches), file.metadata, file.id, by)
+        hit = Hit(this.id, file.source, this.number, this.score, tuple(matches), file.metadata, file.id, by)
         if page.text is not None and page.text.text:
-            marked = find_words(read_stored_text(page.text), words)
+            marked = find_words(read_stored_text(page.text), one.words)
             hit = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
         hits.append(hit)
     return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
