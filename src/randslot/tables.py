@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .errors import UsageError
@@ -16,12 +16,16 @@ Style = Literal["md", "csv", "latex"]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads; numbers are rounded to `digits` when shown, but not in CSV. None is shown as "-"."""
+    """Rows under heads; numbers are rounded to `digits` when shown, but not in CSV. None is shown as "-".
+
+    note: a line below the table, not in CSV.
+    """
 
     title: str
     heads: list[str]
     rows: Sequence[Sequence[Cell]]
     digits: int = 1
+    note: str = ""
 
     def show(self, cell: Cell) -> str:
         """Return a cell as text."""
@@ -33,7 +37,7 @@ class Table:
         """Return the table without columns in which no row has anything."""
         used = [i for i in range(len(self.heads)) if any(row[i] not in (None, "-") for row in self.rows)]
         rows = [[row[i] for i in used] for row in self.rows]
-        return Table(self.title, [self.heads[i] for i in used], rows, self.digits)
+        return replace(self, heads=[self.heads[i] for i in used], rows=rows)
 
 
 def write_table(table: Table, style: Style) -> str:
@@ -50,7 +54,7 @@ def write_table(table: Table, style: Style) -> str:
     lines = ""
     for row in (table.heads, ["---"] * len(table.heads), *texts):
         lines += "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
-    return f"## {table.title}\n\n{lines}"
+    return f"## {table.title}\n\n{lines}" + (f"\n{table.note}\n" if table.note else "")
 
 
 def _latex(table: Table, texts: list[list[str]]) -> str:
@@ -61,4 +65,7 @@ def _latex(table: Table, texts: list[list[str]]) -> str:
     for column in range(len(table.heads)):
         columns += "l" if all(isinstance(row[column], str) for row in table.rows) else "r"
     start = [f"% {table.title}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heads, r"\midrule"]
-    return "\n".join([*start, *lines, r"\bottomrule", r"\end{tabular}", ""])
+    end = [r"\bottomrule", r"\end{tabular}"]
+    if table.note:
+        end += ["", rf"{{\footnotesize {table.note.translate(escapes)}}}"]
+    return "\n".join([*start, *lines, *end, ""])

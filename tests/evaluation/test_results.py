@@ -133,9 +133,31 @@ def test_seeds_give_mean_and_sample_standard_deviation_and_differences(tmp_path)
         write_results(tmp_path, "zf", [score - 0.05] * 7 + [score], seed, weights=f"trained with {seed}")
     first, differences, *_ = make_tables(read_results(tmp_path))
     row = next(row for row in first.rows if row[1] == "rs, random")
-    assert row[4] == f"43.0 ± {statistics.stdev([40, 42, 47]):.1f}"
-    assert differences.title.endswith("minus rs, random (4/4)")
-    assert differences.rows == [["zf, zero (4/4)", *["-5.00"] * 7, "+0.00", "-4.38"]]
+    assert row[4] == f"43.00 ± {statistics.stdev([40, 42, 47]):.2f}"
+    assert differences.title.endswith("minus zf, zero (4/4)")  # as in the paper: random minus zero
+    assert differences.rows == [["rs, random (4/4)", *["+5.00"] * 7, "+0.00", "+4.38"]]
+    named = make_tables(read_results(tmp_path), base="rs")[1]
+    assert named.title.endswith("minus rs, random (4/4)")
+    assert named.rows == [["zf, zero (4/4)", *["-5.00"] * 7, "+0.00", "-4.38"]]
+    with pytest.raises(UsageError, match=r"--base 'x' names no run. The runs: zf, zero \(4/4\); rs, random"):
+        make_tables(read_results(tmp_path), base="x")
+
+
+def test_a_model_trained_with_zeros_is_the_base_before_one_that_gets_them(tmp_path):
+    for seed in (42, 123):
+        for model, how in (("a", "random"), ("a", "zero"), ("b", "zero")):
+            write_results(tmp_path, model, [0.40] * 8, seed, how, weights=f"{model} {seed}")
+    for file in tmp_path.glob("a-*-zero-*.json"):
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {"settings": result["settings"] | {"slots": "random"}}))
+    assert make_tables(read_results(tmp_path))[1].title.endswith("minus b, zero (4/4)")
+    for file in tmp_path.glob("b-*"):
+        file.unlink()
+    assert make_tables(read_results(tmp_path))[1].title.endswith("minus a, zero (4/4)")
+    for file in tmp_path.glob("*-123-*"):
+        file.unlink()
+    with pytest.raises(UsageError, match="differences need two settings with several runs"):
+        make_tables(read_results(tmp_path), base="zero")
 
 
 def test_a_seed_that_was_stopped_counts_for_nothing(tmp_path):
@@ -144,7 +166,7 @@ def test_a_seed_that_was_stopped_counts_for_nothing(tmp_path):
     write_results(tmp_path, "mine", [0.99], 3, how="random")
     table = make_tables(read_results(tmp_path))[0]
     (row,) = [row for row in table.rows if row[3] == "yours"]
-    assert row[4] == row[12] == "45.0 ± 7.1"
+    assert row[4] == row[12] == "45.00 ± 7.07"
 
 
 @pytest.mark.parametrize("how", ["zero", "tokens by pooling"])

@@ -83,11 +83,17 @@ def evaluate(
 def report(
     results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
     style: Annotated[Style, typer.Option("--format", help="Format of the tables.")] = "md",
+    base: Annotated[
+        str | None,
+        typer.Option(help="Row that differences between seeds subtract.", show_default="as in the paper: zero slots"),
+    ] = None,
 ) -> None:
     """Print the paper's tables with your rows among the published ones.
 
     randslot report results --format latex
+
+    randslot report results --base "my-model, zero"
     """
     from ..evaluation.report import make_report
 
-    print(make_report(results, style))
+    print(make_report(results, style, base))

@@ -22,7 +22,7 @@ from ..model.reader import PageReader
 from ..pages import NoTextError, open_page, read_page_text
 from ..tables import Cell, Table
 from .evaluate_search import WORDS, Tell, ask_library, fill_library, find_pages, place_library
-from .result_files import Result, name_runs, read_results
+from .result_files import Result, choose_base, name_runs, read_results
 from .tasks import Pages, Task
 
 DRAWS = 10_000
@@ -76,11 +76,7 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int
     runs = _read_runs(folders)
     if len(runs) < 2:
         raise UsageError(f"only one run found: {next(iter(runs))}. Name the folders of two or more.")
-    named = [base] if base in runs else [name for name in runs if (base or "") in name]
-    if not named or (base and len(named) > 1):
-        what = "several runs" if named else "no run"
-        raise UsageError(f"--base {base!r} names {what}. The runs: {'; '.join(runs)}")
-    base = named[0]
+    base = choose_base(base, list(runs))
     first = runs.pop(base)
     rows: list[list[Cell]] = [[base, task, score, None, None, None, "base"] for task, score in _scores(first).items()]
     for name, results in runs.items():

@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
 
+from ..errors import UsageError
 from ..tables import Cell, Style, Table, write_table
 from .published import TASKS, rows_for
-from .result_files import CUTS, Result, read_results
+from .result_files import CUTS, Result, choose_base, read_results
+
+
+class Score(NamedTuple):
+    """A score in percent; of several runs, their mean and sample standard deviation."""
+
+    mean: float
+    deviation: float | None = None
+    runs: int = 1
+
+    def __str__(self) -> str:
+        if self.deviation is None:
+            return f"{self.mean:.1f}"
+        return f"{self.mean:.2f} ± {self.deviation:.2f}"
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """A method with its vectors and scores in percent; each score is a list over seeds."""
+    """A method with its vectors and scores by task. slots: the strategy that your model was trained with."""
 
     method: str
     vectors: str
     source: str
-    scores: dict[str, list[float]]  # by task
-    average: list[float]
+    scores: dict[str, Score]
+    average: Score
+    slots: str = ""
+    note: str = ""
 
-    def has(self, tasks: Iterable[str]) -> bool:
-        """Whether it has all these tasks: only then its average compares with others."""
-        return self.scores.keys() >= set(tasks)
-
-    def cells(self, tasks: Iterable[str]) -> list[str]:
-        """Return it as the cells of a table."""
-        return [self.method, self.vectors, self.source, *(_show(self.scores.get(task, [])) for task in tasks)]
+    @property
+    def name(self) -> str:
+        return f"{self.method} ({self.vectors})"
 
 
-def _show(values: Sequence[float]) -> str:
-    """Show a score, or the mean and sample standard deviation of several."""
-    if not values:
-        return "-"
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-
-
-def make_report(folder: Path, style: Style = "md") -> str:
-    """Return the tables of all results below a folder."""
+def make_report(folder: Path, style: Style = "md", base: str | None = None) -> str:
+    """Return the tables of all results below a folder. base: see `make_tables`."""
     results = read_results(folder)
     if style == "csv":
         return write_table(_list_scores(results), style)
-    return "\n".join(write_table(table, style) for table in make_tables(results))
+    return "\n".join(write_table(table, style) for table in make_tables(results, base))
 
 
 def list_means(results: Sequence[Result]) -> list[str]:
@@ -68,9 +72,30 @@ def list_means(results: Sequence[Result]) -> list[str]:
             lines.append(f"{result.task}: {show(result.ndcg)}")
         for benchmark, tasks in _by_benchmark(same).items():
             if len(tasks) > 1:
-                means = {cut: statistics.mean(task.ndcg[cut] for task in tasks) for cut in CUTS}
+                means = {cut: mean(task.ndcg[cut] for task in tasks) for cut in CUTS}
                 lines.append(f"{benchmark}, mean of {len(tasks)} tasks: {show(means)}")
     return lines
+
+
+def make_tables(results: Sequence[Result], base: str | None = None) -> list[Table]:
+    """Make a table for each benchmark and metric, and the differences between settings with several runs.
+
+    base: the setting that is subtracted from the others, by its name or a part of it. By default, as in the paper: a
+    model trained with zero slots, else one with zeros at inference, else the first found.
+    """
+    tables = []
+    has_base = False
+    for benchmark, same in _by_benchmark(results).items():
+        for cut in CUTS:
+            rows = _own_rows(same, cut)
+            tables.append(_rank(benchmark, cut, rows))
+            several = {row.name: row for row in rows if row.average.runs > 1}
+            if len(several) > 1:
+                has_base = True
+                tables.append(_subtract(benchmark, cut, several, base))
+    if base and not has_base:
+        raise UsageError(f"--base {base!r}: differences need two settings with several runs each")
+    return tables
 
 
 def _by_benchmark(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -80,50 +105,50 @@ def _by_benchmark(results: Iterable[Result]) -> dict[str, list[Result]]:
     return groups
 
 
-def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Make a table for each benchmark and metric, and the differences between settings with several seeds."""
-    tables = []
-    for benchmark, same in _by_benchmark(results).items():
-        for cut in CUTS:
-            rows = _own_rows(same, cut)
-            tables.append(_rank(benchmark, cut, rows))
-            several = [row for row in rows if len(row.average) > 1]
-            if len(several) > 1:
-                tables.append(_subtract(benchmark, cut, several))
-    return tables
-
-
 def _own_rows(results: Iterable[Result], cut: int) -> list[ReportRow]:
-    """Group results into rows, one for each model and setting, with its seeds together.
+    """Group results into rows, one for each model and setting, with its runs together.
 
     A run with fewer tasks than others of its row was stopped, and is left out.
     """
     groups: dict[tuple[str, str], dict[tuple[int, str], dict[str, float]]] = {}
+    slots: dict[tuple[str, str], str] = {}
     for result in results:
-        runs = groups.setdefault((f"{result.model}, {result.label}", result.counts_text), {})
+        key = (f"{result.model}, {result.label}", result.counts_text)
+        runs = groups.setdefault(key, {})
         runs.setdefault((result.seed, result.weights), {})[result.task] = 100 * result.ndcg[cut]
+        slots[key] = result.settings.get("slots", "")
     rows = []
     for (method, counts), runs in groups.items():
-        most = max(len(run) for run in runs.values())
-        complete = [run for run in runs.values() if len(run) == most]
-        scores = {task: [run[task] for run in complete if task in run] for task in complete[0]}
-        average = [statistics.mean(run.values()) for run in complete]
-        rows.append(ReportRow(method, counts, "yours", scores, average))
+        num_tasks = max(len(run) for run in runs.values())
+        complete = [run for run in runs.values() if len(run) == num_tasks]
+        scores = {task: _average([run[task] for run in complete if task in run]) for task in complete[0]}
+        average = _average([mean(run.values()) for run in complete])
+        rows.append(ReportRow(method, counts, "yours", scores, average, slots[method, counts]))
     return rows
 
 
-def _published(benchmark: str, cut: int) -> list[ReportRow]:
+def _average(values: Sequence[float]) -> Score:
+    return Score(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def _published_rows(benchmark: str, cut: int) -> list[ReportRow]:
     """Return the rows of the paper, which has nDCG@5 of complete benchmarks."""
     if benchmark not in TASKS or cut != 5:
         return []
     rows = []
     for row in rows_for(benchmark):
-        counts = [str(count) if count is not None else "-" for count in (row.query_vectors, row.page_vectors)]
         method = f"{row.method} ({row.backbone})" if row.backbone else row.method
         if len(row.seeds) > 1:
             method += f", mean of {len(row.seeds)} seeds"
-        scores = {task: [score] for task, score in row.scores.items()}
-        rows.append(ReportRow(method, "/".join(counts), row.source, scores, [statistics.mean(row.scores.values())]))
+        runs = max(len(row.seeds), 1)
+        scores = {task: Score(score, row.deviations.get(task), runs) for task, score in row.scores.items()}
+        average = Score(row.averages[benchmark], row.average_deviations.get(benchmark), runs)
+        found = mean(row.scores.values())
+        note = ""
+        if abs(found - average.mean) > 0.1:  # more than rounding can do
+            note = f"the paper prints an average of {average}; its scores average {found:.1f}"
+        vectors = f"{row.query_vectors or '-'}/{row.page_vectors or '-'}"
+        rows.append(ReportRow(method, vectors, row.source, scores, average, note=note))
     return rows
 
 
@@ -131,37 +156,44 @@ def _list_tasks(benchmark: str, rows: Iterable[ReportRow]) -> list[str]:
     """Return the tasks of a benchmark; for your own sets, those of all rows."""
     if benchmark in TASKS:
         return list(TASKS[benchmark])
-    return list(dict.fromkeys(task for row in rows for task in row.scores))
+    tasks: dict[str, Score] = {}
+    for row in rows:
+        tasks |= row.scores
+    return list(tasks)
 
 
 def _rank(benchmark: str, cut: int, own: list[ReportRow]) -> Table:
     """Make one table, best average first, with the gap to the best; rows with some of the tasks have no rank."""
     tasks = _list_tasks(benchmark, own)
-    ranked = []
-    for row in [*(row for row in own if row.has(tasks)), *_published(benchmark, cut)]:
-        ranked.append((statistics.mean(row.average), row))
-    ranked.sort(key=lambda pair: -pair[0])
-    lines = []
-    for place, (average, row) in enumerate(ranked, start=1):
-        lines.append([str(place), *row.cells(tasks), _show(row.average), f"{average - ranked[0][0]:+.1f}"])
-    for row in own:
-        if not row.has(tasks):
-            lines.append(["-", *row.cells(tasks), "-", "-"])
+    complete = [row for row in own if row.scores.keys() >= set(tasks)]
+    partial = [row for row in own if row not in complete]
+    complete += _published_rows(benchmark, cut)
+    complete.sort(key=lambda row: -row.average.mean)
+    lines, notes = [], []
+    for place, row in enumerate([*complete, *partial], start=1):
+        ends = ["-", "-", "-"]
+        if place <= len(complete):
+            ends = [str(place), str(row.average), f"{row.average.mean - complete[0].average.mean:+.1f}"]
+        scores = [str(row.scores.get(task, "-")) for task in tasks]
+        lines.append([ends[0], row.method, row.vectors, row.source, *scores, *ends[1:]])
+        if row.note:
+            notes.append(f"{row.method}: {row.note}.")
     heads = ["rank", "method", "vectors", "source", *tasks, "avg", "gap"]
-    return Table(f"{benchmark}, nDCG@{cut}", heads, lines).drop_empty()
+    return Table(f"{benchmark}, nDCG@{cut}", heads, lines, note=" ".join(notes)).drop_empty()
 
 
-def _subtract(benchmark: str, cut: int, rows: list[ReportRow]) -> Table:
-    """Make the table of differences to the first row, as in the paper's appendix."""
-    first, *others = rows
-    tasks = [task for task in TASKS.get(benchmark, first.scores) if all(task in row.scores for row in rows)]
+def _subtract(benchmark: str, cut: int, rows: dict[str, ReportRow], base: str | None) -> Table:
+    """Make the table of differences between means over runs, as in the paper's appendix."""
+    usual = sorted(rows, key=lambda name: (rows[name].slots != "zero", not rows[name].method.endswith(", zero")))
+    name = choose_base(base, usual)
+    first = rows[name]
+    tasks = [task for task in TASKS.get(benchmark, first.scores) if all(task in row.scores for row in rows.values())]
     lines = []
-    for row in others:
-        means = [statistics.mean(row.scores[task]) - statistics.mean(first.scores[task]) for task in tasks]
-        differences = [*means, statistics.mean(means)]
-        lines.append([f"{row.method} ({row.vectors})", *(f"{difference:+.2f}" for difference in differences)])
-    title = f"{benchmark}, nDCG@{cut}: mean over seeds, minus {first.method} ({first.vectors})"
-    return Table(title, ["method", *tasks, "avg"], lines)
+    for other, row in rows.items():
+        if row is not first:
+            differences = [row.scores[task].mean - first.scores[task].mean for task in tasks]
+            lines.append([other, *(f"{difference:+.2f}" for difference in [*differences, mean(differences)])])
+    return Table(f"{benchmark}, nDCG@{cut}: mean over seeds, minus {name}", ["method", *tasks, "avg"], lines)
 
 
 def _list_scores(results: Iterable[Result]) -> Table:
@@ -171,11 +203,11 @@ def _list_scores(results: Iterable[Result]) -> Table:
         for cut in CUTS:
             own = _own_rows(same, cut)
             tasks = _list_tasks(benchmark, own)
-            for row in [*own, *_published(benchmark, cut)]:
-                scores = {**row.scores, "avg": row.average} if row.has(tasks) else row.scores
-                for task, values in scores.items():
-                    deviation = statistics.stdev(values) if len(values) > 1 else None
-                    who = [benchmark, f"nDCG@{cut}", row.method, row.vectors, row.source]
-                    rows.append([*who, task, statistics.mean(values), deviation, len(values)])
+            for row in [*own, *_published_rows(benchmark, cut)]:
+                who = [benchmark, f"nDCG@{cut}", row.method, row.vectors]
+                for task, score in row.scores.items():
+                    rows.append([*who, row.source, task, *score])
+                if row.scores.keys() >= set(tasks):
+                    rows.append([*who, f"{row.source} ({row.note})" if row.note else row.source, "avg", *row.average])
     heads = ["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"]
     return Table("scores", heads, rows)

@@ -215,3 +215,14 @@ def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:
             name += f", {key.weights[:8]}"
         names[key] = name
     return names
+
+
+def choose_base(base: str | None, names: Sequence[str]) -> str:
+    """Return the run that others are compared with, by its name or a unique part of it; by default the first."""
+    if base is None or base in names:
+        return base or names[0]
+    found = [name for name in names if base in name]
+    if len(found) != 1:
+        what = "several runs" if found else "no run"
+        raise UsageError(f"--base {base!r} names {what}. The runs: {'; '.join(names)}")
+    return found[0]
