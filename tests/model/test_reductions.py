@@ -120,10 +120,16 @@ def test_a_model_reduces_pages_by_seed_and_content_and_leaves_queries_alone(name
     model = make("qwen3-vl", slots="tokens")
     whole, asked = model.encode_document(pages, batch_size=1), model.encode_query(queries)
     keys = model.preprocess(pages, task="document")["keys"].tolist()
-    model.use(reduction=name, page_vectors=12)  # fewer than a query has
+    if name == "random":  # of patches only
+        for number, page in enumerate(pages):
+            ids = model.preprocess([page], task="document")["input_ids"][0]
+            whole[number] = whole[number][ids == model.encoder.backbone.config.image_token_id]
+    model.use(reduction=name, page_vectors=4)
     few = model.encode_document(pages, batch_size=1)
     for page, key, vectors in zip(whole, keys, few, strict=True):
-        torch.testing.assert_close(vectors, REDUCTIONS[name](page, 12, (0, key)), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            vectors, REDUCTIONS[name](page, 4, (0, key)) if len(page) > 4 else page, atol=1e-5, rtol=0
+        )
     for before, after in zip(asked, model.encode_query(queries), strict=True):
         assert torch.equal(before, after)
     model.use(page_vectors=1000)
@@ -135,3 +141,25 @@ def test_training_reduces_nothing(pages):
     model = make("qwen3-vl", slots="tokens", reduction="kmeans").train()
     features = model.preprocess(pages, task="document")
     assert model(features)["token_embeddings"].shape[1] == features["input_ids"].shape[1]
+
+
+def test_random_select_draws_patches_and_no_token_of_the_prompt(vision_family, pages):
+    """With as many vectors as a page has patches, all of them come, and nothing else."""
+    model = make(vision_family, slots="tokens")
+    for page in pages[:2]:
+        features = model.preprocess([page], task="document")
+        is_patch = features["input_ids"][0] == model.encoder.backbone.config.image_token_id
+        num = int(is_patch.sum())
+        assert 0 < num < len(is_patch)
+        model.use(reduction="none")
+        patches = model.encode_document([page])[0][is_patch]
+        model.use(reduction="random", page_vectors=num)
+        assert torch.equal(model.encode_document([page])[0], patches)
+        model.use(reduction="random", page_vectors=max(num // 2, 1))
+        for vector in model.encode_document([page])[0]:
+            assert (patches == vector).all(dim=1).any()
+
+
+def test_random_select_of_a_text_draws_from_all_tokens():
+    model = make("llama", slots="tokens", reduction="random", page_vectors=3)
+    assert model.encode_document(["the text of a page"])[0].shape[0] == 3

@@ -195,6 +195,8 @@ class SlotEncoder(InputModule):
         if self.head is not None:
             vectors = F.normalize(self.head(vectors.to(self.head.weight.dtype)).float(), dim=-1)
         if settings.is_reduced and side == "page" and not self.training:
+            if settings.reduction == "random" and self.family.image_token:  # the paper selects among patches only
+                mask = mask * (features["input_ids"] == self.backbone.config.image_token_id)
             seeds = [(settings.seed, key) for key in keys.tolist()]
             vectors, mask = reduce_pages(settings.reduction, vectors, mask, settings.page_vectors, seeds)
         return {"token_embeddings": vectors, "attention_mask": mask}

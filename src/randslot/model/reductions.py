@@ -23,7 +23,7 @@ Seed = tuple[int, ...]
 
 
 def select(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
-    """Random-Select: a random subset; a smaller one is a prefix of a larger one."""
+    """Random-Select: a random subset, of the patches of an image; a smaller one is a prefix of a larger one."""
     chosen = np.random.default_rng(seed).permutation(len(vectors_LD))[:num]
     return vectors_LD[torch.from_numpy(chosen).to(vectors_LD.device)]
 
