@@ -89,7 +89,7 @@ def test_wrong_inputs_are_named(pages):
     ):
         with pytest.raises(RandSlotError, match=message):
             encode(given)
-    with pytest.raises(RandSlotError, match="pages take no prompt"):
+    with pytest.raises(RandSlotError, match="no prompt can be given here"):
         model.encode_document(pages, prompt="Read: ")
 
 

@@ -216,7 +216,7 @@ def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Sid
 def refuse_prompt(prompt: str | None) -> None:
     """Refuse a prompt for pages: the template has it."""
     if prompt:
-        raise RandSlotError(f"pages take no prompt, but one was given: {prompt!r}")
+        raise RandSlotError(f"no prompt can be given here, the template has one: {prompt!r}")
 
 
 def _hash_contents(contents: Sequence[Image.Image | str]) -> Tensor:

@@ -9,21 +9,15 @@ Shapes: B batch, L tokens, K vectors, D dimension.
 from __future__ import annotations
 
 import base64
-import binascii
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from functools import cached_property
 from hashlib import blake2b
-from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
-from time import sleep as pause
 from types import SimpleNamespace
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import torch
 import torch.nn.functional as F
@@ -36,15 +30,14 @@ from ..files import read_json
 from ..pages import open_page
 from ..pages.images import shrink
 from .backbone import load_processors
+from .client import JsonClient
 from .export import FORMAT
 from .families import find_family
 from .hub import SERVING, Source
 from .model import RandSlotModel
 from .preprocessing import PAGE, QUERY, Processors, refuse_prompt, sort_inputs
-from .reader import SIDES, Side, check_query, is_url
+from .reader import SIDES, Side, check_query
 from .settings import Settings
-
-WRONG = "is it a vLLM server, started as SERVING.md says, or randslot serve?"
 
 
 def remote(
@@ -65,83 +58,23 @@ def remote(
 
     Errors: RandSlotError if the server cannot be reached, or runs another model than the folder has.
     """
-    server = Server(url, timeout, token)
-    model = server.first_model()
-    if model.get("randslot") is None:
-        encoder: RemoteEncoder = VllmEncoder(server, model, folder)
-    elif folder is None:
-        encoder = ServiceEncoder(server, model)
-    else:
-        raise UsageError(f"{server.url} is a RandSlot service, which says all itself: name no exported folder")
+    hint = "; is it a vLLM server, started as SERVING.md says, or randslot serve?"
+    url = url.rstrip("/").removesuffix("/v1").removesuffix("/pooling")
+    server = JsonClient(url, timeout, token, hint)
+    match server.ask("/v1/models"):
+        case {"data": [{"id": str(_), "randslot": {}} as model, *_]}:
+            if folder is not None:
+                raise UsageError(f"{url} is a RandSlot service, which describes its model: name no exported folder")
+            encoder: RemoteEncoder = ServiceEncoder(server, model)
+        case {"data": [{"id": str(_)} as model, *_]}:
+            encoder = VllmEncoder(server, model, folder)
+        case {"data": []}:
+            raise RandSlotError(f"{url} has no model: a library of words has none, index it with --model")
+        case _:
+            raise RandSlotError(f"{url} names no model at /v1/models{hint}")
     budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors}
     encoder.use(**{name: num for name, num in budgets.items() if num is not None})
     return RandSlotModel(modules=[encoder], device="cpu")
-
-
-class Server:
-    """A server that is asked in JSON; its failures become one line."""
-
-    def __init__(self, url: str, timeout: float, token: str | None) -> None:
-        if not is_url(url):
-            raise UsageError(f"{url!r} is not the address of a server, as in http://localhost:8000")
-        self.url = url.rstrip("/").removesuffix("/v1").removesuffix("/pooling")
-        self.timeout = timeout
-        self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    def first_model(self) -> dict[str, Any]:
-        """Return the first model that the server lists."""
-        models = self.ask("/v1/models").get("data")
-        if models == []:
-            raise RandSlotError(f"{self.url} has no model: a library of words has none, index it with --model")
-        if not (isinstance(models, list) and isinstance(models[0], dict) and "id" in models[0]):
-            raise RandSlotError(f"{self.url} names no model at /v1/models: {WRONG}")
-        return dict(models[0])
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Post a body, or get a path if there is none; retry for some seconds while no server answers."""
-        request = Request(self.url + path, json.dumps(body).encode() if body else None, self.headers)
-        for seconds in (0.5, 1.0, 2.0, 4.0):
-            try:
-                return self._open(request)
-            except ConnectionError:
-                pause(seconds)
-        try:
-            return self._open(request)
-        except ConnectionError as error:
-            raise RandSlotError(f"cannot reach {self.url}: {error}; is the server running?") from error
-
-    def _open(self, request: Request) -> dict[str, Any]:
-        try:
-            with urlopen(request, timeout=self.timeout) as answer:
-                content = json.load(answer)
-        except HTTPError as error:
-            with error:
-                reason = _read_reason(error.read())
-            hint = f"; {WRONG}" if error.code == 404 else ""
-            raise RandSlotError(f"{request.full_url} answers {error.code}: {reason or error.reason}{hint}") from error
-        except ValueError as error:
-            raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}; {WRONG}") from error
-        except (OSError, HTTPException) as error:
-            cause = getattr(error, "reason", error)
-            if isinstance(cause, ConnectionError):
-                raise cause from error
-            if isinstance(cause, TimeoutError):
-                raise RandSlotError(f"no answer from {request.full_url} within {self.timeout:g} seconds") from error
-            raise RandSlotError(f"cannot reach {request.full_url}: {cause}") from error
-        if not isinstance(content, dict):
-            raise RandSlotError(f"{request.full_url} answers no JSON object")
-        return content
-
-
-def _read_reason(body: bytes) -> str:
-    """Return the reason of an error in one line: from OpenAI's form, or the body itself."""
-    try:
-        content = json.loads(body)
-        content = content.get("error", content)
-        text = str(content["message"] if isinstance(content, dict) else content)
-    except (ValueError, KeyError, AttributeError):
-        text = body.decode(errors="replace")
-    return " ".join(text.split())[:300]
 
 
 class RemoteEncoder(InputModule):
@@ -156,9 +89,8 @@ class RemoteEncoder(InputModule):
     weights: str
     settings: Settings
     limit: Settings
-    fixed_by: str
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: JsonClient, name: str) -> None:
         super().__init__()
         self.server, self.name = server, name
         self.source = self.home = Source(server.url)
@@ -180,16 +112,11 @@ class RemoteEncoder(InputModule):
         Errors: UsageError for any other change.
         """
         settings = self.settings.change(**changes)
-        fixed = asdict(replace(self.limit, query_vectors=settings.query_vectors, page_vectors=settings.page_vectors))
+        few = {f"{side}_vectors" for side in SIDES if self.limit.has_prefixes(side)}
         for name, value in asdict(settings).items():
-            if value != fixed[name]:
-                raise UsageError(f"{name} is fixed by the {self.fixed_by}; on a server only the budgets can be changed")
-        for side in SIDES:
-            num, most = settings.vectors(side), self.limit.vectors(side)
-            if num > most:
-                raise UsageError(f"{side}_vectors={num}: the {self.fixed_by} has only {most}")
-            if num < most and not self.limit.has_prefixes(side):
-                raise UsageError(f"{side}_vectors is fixed by the {self.fixed_by}: fewer of this model are others")
+            own = getattr(self.limit, name)
+            if value != own and (name not in few or value > own):
+                raise UsageError(f"{name}={value!r}: the server has {own!r}; only fewer vectors can be asked for")
         self.settings = settings
 
     def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Tensor]:
@@ -200,31 +127,26 @@ class RemoteEncoder(InputModule):
                 found += answer
         return found
 
-    def ask(self, body: dict[str, Any], num_rows: str = "") -> list[Tensor]:
-        """Return the rows (rows, D) of each input of a body.
-
-        num_rows: a key of `usage` in the answer that counts them: the bytes have no shape, and only a count tells a
-        wrong dimension.
-        """
+    def ask(self, body: dict[str, Any]) -> list[Tensor]:
+        """Return the rows (rows, D) of each input of a body."""
         # base64: as numbers in text they would be several times larger.
         answer = self.server.ask("/pooling", {"model": self.name, "encoding_format": "base64", **body})
-        wanted = len(body.get("input", [body]))
+        rows = []
         try:
-            numbers = []
             for item in sorted(answer["data"], key=lambda item: int(item["index"])):
-                numbers.append(torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32))
-            total = sum(len(item) for item in numbers)
-            expected = int(answer["usage"][num_rows]) * self.dimension if num_rows else total
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise RandSlotError(f"{self.server.url} answers with no vectors: {first_line(error)}") from error
-        if len(numbers) != wanted:
-            raise RandSlotError(f"{self.server.url} answers with {len(numbers)} items for {wanted} inputs")
-        if total != expected or any(not len(item) or len(item) % self.dimension for item in numbers):
+                numbers = torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32)
+                rows.append(numbers.view(-1, self.dimension))
+            num_rows = int(answer["usage"]["prompt_tokens"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            what = f"vectors of dimension {self.dimension}"
+            raise RandSlotError(f"{self.server.url} answers with no {what}: {first_line(error)}") from error
+        # The bytes have no shape: only the count tells a wrong dimension.
+        if len(rows) != len(body.get("input", [body])) or sum(map(len, rows)) != num_rows:
             raise RandSlotError(
-                f"{self.server.url} answers with {total} numbers, not {expected}, {self.dimension} for each vector: is "
-                "it this model, started with token_embed?"
+                f"{self.server.url} answers with {[len(item) for item in rows]} vectors of dimension {self.dimension}, "
+                f"and says {num_rows}: is it this model, started with token_embed?"
             )
-        return [item.view(-1, self.dimension) for item in numbers]
+        return rows
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Refuse: the weights are on the server."""
@@ -242,42 +164,37 @@ def _write_page(page: Image.Image) -> dict[str, Any]:
 class ServiceEncoder(RemoteEncoder):
     """A model that `randslot serve` runs; its vectors are those of the model itself."""
 
-    fixed_by = "service"
-
-    def __init__(self, server: Server, model: Mapping[str, Any]) -> None:
+    def __init__(self, server: JsonClient, model: Mapping[str, Any]) -> None:
         """Errors: RandSlotError if the service runs a model of another kind, or is of another version."""
-        super().__init__(server, str(model["id"]))
+        super().__init__(server, model["id"])
         about = model["randslot"]
-        if "slots" not in about:
-            raise RandSlotError(
-                f"{server.url} runs {self.name}, which is not a RandSlot model: its vectors can be asked for at "
-                f"{server.url}/pooling, but not through randslot.remote"
-            )
         try:
-            self.limit = Settings(
-                **{field.name: about[field.name] for field in fields(Settings) if field.name in about}
+            self.limit = self.settings = Settings(
+                slots=about["slots"], **{one.name: about[one.name] for one in fields(Settings)[1:] if one.name in about}
             )
             self.dimension, self.page_pixels = int(about["dimension"]), int(about["page_pixels"])
             self.dtype, self.weights = str(about["dtype"]), str(about["weights"])
             self.family = SimpleNamespace(reads=about["reads"])
         except (KeyError, TypeError, ValueError) as error:
             raise RandSlotError(
-                f"{server.url} does not say how {self.name} makes its vectors ({first_line(error)}): is it as new as "
-                "this version of randslot?"
+                f"{server.url} runs {self.name}, which does not describe itself as a RandSlot model "
+                f"({first_line(error)}); ask for its vectors at {server.url}/pooling"
             ) from error
-        self.settings = self.limit
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (images or their paths, or texts) into the bodies of requests."""
         items, side = sort_inputs(inputs, task)
-        if side == "query":
-            texts = [(prompt or "") + check_query(query) for query in items]
-            return {"side": side, "bodies": list(_split(texts, "query"))}
-        refuse_prompt(prompt)
-        if self.family.reads == "text":
-            return {"side": side, "bodies": list(_split(items, "document"))}
-        opened = [shrink(open_page(page, self.page_pixels), 6_000_000) for page in items]  # pixels of a request
-        return {"side": side, "bodies": [_write_page(page) for page in opened]}
+        if side == "page":
+            refuse_prompt(prompt)
+            if self.family.reads == "image":
+                # The most pixels that the service takes.
+                opened = [shrink(open_page(page, self.page_pixels), 6_000_000) for page in items]
+                return {"side": side, "bodies": [_write_page(page) for page in opened]}
+        else:
+            items = [(prompt or "") + check_query(query) for query in items]
+        kind = "document" if side == "page" else "query"
+        parts = [items[first : first + 64] for first in range(0, len(items), 64)]
+        return {"side": side, "bodies": [{"input": part, "input_type": kind} for part in parts]}
 
     def open_page(self, page: Any) -> Any:
         """Return a page as it is sent; the service cuts a text that is too long, and does not say so."""
@@ -294,23 +211,19 @@ class ServiceEncoder(RemoteEncoder):
         return {"token_embeddings": vectors, "attention_mask": mask}
 
 
-def _split(texts: list[str], kind: str, size: int = 64) -> Iterator[dict[str, Any]]:
-    for first in range(0, len(texts), size):
-        yield {"input": texts[first : first + size], "input_type": kind}
-
-
 class VllmEncoder(RemoteEncoder):
     """A model that a server such as vLLM runs from an exported folder."""
 
-    fixed_by = "export"
-
-    def __init__(self, server: Server, model: Mapping[str, Any], folder: str | Path | None) -> None:
-        super().__init__(server, str(model["id"]))
-        serving = self._find_serving(folder, str(model.get("root") or model["id"]))
-        self.folder, content = serving.parent, read_json(serving)
-        if content.get("format") != FORMAT:
-            raise RandSlotError(f"{serving} has format {content.get('format')!r}, but this version reads {FORMAT}")
+    def __init__(self, server: JsonClient, model: Mapping[str, Any], folder: str | Path | None) -> None:
+        super().__init__(server, model["id"])
+        root = Path(str(model.get("root") or model["id"])) if folder is None else Path(folder).expanduser()
+        file = root / SERVING if root.is_dir() else root
+        if not file.is_file() or (folder is None and not root.is_absolute()):  # relative to the server's own folder
+            raise UsageError(f"{server.url} runs {model['id']!r}, and {root} has no {SERVING}: name the export")
+        self.folder, content = file.parent, read_json(file)
         try:
+            if content["format"] != FORMAT:
+                raise ValueError(f"it has format {content['format']!r}, but this version reads {FORMAT}")
             self.limit = self.settings = Settings(**content["settings"])
             self.dimension = int(content["dimension"])
             self.query_prompt = str(content["query_prompt"])
@@ -319,26 +232,13 @@ class VllmEncoder(RemoteEncoder):
             self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])
             what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
         except (KeyError, TypeError, ValueError) as error:
-            raise RandSlotError(f"{serving} is broken: {first_line(error)}") from error
+            raise RandSlotError(f"{file} cannot be read: {first_line(error)}; export the model again") from error
         self.weights = blake2b(what.encode(), digest_size=12).hexdigest()
-        self._check_slots()
-
-    def _find_serving(self, folder: str | Path | None, root: str) -> Path:
-        """Return the serving.json of a folder, or of the server's own if it is on this machine."""
-        place = Path(root if folder is None else folder).expanduser()
-        file = place / SERVING if place.is_dir() else place
-        if file.is_file() and (folder is not None or place.is_absolute()):  # else relative to the server's folder
-            return file
-        if folder is None:
-            raise UsageError(f"{self.server.url} runs {root!r}, which is not a folder known here: name the export")
-        raise UsageError(f"no {SERVING} in {place}: name the exported folder, or that file of it")
-
-    def _check_slots(self) -> None:
-        """Refuse a server that takes slots for text: it would give other vectors."""
+        # A server that takes slots for text would give other vectors.
         prompt = self.page_prompt.replace(self.family.image_token, "")
         plain, slotted, page = self.ask({"input": ["x", "x" + self.query_slots, prompt]})
         if len(slotted) - len(plain) != self.limit.query_vectors - 1:
-            raise RandSlotError(f"{self.server.url} does not know the slot tokens: does it run the exported folder?")
+            raise RandSlotError(f"{server.url} does not know the slot tokens: does it run the exported folder?")
         self.num_prompt_tokens = len(page)
 
     @property
@@ -374,11 +274,9 @@ class VllmEncoder(RemoteEncoder):
 
     def _write_query(self, query: Any, prompt: str | None) -> str:
         """Return the prompt of a query; refuse special tokens that would break out of its template."""
-        text = (prompt or "") + check_query(query)
-        special = ["<|randslot_"]
+        text, special = (prompt or "") + check_query(query), ["<|randslot_"]
         if self.query_prompt != QUERY:
-            if prompt:
-                raise RandSlotError(f"the instruction of queries is fixed by the export, but one was given: {prompt!r}")
+            refuse_prompt(prompt)  # the export has one
             special += self.family.special_tokens
         for token in special:
             if token in text:
@@ -396,14 +294,16 @@ class VllmEncoder(RemoteEncoder):
                 "template and image settings of the exported folder?"
             )
         first, num = self.limit.vectors(side), self.settings.vectors(side)
-        if min(found) < first:
-            raise RandSlotError(f"{self.server.url} answers with {min(found)} states, too few for {first} vectors")
-        vectors = torch.stack([F.normalize(rows[len(rows) - first :][:num], dim=-1) for rows in states])
-        if not vectors.isfinite().all():
-            raise RandSlotError(f"{self.server.url} answers with states that are not finite: does it run in float16?")
+        kept = [rows[-first:][:num] for rows in states]
+        if min(found) < first or not torch.cat(kept).isfinite().all():
+            raise RandSlotError(
+                f"{self.server.url} answers with {min(found)} states, which are too few for {first} vectors or not "
+                "finite: does it run in float16?"
+            )
+        vectors = F.normalize(torch.stack(kept), dim=-1)
         return {"token_embeddings": vectors, "attention_mask": torch.ones(vectors.shape[:2], dtype=torch.long)}
 
-    def ask(self, body: dict[str, Any], num_rows: str = "prompt_tokens") -> list[Tensor]:
+    def ask(self, body: dict[str, Any]) -> list[Tensor]:
         """Return the states (L, D) of each input of a body."""
         options = {"task": "token_embed", "add_special_tokens": False, "embed_dtype": "float32", "endianness": "little"}
-        return super().ask(options | body, num_rows)
+        return super().ask(options | body)

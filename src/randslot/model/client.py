@@ -1,0 +1,60 @@
+"""Asks a server in JSON. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPException
+from time import sleep as pause
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from ..errors import RandSlotError, UsageError, first_line
+from .reader import is_url
+
+
+class JsonClient:
+    """A server that is asked in JSON; its failures become one line. hint: what to check if it seems the wrong one."""
+
+    def __init__(self, url: str, timeout: float, token: str | None = None, hint: str = "") -> None:
+        if not is_url(url):
+            raise UsageError(f"{url!r} is not the address of a server, as in http://localhost:8000")
+        self.url, self.timeout, self.hint = url.rstrip("/"), timeout, hint
+        self.headers = {"Content-Type": "application/json"}
+        if token:
+            self.headers["Authorization"] = f"Bearer {token}"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Post a body, or get a path if there is none; retry for some seconds while no server answers."""
+        request = Request(self.url + path, json.dumps(body).encode() if body else None, self.headers)
+        for seconds in (0.5, 1.0, 2.0, 4.0, 0.0):
+            try:
+                with urlopen(request, timeout=self.timeout) as answer:
+                    return json.load(answer)
+            except HTTPError as error:
+                with error:
+                    reason = _read_reason(error.read()) or error.reason
+                hint = self.hint if error.code == 404 else ""
+                raise RandSlotError(f"{request.full_url} answers {error.code}: {reason}{hint}") from error
+            except ValueError as error:
+                raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}{self.hint}") from error
+            except (OSError, HTTPException) as error:
+                cause = getattr(error, "reason", error)
+                if isinstance(cause, ConnectionError) and seconds:
+                    pause(seconds)
+                    continue
+                if isinstance(cause, TimeoutError):
+                    cause = f"no answer within {self.timeout:g} seconds"
+                raise RandSlotError(f"cannot reach {request.full_url}: {cause}; is the server running?") from error
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _read_reason(body: bytes) -> str:
+    """Return the reason of an error in one line: from OpenAI's form, or the body itself."""
+    try:
+        content = json.loads(body)
+        content = content.get("error", content)
+        text = str(content["message"] if isinstance(content, dict) else content)
+    except (ValueError, KeyError, AttributeError):
+        text = body.decode(errors="replace")
+    return " ".join(text.split())[:300]
