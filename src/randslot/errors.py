@@ -1,5 +1,8 @@
 """Errors that a user can meet: one line that names the file or value and says what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RandSlotError(ValueError):
     """Something went wrong with a file, a model or an input."""
@@ -15,6 +18,17 @@ class BusyError(RandSlotError):
 
 class MissingError(ImportError, RandSlotError):
     """A package of an extra is not installed."""
+
+
+@contextmanager
+def in_one_line(doing: str, kind: type[RandSlotError] = RandSlotError, hint: str = "") -> Iterator[None]:
+    """Report any failure of a library in the block as "cannot DOING: reason"; errors of ours pass unchanged."""
+    try:
+        yield
+    except RandSlotError:
+        raise
+    except Exception as error:
+        raise kind(f"cannot {doing}: {first_line(error)}{hint}") from error
 
 
 def first_line(error: BaseException) -> str:

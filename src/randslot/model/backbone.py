@@ -1,4 +1,4 @@
-"""Load a backbone from files, or build one from a shape with random weights.
+"""A backbone: loaded from files, or built from a shape with random weights.
 
 The backbone is the plain transformers model, so its checkpoint keys are those of the hub.
 """
@@ -8,23 +8,89 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json
 from .families import FAMILIES
-from .families.base import Backbone, Family
+from .families.base import Family, VisionOutput
 from .hub import SERVING, Source
-from .preprocessing import Processors
+from .preprocessing import Features, Processors
+from .readout import Content
 from .slots import torch_seed
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A loaded or built model of a family, with its processors."""
+
+    family: Family
+    model: PreTrainedModel
+    processors: Processors
+    source: Source
+    bare: dict[str, Tensor] = field(default_factory=dict)  # weights under an adapter, if they are in no folder
+
+    @property
+    def language_model(self) -> nn.Module:
+        """The language model inside the backbone."""
+        found: nn.Module = self.model.get_submodule(self.family.language_module)
+        return found
+
+    @property
+    def vision_parts(self) -> nn.ModuleList:
+        """The vision tower and its connector; empty in a model that reads text."""
+        return nn.ModuleList(self.model.get_submodule(name) for name in self.family.vision_modules)
+
+    @property
+    def vision_is_frozen(self) -> bool:
+        """Whether there is a vision tower without trainable weights."""
+        parts = self.vision_parts
+        return len(parts) > 0 and not any(weight.requires_grad for weight in parts.parameters())
+
+    def freeze_vision(self) -> None:
+        """Exclude the vision tower from training."""
+        if not self.vision_parts:
+            raise UsageError(f"a {self.family} model has no vision tower to freeze")
+        self.vision_parts.requires_grad_(False)
+
+    def run_vision(self, features: Features) -> VisionOutput | None:
+        """Run the vision tower over the pages in the features, without gradients if it is frozen."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.vision_is_frozen):
+            return self.family.run_vision(self.model, features)
+
+    def read_content(self, features: Features, vision: VisionOutput | None = None) -> Content:
+        """Embed left-padded features; `vision`: an earlier output of the vision tower for them."""
+        return self.family.read_content(self.model, features, vision or self.run_vision(features))
+
+    def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
+        """Run the language model and return its last hidden states (B, L, D) and its cache."""
+        output = self.language_model(
+            inputs_embeds=content.embeds_BLD,
+            attention_mask=content.mask_BL,
+            position_ids=content.positions,
+            past_key_values=cache,
+            use_cache=use_cache,
+            **content.flags,
+            **content.more,
+        )
+        return output.last_hidden_state, output.past_key_values
+
+    def checkpoint_layers(self) -> None:
+        """Turn gradient checkpointing on."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers makes the inputs of all parts of an adapted model require gradients, which only reentrant
+        # checkpointing needs. Here it would send gradients through frozen weights, such as the whole vision tower.
+        self.model.disable_input_require_grads()
 
 
 def make_tokenizer(special_tokens: Sequence[str], end_token: str, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
@@ -53,25 +119,23 @@ def load_backbone(
 ) -> Backbone:
     """Load a backbone from a folder, without running code found there."""
     family = _find_family(source)
-    try:
-        with bars_in_terminals():
-            model, report = AutoModel.from_pretrained(
-                source.folder,
-                dtype=dtype,
-                attn_implementation=attn_implementation or _default_attention(dtype),
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # transformers and safetensors fail on broken files in many ways
-        raise RandSlotError(f"cannot load backbone {source.name}: {first_line(error)}") from error
-    missing = sorted(report["missing_keys"])
+    with in_one_line(f"load backbone {source.name}"), bars_in_terminals():
+        model, report = AutoModel.from_pretrained(
+            source.folder,
+            dtype=dtype,
+            attn_implementation=attn_implementation or _default_attention(dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    missing = sorted(report["missing_keys"])  # transformers would run with random ones
     unknown = sorted(key for key in report["unexpected_keys"] if not key.startswith(family.spare_weights))
-    if missing:  # transformers would run with random ones
-        raise RandSlotError(f"backbone {source.name} lacks {len(missing)} weights, such as {missing[0]}: get it again")
-    if unknown:
-        raise RandSlotError(f"backbone {source.name} has {len(unknown)} unknown weights, such as {unknown[0]}")
+    if missing or unknown:
+        raise RandSlotError(
+            f"backbone {source.name} lacks {len(missing)} weights and has {len(unknown)} unknown ones, such as "
+            f"{(missing + unknown)[0]}: get it again"
+        )
     # Loaded weights are memory-mapped at odd addresses, which selects other kernels with other last bits; and a model
     # saved over its own folder would overwrite the file it is mapped to.
     for parameter in model.parameters():
@@ -80,6 +144,7 @@ def load_backbone(
 
 
 def _find_family(source: Source) -> Family:
+    """Return the family of a folder by its config.json."""
     name, file = source.name, Path(str(source.folder), "config.json")
     if file.with_name(SERVING).is_file():
         raise RandSlotError(
@@ -112,13 +177,8 @@ def bars_in_terminals() -> Iterator[None]:
 
 def load_processors(family: Family, source: Source) -> Processors:
     """Load tokenizer and image processor from a folder; RandSlotError if a file is missing or broken."""
-    try:
+    with in_one_line(f"load the tokenizer or image processor of {source.name}"):
         return family.load_processors(source)
-    except RandSlotError:
-        raise
-    except Exception as error:  # their files can be broken in many ways
-        message = first_line(error).rstrip(": ")
-        raise RandSlotError(f"cannot load the tokenizer or image processor of {source.name}: {message}") from error
 
 
 def build_backbone(
@@ -130,45 +190,35 @@ def build_backbone(
     attn_implementation: str | None = None,
 ) -> Backbone:
     """Build a backbone with random weights; `shape`: a name in `shapes/`, or the path of such a JSON file."""
-    blueprint = _read_shape(shape)
-    model_type = blueprint["config"].get("model_type")
-    if model_type not in FAMILIES:
-        raise UsageError(f"shape {shape} is of type {model_type!r}; RandSlot runs on {', '.join(FAMILIES)}")
-    family = FAMILIES[model_type]
+    file = Path(shape if shape.endswith(".json") else str(resources.files(__package__) / "shapes" / f"{shape}.json"))
+    if not file.is_file():
+        raise UsageError(f"unknown backbone shape {shape!r}; known ones: {', '.join(list_shapes())}, or a .json file")
+    blueprint = read_json(file)
+    with in_one_line(f"read shape {shape}", UsageError, f": its config needs a model_type of {', '.join(FAMILIES)}"):
+        family = FAMILIES[blueprint["config"]["model_type"]]
     tokenizer = make_tokenizer(family.special_tokens, family.end_token, blueprint.get("words", "").split())
     config = family.make_config(blueprint, tokenizer)
-    with torch_seed(seed), torch.device("meta" if device == "meta" else "cpu"):
-        try:
-            attention = attn_implementation or _default_attention(dtype)
-            model = AutoModel.from_config(config, dtype=dtype or torch.float32, attn_implementation=attention)
-        except (ValueError, ImportError) as error:
-            raise UsageError(f"cannot build {shape}: {first_line(error)}") from error
+    attention = attn_implementation or _default_attention(dtype)
+    with (
+        torch_seed(seed),
+        torch.device("meta" if device == "meta" else "cpu"),
+        in_one_line(f"build {shape}", UsageError),
+    ):
+        model = AutoModel.from_config(config, dtype=dtype or torch.float32, attn_implementation=attention)
     processors = Processors(tokenizer, family.make_image_processor(blueprint))
     return Backbone(family, family.prepare(model), processors, Source())
 
 
 def find_shape(name: str) -> str | None:
     """Return the shape of a published backbone by its hub id or folder name; None if it is unknown."""
-    words = [word for word in Path(name).name.lower().split("-") if word not in ("instruct", "embedding")]
-    shape = "-".join(words)
-    return shape if (resources.files(__package__) / "shapes" / f"{shape}.json").is_file() else None
+    shape = Path(name).name.lower().replace("-instruct", "").replace("-embedding", "")
+    return shape if shape in list_shapes() else None
 
 
 def list_shapes() -> list[str]:
     """Return the names of all shapes in the package."""
     files = (resources.files(__package__) / "shapes").iterdir()
     return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
-
-
-def _read_shape(shape: str) -> dict[str, Any]:
-    shapes = resources.files(__package__) / "shapes"
-    file = Path(shape) if shape.endswith(".json") else Path(str(shapes / f"{shape}.json"))
-    if not file.is_file():
-        raise UsageError(f"unknown backbone shape {shape!r}; known ones: {', '.join(list_shapes())}, or a .json file")
-    blueprint = read_json(file)
-    if not isinstance(blueprint.get("config"), dict):
-        raise UsageError(f"{file} is not a backbone shape: it needs config, and image_processor if it has one")
-    return blueprint
 
 
 def _default_attention(dtype: torch.dtype | None) -> str:

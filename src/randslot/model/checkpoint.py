@@ -20,16 +20,14 @@ from typing import Any
 import torch
 from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers.multi_vector_encoder.model_card import MultiVectorEncoderModelCardData
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json
-from .backbone import bars_in_terminals, load_backbone, load_processors
-from .families.base import Backbone
+from .backbone import Backbone, bars_in_terminals, load_backbone, load_processors
 from .hub import Source, find
 from .reader import SIDES, Identity, Side, find_teacher, read_identity
 from .slots import torch_seed
@@ -69,16 +67,11 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
     """Add a fresh adapter to the backbone, trainable in float32; UsageError if it does not fit."""
-    if not isinstance(config, PeftConfig):
-        raise UsageError(f"lora takes True, False or a PEFT config, not {config!r}")
     if has_adapter(backbone.model):
         raise RandSlotError("this model has an adapter already; omit lora to continue with it")
     bare = dict(backbone.model.state_dict()) if backbone.source.folder is None else {}
-    try:
-        with torch_seed(seed):
-            backbone.model.add_adapter(config)
-    except Exception as error:  # PEFT refuses it in many ways
-        raise UsageError(f"cannot add this adapter: {first_line(error)}") from error
+    with in_one_line("add this adapter", UsageError), torch_seed(seed):
+        backbone.model.add_adapter(config)
     for parameter in backbone.model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
@@ -89,10 +82,8 @@ def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """Merge the adapter of a backbone, if any, into its weights in place; RandSlotError if they are not finite."""
     for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):
-            try:
+            with in_one_line(f"merge the adapter at {name}"):
                 module.merge(safe_merge=True)
-            except ValueError as error:
-                raise RandSlotError(f"cannot merge the adapter at {name}: {first_line(error)}") from error
             model.set_submodule(name, module.get_base_layer())
     if has_adapter(model):  # now it is saved like any other model
         model._hf_peft_config_loaded = False
@@ -180,8 +171,7 @@ def _save_adapter(backbone: Backbone, path: Path, base: str | None) -> None:
     if folder is not None:
         shutil.copytree(folder, inner)
         return
-    if not backbone.bare:
-        raise RandSlotError("the weights under this adapter are not on disk: add it with lora=, not add_adapter")
+    assert backbone.bare, "an adapter on a backbone built in memory is added with lora="
     inner.mkdir()
     weights = {key: value.contiguous() for key, value in backbone.bare.items()}
     save_file(weights, inner / "model.safetensors", metadata={"format": "pt"})
@@ -209,7 +199,7 @@ def read_files(
     place = _find_backbone(source, config, backbone)
     parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
     family = config["backbone"]["family"]
-    if parts.family != family:
+    if parts.family.name != family:
         raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {place.name} is {parts.family}")
     if config["adapter"]:
         parts = replace(parts, processors=load_processors(parts.family, source))
@@ -223,31 +213,24 @@ def read_files(
 def _read_config(source: Source) -> dict[str, Any]:
     """Read and check randslot.json; its teacher is an `Identity`."""
     path = Path(str(source.folder), CONFIG)
-    if not path.is_file():
-        raise RandSlotError(f"{source.name} is not a saved RandSlot model: it has no {CONFIG}")
     config = read_json(path)
-    if config.get("format") != FORMAT:
-        raise RandSlotError(f"{path} has format {config.get('format')!r}, but this version of randslot reads {FORMAT}")
-    try:
-        counts = [config["stored"][side] for side in SIDES]
+    with in_one_line(f"read {path}"):
+        if config["format"] != FORMAT:
+            raise ValueError(f"it has format {config['format']!r}, but this version of randslot reads {FORMAT}")
+        if any(type(config["stored"][side]) is not int or config["stored"][side] < 0 for side in SIDES):
+            raise ValueError(f"it is damaged: stored={config['stored']!r}")
         _ = config["adapter"], [config["backbone"][key] for key in ("family", "name", "revision")]
         if "teacher" in config:
             config["teacher"] = read_identity(config["teacher"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RandSlotError(f"{path} is damaged: {error}") from error
-    if any(type(count) is not int or count < 0 for count in counts):
-        raise RandSlotError(f"{path} is damaged: stored={config['stored']!r}")
     return config
 
 
 def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path | None) -> Source:
-    name, revision = config["backbone"]["name"], config["backbone"]["revision"]
     if not config["adapter"]:
-        if backbone is not None:
-            raise UsageError(f"{source.name} holds all its weights: it needs no backbone={str(backbone)!r}")
         return source
     if backbone is not None:
         return find(backbone)
+    name, revision = config["backbone"]["name"], config["backbone"]["revision"]
     if name is None:
         return Source(source.name, source.revision, Path(str(source.folder), INNER_BACKBONE))
     try:
@@ -257,12 +240,8 @@ def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path 
 
 
 def _load_adapter(backbone: Backbone, source: Source) -> None:
-    if not Path(str(source.folder), ADAPTER_CONFIG).is_file():
-        raise RandSlotError(f"{source.name} lacks {ADAPTER_CONFIG}")
-    try:
+    with in_one_line(f"read {ADAPTER_CONFIG} of {source.name}"):
         config = PeftConfig.from_pretrained(str(source.folder))
-    except Exception as error:  # PEFT fails on a broken file in many ways
-        raise RandSlotError(f"{source.name} has a broken {ADAPTER_CONFIG}: {first_line(error)}") from error
     config.inference_mode = False
     weights = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in _read_tensors(source, ADAPTER).items()}
     add_adapter(backbone, config, seed=0)
@@ -272,24 +251,16 @@ def _load_adapter(backbone: Backbone, source: Source) -> None:
 
 def _read_tensors(source: Source, filename: str) -> dict[str, Tensor]:
     path = Path(str(source.folder), filename)
-    if not path.is_file():
-        raise RandSlotError(f"{source.name} lacks {filename}")
-    try:
+    with in_one_line(f"read {path}"):
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise RandSlotError(f"{path} is not a valid safetensors file: {first_line(error)}") from error
 
 
 def check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Refuse weights with other keys or shapes: skipping a key would leave random weights."""
-    if missing := sorted(expected.keys() - found.keys()):
-        raise RandSlotError(f"{what}: {len(missing)} weights are missing, such as {missing[0]}")
-    if unknown := sorted(found.keys() - expected.keys()):
-        raise RandSlotError(f"{what}: {len(unknown)} weights are unknown, such as {unknown[0]}")
-    for key in expected:
-        shape, needed = tuple(found[key].shape), tuple(expected[key].shape)
-        if shape != needed:
-            raise RandSlotError(f"{what}: {key} has shape {shape}, but this backbone and budget need {needed}")
+    for key in sorted(found.keys() | expected.keys()):
+        has, needs = (f"shape {tuple(part[key].shape)}" if key in part else "no weight" for part in (found, expected))
+        if has != needs:
+            raise RandSlotError(f"{what}: {key} has {has}, but this backbone and budget need {needs}")
 
 
 # -- the model card

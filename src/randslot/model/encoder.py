@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 
-from ..errors import RandSlotError, UsageError
+from ..errors import UsageError
+from .backbone import Backbone
 from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, read_files, save_files
-from .families.base import Backbone, VisionOutput
+from .families.base import VisionOutput
 from .hub import Source, find
 from .preprocessing import Preprocessor, Processors, sort_inputs
 from .reader import Identity, Side
@@ -242,12 +243,9 @@ class SlotEncoder(InputModule):
         **kwargs: Any,
     ) -> SlotEncoder:
         """Load a saved module, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
-        options = {"dtype" if key == "torch_dtype" else key: value for key, value in (model_kwargs or {}).items()}
-        if unknown := sorted(options.keys() - {"dtype", "attn_implementation"}):
-            raise UsageError(f"model_kwargs takes dtype and attn_implementation, not {', '.join(unknown)}")
         revision = None if Path(model_name_or_path).is_dir() else revision
         more: dict[str, Any] = {"cache_folder": cache_folder, "token": token, "local_files_only": local_files_only}
-        return load_encoder(find(model_name_or_path, revision, **more), **options)
+        return load_encoder(find(model_name_or_path, revision, **more), **model_kwargs or {})
 
 
 def load_encoder(
@@ -263,8 +261,6 @@ def load_encoder(
     encoder = SlotEncoder(saved.backbone, read_settings(saved.settings, source.name), saved.rows)
     encoder.home = source
     if expected := encoder.slots.state_dict():
-        if not saved.tables:
-            raise RandSlotError(f"{source.name} lacks {SLOTS}")
         check_fit(f"slot tables of {source.name}", saved.tables, expected)
         encoder.slots.load_state_dict(saved.tables)
     if saved.teacher is not None:

@@ -17,12 +17,12 @@ from sentence_transformers.util import batch_to_device, get_device_name
 from torch import Tensor
 
 from ..errors import UsageError
-from .backbone import build_backbone, list_shapes, load_backbone
+from .backbone import Backbone, build_backbone, list_shapes, load_backbone
 from .batching import cut_by_positions
-from .checkpoint import add_adapter, is_saved_model, merge_adapter, read_files
+from .checkpoint import ADAPTER_CONFIG, add_adapter, is_saved_model, merge_adapter, read_files
 from .encoder import SlotEncoder, load_encoder
 from .families import find_family
-from .families.base import Backbone, Family
+from .families.base import Family
 from .families.text import TextFamily
 from .hub import Source, find
 from .preprocessing import PreparedPage, Preprocessor
@@ -247,13 +247,13 @@ def load_source(
     changes = {key: value for key, value in settings.items() if value is not None}
     device = str(device or get_device_name())
     weights = choose_dtype(dtype, device)
+    if backbone is not None and not Path(str(source.folder), ADAPTER_CONFIG).is_file():
+        raise UsageError(f"backbone= goes with a saved adapter, and {source.name} is none")
     if is_saved_model(source):
         encoder = load_encoder(
             source, changes=changes, backbone=backbone, dtype=weights, attn_implementation=attn_implementation
         )
         return _finish(encoder, lora, device)
-    if backbone is not None:
-        raise UsageError(f"backbone= goes with a saved RandSlot model, and {source.name} is not one")
     chosen = Settings().change(**{"inference": "", **changes})  # "": what the strategy appends
     parts = load_backbone(source, dtype=weights, attn_implementation=attn_implementation)
     return _finish(SlotEncoder(parts, chosen), lora, device)

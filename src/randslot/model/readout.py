@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .families.base import Backbone
+    from .backbone import Backbone
 
 
 @dataclass(frozen=True)

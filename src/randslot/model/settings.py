@@ -132,22 +132,18 @@ class Settings:
 
     def change(self, **changes: Any) -> Settings:
         """Return these settings with some changed; UsageError for an unknown setting or a wrong value."""
-        _check_names(changes)
+        known = {field.name for field in fields(self)}
+        if unknown := sorted(changes.keys() - known):
+            raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
         return replace(self, **changes)
 
 
 def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
     """Make settings from the complete values of a saved model."""
-    _check_names(values)
-    if missing := sorted({field.name for field in fields(Settings)} - values.keys()):
-        raise RandSlotError(f"randslot.json of {name} lacks {', '.join(missing)}")
-    return Settings(**values)
-
-
-def _check_names(values: Mapping[str, Any]) -> None:
     known = {field.name for field in fields(Settings)}
-    if unknown := sorted(values.keys() - known):
-        raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
+    if wrong := sorted(values.keys() ^ known):
+        raise RandSlotError(f"randslot.json of {name} lacks settings or has unknown ones: {', '.join(wrong)}")
+    return Settings(**values)
 
 
 def draws_from_seed(values: Mapping[str, Any]) -> bool:

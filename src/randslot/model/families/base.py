@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from peft import LoraConfig
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -72,13 +71,6 @@ class Family(ABC):
 
     def __repr__(self) -> str:
         return self.name
-
-    def __eq__(self, other: object) -> bool:
-        """A family equals its name."""
-        return other == self.name if isinstance(other, str) else self is other
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return the page prompt of the paper's template, which may depend on the tokenizer."""
@@ -172,16 +164,8 @@ class Family(ABC):
         processors.save(folder)
 
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
-        """Return the limits of an exported model, for `served_pixels` and `fit_page`."""
+        """Return the limits of images in an exported model."""
         return {}
-
-    def served_pixels(self, **limits: int) -> int:
-        """Return the most pixels of a page image that an exported model uses."""
-        raise NotImplementedError(self.name)
-
-    def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
-        """Resize a page as the server of an exported model would, and count the tokens of its image there."""
-        raise NotImplementedError(self.name)
 
 
 class VisionFamily(Family):
@@ -200,68 +184,13 @@ class VisionFamily(Family):
     def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
         return AutoModelForImageTextToText.from_config(config)
 
+    @abstractmethod
+    def served_pixels(self, **limits: int) -> int:
+        """Return the most pixels of a page image that an exported model uses."""
 
-@dataclass(frozen=True)
-class Backbone:
-    """A loaded or built model of a family, with its processors."""
-
-    family: Family
-    model: PreTrainedModel
-    processors: Processors
-    source: Source
-    bare: dict[str, Tensor] = field(default_factory=dict)  # weights under an adapter, if they are in no folder
-
-    @property
-    def language_model(self) -> nn.Module:
-        """The language model inside the backbone."""
-        found: nn.Module = self.model.get_submodule(self.family.language_module)
-        return found
-
-    @property
-    def vision_parts(self) -> nn.ModuleList:
-        """The vision tower and its connector; empty in a model that reads text."""
-        return nn.ModuleList(self.model.get_submodule(name) for name in self.family.vision_modules)
-
-    @property
-    def vision_is_frozen(self) -> bool:
-        """Whether there is a vision tower without trainable weights."""
-        parts = self.vision_parts
-        return len(parts) > 0 and not any(weight.requires_grad for weight in parts.parameters())
-
-    def freeze_vision(self) -> None:
-        """Exclude the vision tower from training."""
-        if not self.vision_parts:
-            raise UsageError(f"a {self.family} model has no vision tower to freeze")
-        self.vision_parts.requires_grad_(False)
-
-    def run_vision(self, features: Features) -> VisionOutput | None:
-        """Run the vision tower over the pages in the features, without gradients if it is frozen."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.vision_is_frozen):
-            return self.family.run_vision(self.model, features)
-
-    def read_content(self, features: Features, vision: VisionOutput | None = None) -> Content:
-        """Embed left-padded features; `vision`: an earlier output of the vision tower for them."""
-        return self.family.read_content(self.model, features, vision or self.run_vision(features))
-
-    def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
-        """Run the language model and return its last hidden states (B, L, D) and its cache."""
-        output = self.language_model(
-            inputs_embeds=content.embeds_BLD,
-            attention_mask=content.mask_BL,
-            position_ids=content.positions,
-            past_key_values=cache,
-            use_cache=use_cache,
-            **content.flags,
-            **content.more,
-        )
-        return output.last_hidden_state, output.past_key_values
-
-    def checkpoint_layers(self) -> None:
-        """Turn gradient checkpointing on."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        # transformers makes the inputs of all parts of an adapted model require gradients, which only reentrant
-        # checkpointing needs. Here it would send gradients through frozen weights, such as the whole vision tower.
-        self.model.disable_input_require_grads()
+    @abstractmethod
+    def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
+        """Resize a page as the server of an exported model would, and count the tokens of its image there."""
 
 
 def need_file(source: Source, *names: str) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from ...errors import RandSlotError
 from ...files import read_json, write_json
 from ...pages import limit_aspect, open_page
 from ..hub import Source
@@ -72,8 +71,7 @@ class QwenVL(VisionFamily):
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         proj = model.visual.patch_embed.proj
-        if tuple(proj.stride) != tuple(proj.kernel_size) or any(proj.padding):
-            raise RandSlotError("this backbone's patch embedding overlaps, which no known Qwen-VL model does")
+        assert tuple(proj.stride) == tuple(proj.kernel_size) and not any(proj.padding), "patches overlap"
         model.visual.patch_embed = LinearPatches(proj)
         return model
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...errors import RandSlotError, UsageError
+from ...errors import UsageError
 from ...pages import NoTextError, read_page_text
 from ..hub import Source
 from ..preprocessing import PAGE, Features, Processors, Template
@@ -31,8 +31,6 @@ class TextFamily(Family):
         processors = super().load_processors(source)
         tokenizer = processors.tokenizer
         if tokenizer.pad_token is None:  # true of many Llamas; padding is masked, so any token will do
-            if tokenizer.eos_token is None:
-                raise RandSlotError(f"the tokenizer of {source.name} has neither a padding token nor an end token")
             tokenizer.pad_token = tokenizer.eos_token
         return processors
 
