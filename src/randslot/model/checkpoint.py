@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,18 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
         backbone.model.save_pretrained(path)
     backbone.processors.save(path)
     share_weights(path, "config.json")
+
+
+def hash_weights(weights: Mapping[str, Tensor], *more: bytes) -> str:
+    """Return a hash of named weights, and of all else that vectors depend on."""
+    digest = blake2b(digest_size=12)
+    for name, tensor in sorted(weights.items()):
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    for part in more:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def share_weights(path: Path, like: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from .backbone import Backbone
-from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, read_files, save_files
+from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read_files, save_files
 from .families.base import VisionOutput
 from .hub import Source, find
 from .preprocessing import Preprocessor, Processors, sort_inputs
@@ -135,13 +135,8 @@ class SlotEncoder(InputModule):
 
     def weights_key(self) -> str:
         """Return a hash of weights, template and processors: other ones, other vectors."""
-        digest = blake2b(digest_size=12)
-        for name, tensor in sorted(self.state_dict(prefix="0.").items()):  # under their names in the whole model
-            flat = tensor.detach().cpu().contiguous().flatten()
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        digest.update(self.processors.describe())
-        return digest.hexdigest()
+        # Weights under their names in the whole model.
+        return hash_weights(self.state_dict(prefix="0."), self.processors.describe())
 
     # -- from inputs to features
 

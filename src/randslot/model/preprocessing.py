@@ -183,7 +183,7 @@ class Preprocessor:
         for name, value in features.items():
             if value.is_floating_point():
                 features[name] = value.to(self.dtype)
-        return {**features, "keys": _hash_contents(contents), "side": side}
+        return {**features, "keys": torch.tensor([hash_content(one) for one in contents]), "side": side}
 
     def open_page(self, page: Any) -> Any:
         """Open a page as an RGB image or a text, as the family reads it."""
@@ -219,10 +219,7 @@ def refuse_prompt(prompt: str | None) -> None:
         raise RandSlotError(f"no prompt can be given here, the template has one: {prompt!r}")
 
 
-def _hash_contents(contents: Sequence[Image.Image | str]) -> Tensor:
-    """Hash each content into one number, the seed of its slots under inference="random"."""
-    keys = []
-    for content in contents:
-        data = content.encode() if isinstance(content, str) else f"{content.size}".encode() + content.tobytes()
-        keys.append(int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1)
-    return torch.tensor(keys)
+def hash_content(content: Image.Image | str) -> int:
+    """Hash an opened page or a query into one number, the seed of what is drawn for it."""
+    data = content.encode() if isinstance(content, str) else f"{content.size}".encode() + content.tobytes()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1

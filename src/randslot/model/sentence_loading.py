@@ -16,7 +16,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.util import get_device_name
 from transformers import ColModernVBertProcessor, PreTrainedModel, ProcessorMixin
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import data_folder, read_json, write_json
 from .backbone import bars_in_terminals
 from .checkpoint import ADAPTER_CONFIG, CONFIG
@@ -43,30 +43,23 @@ def find_kind(source: Source) -> Kind:
         file = folder / "config_sentence_transformers.json"
         config = read_json(file) if file.is_file() else {}
         name = config.get("model_type") or "SentenceTransformer"
-        is_pylate = any(
-            key in config for key in ("query_prefix", "document_prefix", "query_length", "do_query_expansion")
-        )
-        if name in ("MultiVectorEncoder", "ColBERT") or is_pylate:
+        of_pylate = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
+        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & of_pylate:
             return "multi-vector"
         if name != "SentenceTransformer":
             raise RandSlotError(f"{source.name} is a {name}, which has no vectors of pages that MaxSim could compare")
         return "one-vector"
     base = _find_base(source, ("config.json",))
-    if _is_retriever(base or source):
-        return "multi-vector"
+    file = Path(str((base or source).folder), "config.json")
+    for name in (read_json(file).get("architectures") or []) if file.is_file() else []:
+        if str(name).endswith("ForRetrieval") or name == "HF_ColBERT":  # of transformers, or Stanford's ColBERT
+            return "multi-vector"
     if base is not None:
         raise RandSlotError(
             f"{source.name} is an adapter for {base.name} without a {MODULES}, as colpali-engine saves them: name a "
             "version that sentence-transformers loads, such as one that ends in -hf or -merged"
         )
     return "backbone"
-
-
-def _is_retriever(source: Source) -> bool:
-    """Whether transformers or Stanford's ColBERT made this model for late interaction, with its projection."""
-    file = Path(str(source.folder), "config.json")
-    names = read_json(file).get("architectures") or [] if file.is_file() else []
-    return any(str(name).endswith("ForRetrieval") or name == "HF_ColBERT" for name in names)
 
 
 def _find_base(source: Source, files: tuple[str, ...]) -> Source | None:
@@ -101,44 +94,64 @@ def load_embedding_model(
     base = _find_base(source, WITH_CODE if trust_remote_code or known_code else MODEL_FILES)
     folders = [Path(str(part.folder)) for part in (source, base) if part is not None]
     code = _hash_code(folders)
-    allowed = bool(code) and (trust_remote_code or code == known_code)
-    if allowed and trust_remote_code:
+    is_trusted = bool(code) and (trust_remote_code or code == known_code)
+    if is_trusted and trust_remote_code:
         _remember_code(code, source)
-    _refuse_pickles(folders)
     device = str(device or get_device_name())
     options: dict[str, Any] = {"dtype": choose_dtype(dtype, device), "use_safetensors": True}
     if attn_implementation:
         options["attn_implementation"] = attn_implementation
-    missing = MissingWeights()
-    try:
-        with _only_log_to(missing), _without_video(), bars_in_terminals():
-            model = _load(folders[0], kind, base, device, allowed, options)
-    except Exception as error:  # transformers and sentence-transformers fail on broken files in many ways
-        if "trust_remote_code" in str(error) and not allowed:
-            raise UsageError(
-                f"{source.name} runs code of its own: read it, and if you trust it say so by --trust-remote-code (in "
-                "Python trust_remote_code=True)"
-            ) from error
-        line = f"cannot load {source.name}: {first_line(error)}"
-        raise RandSlotError(f"{line}; is the download complete (git lfs pull)?") from error
-    if missing.keys:
-        raise RandSlotError(
-            f"{source.name} lacks weights, such as {missing.keys[0]}: it would run with random ones; get it again"
-        )
+    with check_loading(source, folders, is_trusted):
+        model = _load(folders[0], kind, base, device, is_trusted, options)
     tokenizer: Any = getattr(model[0], "tokenizer", None)
     if hasattr(tokenizer, "all_special_ids") and len(tokenizer) <= len(tokenizer.all_special_ids):
         # transformers makes an empty tokenizer where its files are missing
         raise RandSlotError(f"{source.name} lacks its tokenizer, such as a file tokenizer.json: get it again")
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # out of the mapped file: aligned, and independent of the folder
-    reader = _make_reader(model, source, code if allowed else "")
+    reader = _make_reader(model, source, code if is_trusted else "")
     reader.use(**settings)
     return reader
 
 
-def _load(folder: Path, kind: Kind, base: Source | None, device: str, allowed: bool, options: dict[str, Any]) -> Any:
+@contextmanager
+def check_loading(source: Source, folders: list[Path], is_trusted: bool) -> Iterator[None]:
+    """Guard a block in which sentence-transformers loads a model from some folders.
+
+    Errors: UsageError for code that is not trusted. RandSlotError for pickles, broken files and missing weights.
+    """
+    # `use_safetensors` holds for the transformer only, and neither for adapters nor for modules such as `Dense`.
+    for folder in folders:
+        for pickle, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
+            for file in sorted(folder.rglob(f"{pickle}.bin")):
+                if not file.with_name(f"{safe}.safetensors").is_file():
+                    raise RandSlotError(f"{file} is a pickle, which can run code: convert it to safetensors")
+    missing = MissingWeights()
+    hint = "; is the download complete (git lfs pull)?"
+    try:
+        with (
+            in_one_line(f"load {source.name}", hint=hint),
+            _only_log_to(missing),
+            _without_video(),
+            bars_in_terminals(),
+        ):
+            yield
+    except RandSlotError as error:
+        if "trust_remote_code" in str(error.__cause__) and not is_trusted:
+            raise UsageError(
+                f"{source.name} runs code of its own: read it, and if you trust it say so by --trust-remote-code (in "
+                "Python trust_remote_code=True)"
+            ) from error
+        raise
+    if missing.keys:
+        raise RandSlotError(
+            f"{source.name} lacks weights, such as {missing.keys[0]}: it would run with random ones; get it again"
+        )
+
+
+def _load(folder: Path, kind: Kind, base: Source | None, device: str, is_trusted: bool, options: dict[str, Any]) -> Any:
     """Load a folder with sentence-transformers, from local files only."""
-    shared = {"trust_remote_code": allowed, "local_files_only": True}
+    shared = {"trust_remote_code": is_trusted, "local_files_only": True}
     processor = {"backend": "pil"}  # the same pixels on every machine, torchvision or not
     if base is not None and not (folder / MODULES).is_file():
         # sentence-transformers knows a late-interaction retriever by its config, which an adapter does not have.
@@ -224,19 +237,7 @@ def _only_log_to(handler: logging.Handler) -> Iterator[None]:
             logger.setLevel(level)
 
 
-# -- security: pickles and code
-
-
-def _refuse_pickles(folders: list[Path]) -> None:
-    """Refuse pickled weights where a loader would fall back to them.
-
-    `use_safetensors` holds for the transformer only, and neither for adapters nor for modules such as `Dense`.
-    """
-    for folder in folders:
-        for pickle, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
-            for file in sorted(folder.rglob(f"{pickle}.bin")):
-                if not file.with_name(f"{safe}.safetensors").is_file():
-                    raise RandSlotError(f"{file} is a pickle, which can run code: convert it to safetensors")
+# -- trusted code
 
 
 def _hash_code(folders: list[Path]) -> str:
@@ -279,10 +280,8 @@ def adopt(model: Any) -> RandSlotModel | EmbeddingModel:
 
 def _make_reader(model: MultiVectorEncoder | SentenceTransformer, source: Source, code: str) -> EmbeddingModel:
     """Find out how a model makes its vectors: from its configuration, and from the vectors of a query."""
-    try:
+    with in_one_line(f"run {source.name or 'this model'}"):  # whatever is wrong with a model shows when it runs
         (found,) = model.encode_query(["a query"], show_progress_bar=False)
-    except Exception as error:  # whatever is wrong with a model shows when it runs
-        raise RandSlotError(f"cannot run {source.name or 'this model'}: {first_line(error)}") from error
     vectors = torch.as_tensor(found).float().reshape(-1, found.shape[-1])
     reads: Reads = "image" if model.supports("image") else "text"
     is_multi_vector = isinstance(model, MultiVectorEncoder)

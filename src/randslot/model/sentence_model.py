@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal
 
@@ -25,10 +24,12 @@ from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
 from ..pages import open_page
+from .checkpoint import hash_weights
 from .hub import Source
+from .preprocessing import hash_content
 from .reader import Identity, Reads, Side, Vectors, check_query
 from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
-from .settings import LIMITS, NO_REDUCTION
+from .settings import NO_REDUCTION, check_choice, check_limits
 from .text_reader import cut_windows
 
 
@@ -59,25 +60,17 @@ class EmbeddingSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", plain_name(self.reduction))
-        known = ("maxsim", "meanmaxsim", "cosine", "dot")
-        if self.similarity not in known:
-            raise RandSlotError(
-                f"this model compares its vectors by {self.similarity!r}, which MaxSim cannot express; known are "
-                f"{', '.join(known)}"
-            )
-        if self.reduction not in (NO_REDUCTION, *REDUCTIONS):
-            raise UsageError(f"reduction={self.reduction!r} is not one of {NO_REDUCTION}, {', '.join(REDUCTIONS)}")
-        if self.is_reduced and not (self.is_multi_vector and self.unit):
-            raise UsageError(f"reduction={self.reduction!r} is for models of several unit vectors a page")
-        if self.is_multi_vector and (self.page_vectors is not None) != self.is_reduced:
+        check_choice("similarity", self.similarity, ("maxsim", "meanmaxsim", "cosine", "dot"))
+        check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
+        for name in ("page_vectors", "seed"):
+            if getattr(self, name) is not None:
+                check_limits(name, getattr(self, name))
+        has_budget = self.is_multi_vector and self.page_vectors is not None
+        if has_budget != self.is_reduced or (self.is_reduced and not self.unit):
             raise UsageError(
-                "reduction and page_vectors go together for a model with a vector for every token, as in "
+                "reduction and page_vectors go together, for a model with a unit vector for every token, as in "
                 "--reduction kmeans --page-vectors 32"
             )
-        for name in ("page_vectors", "seed"):
-            value, (least, most) = getattr(self, name), LIMITS[name]
-            if value is not None and (type(value) is not int or not least <= value <= most):
-                raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
         if self.in_windows and self.reads == "image":
             raise UsageError("this model has one vector a page: only a text can be read in several windows")
 
@@ -133,13 +126,10 @@ class EmbeddingSettings:
 
         Errors: UsageError for a setting that such a model does not have, or that the model itself decides.
         """
+        own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name")
         for name, value in changes.items():
-            if name not in (one.name for one in fields(self)):
-                raise UsageError(f"{name}={value!r} is for RandSlot models, and this is one of sentence-transformers")
-            if name in ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name"):
-                continue
-            if value != (own := getattr(self, name)):
-                raise UsageError(f"{name}={value!r} does not go with this model, which has {own!r}")
+            if name not in own or (name not in free and value != own[name]):
+                raise UsageError(f"{name}={value!r} does not go with this model of sentence-transformers")
         return replace(self, **changes)
 
 
@@ -181,16 +171,12 @@ class EmbeddingModel:
     @cached_property
     def weights_key(self) -> str:
         """A hash of its weights, modules and processors: all that its vectors depend on."""
-        digest = blake2b(digest_size=12)
-        for name, tensor in sorted(self.model.state_dict().items()):
-            flat = tensor.detach().cpu().contiguous().flatten()
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        modules = []
         for module in self.model:
             config = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
-            digest.update(f"{type(module).__name__} {json.dumps(config, sort_keys=True, default=str)}".encode())
-        digest.update(_describe_processor(getattr(self.model[0], "processor", None)))
-        return digest.hexdigest()
+            modules.append(f"{type(module).__name__} {json.dumps(config, sort_keys=True, default=str)}".encode())
+        processor = _describe_processor(getattr(self.model[0], "processor", None))
+        return hash_weights(self.model.state_dict(), *modules, processor)
 
     @cached_property
     def dtype(self) -> str:
@@ -271,9 +257,8 @@ class EmbeddingModel:
         assert num is not None, "a reduction has a number of vectors"
         if len(vectors_LD) <= num:
             return vectors_LD
-        content = page.encode() if isinstance(page, str) else f"{page.size}".encode() + page.tobytes()
-        key = int.from_bytes(blake2b(content, digest_size=8).digest(), "big") >> 1
-        return REDUCTIONS[self.settings.reduction](vectors_LD.float(), num, (self.settings.seed, key))
+        seed = (self.settings.seed, hash_content(page))
+        return REDUCTIONS[self.settings.reduction](vectors_LD.float(), num, seed)
 
     def similarity(self, queries: Sequence[Tensor], pages: Sequence[Tensor], device: Any = None) -> Tensor:
         """Return the scores (Q, P) of pages for queries by the model's own measure."""

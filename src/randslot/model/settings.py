@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -46,24 +46,18 @@ class Settings:
     text_tokens: int = 1536
 
     def __post_init__(self) -> None:
-        self._check_choice("slots", STRATEGIES)
+        check_choice("slots", self.slots, STRATEGIES)
         if not self.inference:
             object.__setattr__(self, "inference", self.strategy.inference or self.slots)
-        self._check_choice("inference", STRATEGIES)
+        check_choice("inference", self.inference, STRATEGIES)
         object.__setattr__(self, "reduction", plain_name(self.reduction))
-        self._check_choice("reduction", (NO_REDUCTION, *REDUCTIONS))
+        check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
         if self.strategy.every_token != self.inference_strategy.every_token:
             raise UsageError(f"inference={self.inference!r} does not go with slots={self.slots!r}")
         if self.is_reduced and not self.strategy.every_token:
             raise UsageError(f"reduction={self.reduction!r} needs a model with slots='tokens', not {self.slots!r}")
-        for name, (least, most) in LIMITS.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-
-    def _check_choice(self, name: str, known: Mapping[str, Any] | tuple[str, ...]) -> None:
-        if getattr(self, name) not in list(known):
-            raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        for name in LIMITS:
+            check_limits(name, getattr(self, name))
 
     @property
     def strategy(self) -> type[Strategy]:
@@ -136,6 +130,19 @@ class Settings:
         if unknown := sorted(changes.keys() - known):
             raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
         return replace(self, **changes)
+
+
+def check_choice(name: str, value: object, known: Iterable[str]) -> None:
+    """Refuse a value of a setting that is not known."""
+    if value not in list(known):
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def check_limits(name: str, value: object) -> None:
+    """Refuse a value of a setting that is not a whole number within its limits."""
+    least, most = LIMITS[name]
+    if type(value) is not int or not least <= value <= most:
+        raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
 
 
 def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:

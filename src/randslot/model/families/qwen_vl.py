@@ -71,7 +71,7 @@ class QwenVL(VisionFamily):
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         proj = model.visual.patch_embed.proj
-        assert tuple(proj.stride) == tuple(proj.kernel_size) and not any(proj.padding), "patches overlap"
+        assert (*proj.stride, *proj.padding) == (*proj.kernel_size, 0, 0, 0), "patches overlap"
         model.visual.patch_embed = LinearPatches(proj)
         return model
 
