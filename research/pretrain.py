@@ -11,6 +11,7 @@ Shapes: B pages, T text tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +22,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from randslot.errors import UsageError
-from randslot.model.checkpoint import save_backbone
+from randslot.model.backbone import Backbone
+from randslot.model.checkpoint import share_weights
 from randslot.model.model import RandSlotModel
 from randslot.training.data import Pairs
 from randslot.training.recipe import read_recipe
@@ -102,6 +104,13 @@ class Pretraining(TrainingRun):
 
     def save(self, model: RandSlotModel) -> None:
         save_backbone(model.backbone, self.folder)
+
+
+def save_backbone(backbone: Backbone, path: Path) -> None:
+    """Write a backbone without an adapter as an ordinary model folder, to train any strategy on."""
+    backbone.model.save_pretrained(path)
+    backbone.processors.save(path)
+    share_weights(path, "config.json")
 
 
 def pretrain(

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from randslot.errors import UsageError
-from randslot.model.checkpoint import save_backbone
 from randslot.model.model import RandSlotModel
 from randslot.training.recipe import Recipe, read_recipe
 from randslot.training.train import TrainingRun
+from research.pretrain import save_backbone
 
 
 class WarmStart(TrainingRun):

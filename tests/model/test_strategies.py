@@ -82,7 +82,7 @@ def test_weights_of_any_strategy_are_trained_saved_and_loaded(data, tmp_path, pa
         assert torch.equal(tensor, after[name]), name
     assert torch.equal(again.encode_document(pages)[1], model.encode_document(pages)[1])
     (tmp_path / "run" / "slots.safetensors").unlink()
-    with pytest.raises(RandSlotError, match=r"lacks slots\.safetensors"):
+    with pytest.raises(RandSlotError, match=r"slot tables of .* has no weight"):
         randslot.load(tmp_path / "run")
 
 
@@ -107,5 +107,5 @@ def test_what_cannot_be_a_token_is_not_exported(tmp_path):
             continue
         with pytest.raises(UsageError, match=f"cannot export .*slots='dice': {reason}"):
             export_model(tmp_path / slots, tmp_path / f"{slots}-out")
-        with pytest.raises(UsageError, match="'dice' is not one of zero, fixed, learned, turned: random"):
+        with pytest.raises(UsageError, match="slots='dice': random slots change"):
             export_model(tmp_path / slots, tmp_path / "out", slots="dice")

@@ -87,7 +87,7 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
     with needs_extra():
         from . import sentence_loading
         from .hub import MODEL_FILES, WITH_CODE, find
-        from .model import load_source
+        from .model import load
         from .remote_model import remote
 
     if is_url(name):
@@ -98,5 +98,5 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
     source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
     kind = sentence_loading.find_kind(source)
     if kind in ("randslot", "backbone") or "template" in given:
-        return load_source(source, **given)
+        return load(source, **given)
     return sentence_loading.load_embedding_model(source, kind, **code, **given)

@@ -145,7 +145,7 @@ def load_backbone(
 
 def _find_family(source: Source) -> Family:
     """Return the family of a folder by its config.json."""
-    name, file = source.name, Path(str(source.folder), "config.json")
+    name, file = source.name, source.file("config.json")
     if file.with_name(SERVING).is_file():
         raise RandSlotError(
             f"{name} is an export for servers: name the original model, or the URL of a server that runs the export"
@@ -156,9 +156,9 @@ def _find_family(source: Source) -> Family:
     if config.get("model_type") not in FAMILIES:
         raise RandSlotError(f"{name} is a {config.get('model_type')!r} model; RandSlot runs on {', '.join(FAMILIES)}")
     family = FAMILIES[config["model_type"]]
-    if not config.get("text_config") and not config.keys() >= set(family.sizes):
+    if not config.get("text_config") and not config.keys() >= {"hidden_size", "num_hidden_layers"}:
         # transformers would fall back to its default sizes, and allocate a model of billions of weights
-        raise RandSlotError(f"{file.name} of {name} lacks the sizes of its model ({', '.join(family.sizes)})")
+        raise RandSlotError(f"{file.name} of {name} lacks the sizes of its model (hidden_size, num_hidden_layers)")
     return family
 
 

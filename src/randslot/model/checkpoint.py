@@ -136,14 +136,6 @@ def save_files(
     share_weights(path, CONFIG)
 
 
-def save_backbone(backbone: Backbone, path: Path) -> None:
-    """Write a backbone without an adapter as an ordinary model folder, to train any strategy on."""
-    with bars_in_terminals():
-        backbone.model.save_pretrained(path)
-    backbone.processors.save(path)
-    share_weights(path, "config.json")
-
-
 def hash_weights(weights: Mapping[str, Tensor], *more: bytes) -> str:
     """Return a hash of named weights, and of all else that vectors depend on."""
     digest = blake2b(digest_size=12)
@@ -198,7 +190,7 @@ def _save_adapter(backbone: Backbone, path: Path, base: str | None) -> None:
 
 def is_saved_model(source: Source) -> bool:
     """Whether a folder holds a saved RandSlot model, not a bare backbone."""
-    return Path(str(source.folder), CONFIG).is_file()
+    return source.file(CONFIG).is_file()
 
 
 def read_files(
@@ -219,14 +211,13 @@ def read_files(
         parts = replace(parts, processors=load_processors(parts.family, source))
         _load_adapter(parts, source)
     settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", "teacher"}}
-    tables = _read_tensors(source, SLOTS) if Path(str(source.folder), SLOTS).is_file() else {}
-    head = _read_tensors(source, HEAD) if Path(str(source.folder), HEAD).is_file() else {}
+    tables, head = _read_tensors(source.file(SLOTS)), _read_tensors(source.file(HEAD))
     return Saved(parts, settings, config["stored"], tables, config.get("teacher"), head)
 
 
 def _read_config(source: Source) -> dict[str, Any]:
     """Read and check randslot.json; its teacher is an `Identity`."""
-    path = Path(str(source.folder), CONFIG)
+    path = source.file(CONFIG)
     config = read_json(path)
     with in_one_line(f"read {path}"):
         if config["format"] != FORMAT:
@@ -246,7 +237,7 @@ def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path 
         return find(backbone)
     name, revision = config["backbone"]["name"], config["backbone"]["revision"]
     if name is None:
-        return Source(source.name, source.revision, Path(str(source.folder), INNER_BACKBONE))
+        return Source(source.name, source.revision, source.file(INNER_BACKBONE))
     try:
         return find(name, revision or None)
     except RandSlotError as error:
@@ -257,16 +248,16 @@ def _load_adapter(backbone: Backbone, source: Source) -> None:
     with in_one_line(f"read {ADAPTER_CONFIG} of {source.name}"):
         config = PeftConfig.from_pretrained(str(source.folder))
     config.inference_mode = False
-    weights = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in _read_tensors(source, ADAPTER).items()}
+    weights = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in _read_tensors(source.file(ADAPTER)).items()}
     add_adapter(backbone, config, seed=0)
     check_fit(f"adapter of {source.name}", weights, _adapter_weights(backbone.model))
     set_peft_model_state_dict(backbone.model, weights)
 
 
-def _read_tensors(source: Source, filename: str) -> dict[str, Tensor]:
-    path = Path(str(source.folder), filename)
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; no tensors if it is not there."""
     with in_one_line(f"read {path}"):
-        return load_file(path)
+        return load_file(path) if path.is_file() else {}
 
 
 def check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from tokenizers.processors import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import UsageError
+from ..errors import UsageError, in_one_line
 from ..files import write_json
 from .backbone import bars_in_terminals
 from .checkpoint import check_fit, merge_adapter, share_weights
@@ -31,12 +31,12 @@ from .hub import SERVING
 from .model import load
 from .preprocessing import QUERY
 from .reader import SIDES, Side
+from .settings import check_choice
 from .slots import STRATEGIES, Strategy, Zero
 
 FORMAT = 1
 GUIDE = "SERVING.md"
 ZERO_TOKEN = "<|randslot_zero|>"
-DTYPES = ("float32", "bfloat16", "float16")
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['content'] is string -%}
@@ -63,14 +63,10 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
 
     Errors: UsageError for slots that cannot be tokens, or a folder that is not empty.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}: name a new folder")
-    served = [strategy for strategy in STRATEGIES if not why_not_served(STRATEGIES[strategy])]
-    if slots is not None and slots not in served:
-        reason = f": {why_not_served(STRATEGIES[slots])}" if slots in STRATEGIES else ""
-        raise UsageError(f"slots {slots!r} is not one of {', '.join(served)}{reason}")
+    check_choice("slots", slots or "zero", STRATEGIES)
     model = load(name, device="cpu", dtype="float32")
     if model.teacher is not None:
         raise UsageError(f"cannot export {name}: it is a student, which makes query vectors only")
@@ -84,11 +80,9 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
     serving = describe_serving(encoder, model.weights_key, dtype)
     full = add_head(model.family, merge_adapter(encoder.backbone))
     add_slots(full, encoder)
-    try:
+    with in_one_line(f"write into {output}", UsageError):
         output.mkdir(parents=True, exist_ok=True)
         _write(output, full.to(getattr(torch, dtype)), encoder, serving)
-    except OSError as error:
-        raise UsageError(f"cannot write into {output}: {error.strerror or error}") from error
     return serving
 
 

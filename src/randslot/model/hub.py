@@ -33,6 +33,11 @@ class Source:
     revision: str | None = None
     folder: Path | None = None
 
+    def file(self, name: str) -> Path:
+        """Return the path of a file in the folder."""
+        assert self.folder is not None
+        return self.folder / name
+
 
 def find(
     name: str | Path,

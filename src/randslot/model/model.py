@@ -137,8 +137,6 @@ class RandSlotModel(MultiVectorEncoder):
     def embed_pages(self, pages: Sequence[Image.Image | str | PreparedPage]) -> list[Vectors]:
         if not pages:
             return []
-        if self.teacher is not None:
-            self.encoder.refuse_pages()
         prepared = [page for page in pages if isinstance(page, PreparedPage)]
         if len(prepared) == len(pages):
             return _to_numpy(self.encode_prepared(prepared, len(pages)))
@@ -200,7 +198,7 @@ def _to_numpy(encoded: Sequence[Any]) -> list[Vectors]:
 
 
 def load(
-    name: str | Path,
+    name: str | Path | Source,
     *,
     lora: bool | PeftConfig | Mapping[str, Any] = False,
     device: str | torch.device | None = None,
@@ -222,32 +220,11 @@ def load(
     visual_tokens: the most visual tokens a page may take. seed: for adapters, tables and random slots. template: what
     stands around queries and pages: "paper", or "embedding" on a retrieval model such as Qwen3-VL-Embedding.
     """
-    return load_source(
-        find(name, revision),
-        lora=lora,
-        device=device,
-        dtype=dtype,
-        attn_implementation=attn_implementation,
-        backbone=backbone,
-        **settings,
-    )
-
-
-def load_source(
-    source: Source,
-    *,
-    lora: bool | PeftConfig | Mapping[str, Any] = False,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    attn_implementation: str | None = None,
-    backbone: str | Path | None = None,
-    **settings: Any,
-) -> RandSlotModel:
-    """Like `load`, for a resolved source."""
+    source = name if isinstance(name, Source) else find(name, revision)
     changes = {key: value for key, value in settings.items() if value is not None}
     device = str(device or get_device_name())
     weights = choose_dtype(dtype, device)
-    if backbone is not None and not Path(str(source.folder), ADAPTER_CONFIG).is_file():
+    if backbone is not None and not source.file(ADAPTER_CONFIG).is_file():
         raise UsageError(f"backbone= goes with a saved adapter, and {source.name} is none")
     if is_saved_model(source):
         encoder = load_encoder(

@@ -50,7 +50,7 @@ def find_kind(source: Source) -> Kind:
             raise RandSlotError(f"{source.name} is a {name}, which has no vectors of pages that MaxSim could compare")
         return "one-vector"
     base = _find_base(source, ("config.json",))
-    file = Path(str((base or source).folder), "config.json")
+    file = (base or source).file("config.json")
     for name in (read_json(file).get("architectures") or []) if file.is_file() else []:
         if str(name).endswith("ForRetrieval") or name == "HF_ColBERT":  # of transformers, or Stanford's ColBERT
             return "multi-vector"
@@ -64,7 +64,7 @@ def find_kind(source: Source) -> Kind:
 
 def _find_base(source: Source, files: tuple[str, ...]) -> Source | None:
     """Return the model that an adapter is for, downloaded; None if the source is no adapter."""
-    file = Path(str(source.folder), ADAPTER_CONFIG)
+    file = source.file(ADAPTER_CONFIG)
     if not file.is_file():
         return None
     try:

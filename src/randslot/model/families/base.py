@@ -43,7 +43,7 @@ class Family(ABC):
     special_tokens, end_token: for a tokenizer made in code, the padding token first.
     image_token: the token in the page prompt that visual tokens replace.
     kernels: packages that make it fast on a GPU, by module; without them transformers falls back to plain torch.
-    sizes: required keys of a config.json without text_config. spare_weights: prefixes of weights that are ignored.
+    spare_weights: prefixes of weights that are ignored.
     vision_modules: the vision tower and its connector in the backbone. language_module: its language model; empty if
     the backbone is the language model. cache_keeps_gradients: whether gradients can flow through its cache.
     guide: the guide that goes with an export. export_example: its Python code that makes `image` and `prompts`.
@@ -61,7 +61,6 @@ class Family(ABC):
     end_token: ClassVar[str]
     image_token: ClassVar[str] = ""
     kernels: ClassVar[Mapping[str, str]] = {}
-    sizes: ClassVar[tuple[str, ...]] = ("hidden_size", "num_hidden_layers")
     spare_weights: ClassVar[tuple[str, ...]] = ("lm_head.",)
     vision_modules: ClassVar[tuple[str, ...]] = ()
     language_module: ClassVar[str] = ""
@@ -196,7 +195,7 @@ class VisionFamily(Family):
 def need_file(source: Source, *names: str) -> None:
     """Refuse a folder that has none of these files, or an invalid one."""
     for name in names:
-        file = Path(str(source.folder), name)
+        file = source.file(name)
         if file.is_file():
             read_json(file)
             return

@@ -59,7 +59,7 @@ class SmolVLM(VisionFamily):
     def load_image_processor(self, source: Source) -> Any:
         need_file(source, "preprocessor_config.json", "processor_config.json")
         processor = Idefics3ImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
-        if Path(str(source.folder), "config.json").is_file():  # a saved adapter has none, but saved this number
+        if source.file("config.json").is_file():  # a saved adapter has none, but saved this number
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             processor.tokens_per_tile = count_tokens(processor, config.vision_config.patch_size, config.scale_factor)
         if not hasattr(processor, "tokens_per_tile"):
