@@ -56,8 +56,8 @@ from sentence_transformers.util import maxsim
 from torch import Tensor
 
 import randslot
+from randslot.model.backbone import Backbone
 from randslot.model.encoder import SlotEncoder
-from randslot.model.families.base import Backbone
 from randslot.model.model import RandSlotModel
 from randslot.model.readout import read_once, read_stepwise
 from randslot.training.loss import Loss
