@@ -84,7 +84,7 @@ class Hit:
     score: BM25 by words, MaxSim by vectors, and by both a sum over ranks; it compares pages of one search and no more.
     matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
     snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
-    copies: identical pages, if they were asked for as one.
+    copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies.
     """
 
     id: str
@@ -98,6 +98,7 @@ class Hit:
     snippet: Snippet | None = None
     boxes: tuple[Box, ...] = ()
     copies: tuple[Copy, ...] = ()
+    twin: str | None = field(default=None, compare=False)
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.
@@ -107,7 +108,9 @@ class Hit:
         return open_file_page(Path(self.source), self.page, pixels)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        del values["twin"]
+        return values
 
 
 @dataclass
@@ -115,13 +118,14 @@ class QueryResult:
     """What a search found for one query: hits, best first, by words, vectors or both.
 
     unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
-    library no search by words can find.
+    library no search by words can find. is_cut: the search took too long, and some hits or snippets are missing.
     """
 
     by: By
     hits: list[Hit] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     without_text: int = 0
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -15,7 +17,7 @@ from .languages import read_stored_text
 from .manifest import File
 from .results import By, Copy, Hit, Match, QueryResult
 from .sources import is_match
-from .stores.points import StoredPage, Vectors
+from .stores.points import StoredPage, StoredText, Vectors
 from .stores.store import StoreHit, StoreQuery, Where
 
 if TYPE_CHECKING:
@@ -30,13 +32,14 @@ MAX_WORDS = 50  # of a query to look up one by one
 class Asked:
     """One query of a search: its words, what the store is asked, and what was found.
 
-    seen: numbers of the terms of pages that were found.
+    seen: numbers of the terms of pages that were found. pages: those that were found, by their ids.
     """
 
     words: WordQuery
     store: StoreQuery
     result: QueryResult
     seen: set[int] = field(default_factory=set)
+    pages: Mapping[str, StoredPage] = field(default_factory=dict)
 
 
 def search(
@@ -50,10 +53,13 @@ def search(
     query_vectors: int | None = None,
     collapse: bool = False,
     explain: bool = False,
+    offset: int = 0,
+    seconds: float = math.inf,
 ) -> list[QueryResult]:
-    """Return the k best pages for each query; options as `Library.search`.
+    """Return the k best pages for each query, after the first `offset` ones; options as `Library.search`.
 
-    explain: also find words that no page has, and count pages without text if nothing was found.
+    explain: also find words that no page has, and count pages without text if nothing was found. seconds: of work on
+    the hits of a query, after which what was found so far is the answer, and the result says that it was cut.
     """
     if not 1 <= k <= MAX_HITS:
         raise UsageError(f"k must be at {f'most {MAX_HITS:,}' if k > 1 else 'least 1'}, not {k}")
@@ -61,7 +67,10 @@ def search(
     asked = read_queries(library, queries, by, query_vectors)
     where = make_where(library, filters or {})
     if where is not None:
-        find_pages(library, asked, k, where, exact, collapse)
+        find_pages(library, asked, offset + k, where, exact, collapse, time.monotonic() + seconds)
+        for one in asked:
+            one.result.hits = one.result.hits[offset:]
+            mark_hits(one, time.monotonic() + seconds)
         if explain and by != "vectors":
             find_unknown(library, asked, where)
             without_text = 0 if all(one.result.hits for one in asked) else library.count_without_text()
@@ -161,7 +170,9 @@ def read_queries(library: Library, queries: Sequence[str], by: By, num_vectors: 
     return asked
 
 
-def find_pages(library: Library, asked: list[Asked], k: int, where: Where, exact: bool, collapse: bool) -> None:
+def find_pages(
+    library: Library, asked: list[Asked], k: int, where: Where, exact: bool, collapse: bool, deadline: float
+) -> None:
     """Set the hits of queries: ask the store, and again for more where pages may be missing among the first k."""
     if library.binding and not library.binding.settings.get("unit", True):
         exact = True  # codes are only signs, and here the lengths of vectors count
@@ -180,7 +191,7 @@ def find_pages(library: Library, asked: list[Asked], k: int, where: Where, exact
             hits = make_hits(one, some, pages, files)
             if collapse:
                 hits = join_copies(hits)
-            one.result.hits = hits[:k]
+            one.result.hits, one.pages = hits[:k], pages
             for hit in some:
                 page = pages.get(hit.id)
                 if page is not None and page.text is not None:
@@ -188,6 +199,10 @@ def find_pages(library: Library, asked: list[Asked], k: int, where: Where, exact
             is_last = len(some) < num or num >= k + MAX_TIES
             if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
                 again.append(one)  # pages that were not asked for may belong among the first k
+        if time.monotonic() > deadline:
+            for one in again:
+                one.result.is_cut = True
+            return
         waiting, num = again, min(2 * num, k + MAX_TIES)
 
 
@@ -257,10 +272,7 @@ def make_hits(
             for i, best in enumerate(similarities.argmax(1)):
                 matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
         hit = Hit(this.id, file.source, this.number, this.score, tuple(matches), file.metadata, file.id, by)
-        if page.text is not None and page.text.text:
-            marked = find_words(read_stored_text(page.text), one.words)
-            hit = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
-        hits.append(hit)
+        hits.append(replace(hit, twin=sign(hit, page.text)))
     return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
 
 
@@ -269,26 +281,37 @@ def join_copies(hits: list[Hit]) -> list[Hit]:
     first: dict[str, int] = {}
     joined: list[Hit] = []
     for hit in hits:
-        key = sign(hit)
-        if key is not None and key in first:
-            best = joined[first[key]]
-            joined[first[key]] = replace(best, copies=(*best.copies, Copy(hit.source, hit.page, hit.file)))
+        if hit.twin is not None and hit.twin in first:
+            best = joined[first[hit.twin]]
+            joined[first[hit.twin]] = replace(best, copies=(*best.copies, Copy(hit.source, hit.page, hit.file)))
             continue
-        if key is not None:
-            first[key] = len(joined)
+        if hit.twin is not None:
+            first[hit.twin] = len(joined)
         joined.append(hit)
     return joined
 
 
-def sign(hit: Hit) -> str | None:
+def sign(hit: Hit, text: StoredText | None) -> str | None:
     """Return a key that is equal for copies of a page; None for a page without text to compare.
 
     Copies have the same text, at the same places, and the same score. By words and vectors the score is a sum over
     ranks, which copies do not share: then their similarities are compared.
     """
-    if hit.snippet is None or not hit.snippet.text:
+    if text is None or not text.text:
         return None
     similarities = [round(match.similarity, 4) for match in hit.matches]
     score = None if hit.by == "both" else round(hit.score, 4)
-    seen = (hit.snippet.text, hit.boxes, similarities, score)
+    seen = (text.text, text.boxes, similarities, score)
     return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def mark_hits(one: Asked, deadline: float) -> None:
+    """Add snippets to the hits of a query, and the boxes of its words."""
+    for place, hit in enumerate(one.result.hits):
+        text = one.pages[hit.id].text
+        if text is not None and text.text:
+            if time.monotonic() > deadline:
+                one.result.is_cut = True
+                return
+            marked = find_words(read_stored_text(text), one.words)
+            one.result.hits[place] = replace(hit, snippet=marked.snippet, boxes=marked.boxes)

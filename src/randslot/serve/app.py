@@ -23,7 +23,6 @@ from .. import __version__
 from ..errors import BusyError, RandSlotError
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
-from ..library.search import sign
 from ..words.snippets import Box, Snippet
 from .access import BUSY, COOKIE, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
 from .embeddings import add_embedding_routes
@@ -126,6 +125,7 @@ class HitAnswer(BaseModel):
 class SearchAnswer(BaseModel):
     hits: list[HitAnswer]
     unknown: list[str] = Field(description="words of the query that no page has; only with offset 0")
+    note: str | None = Field(description="why hits or snippets are missing, if the search took too long")
 
 
 class Status(BaseModel):
@@ -223,10 +223,10 @@ def _add_searches(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        options = Options(body.k, None, body.exact, body.by, body.collapse)
-        found = await service.search(body.query, options, body, body.offset)
+        options = Options(body.k, None, body.exact, body.by, body.collapse, body.offset)
+        found = await service.search(body.query, options, body)
         hits = [_show_hit(hit, found.documents, service) for hit in found.hits]
-        return SearchAnswer(hits=hits, unknown=found.unknown)
+        return SearchAnswer(hits=hits, unknown=found.unknown, note=found.note)
 
     @app.post("/api/words", tags=["search"])
     def words(body: ExplainBody) -> PageWords:
@@ -258,7 +258,7 @@ def _show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnsw
         boxes=list(hit.boxes),
         matches=list(hit.matches),
         image=f"/api/documents/{hit.file}/pages/{hit.page}/image",
-        twin=sign(hit),
+        twin=hit.twin,
         copies=copies,
     )
 

@@ -1,11 +1,10 @@
-"""Answer requests that wait together in one batch, in a thread."""
+"""Answer requests that wait together in one batch, in a few threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from queue import Full, Queue
-from threading import Thread
+from threading import Condition, Thread
 from typing import Generic, TypeVar
 
 from .access import Refused
@@ -19,49 +18,70 @@ class Batches(Generic[Kind, Item, Result]):
     """Answers requests in batches of one kind: others gather while it is busy, and a single one never waits.
 
     name: what requests are called, as in "searches". answer: returns one result for each item of one kind.
-    batch: how many are answered together.
+    batch: how many are answered together. num_threads: batches at the same time, so that one does not hold up the next.
     """
 
     def __init__(
-        self, name: str, answer: Callable[[Kind, list[Item]], Sequence[Result]], *, batch: int, max_waiting: int
+        self,
+        name: str,
+        answer: Callable[[Kind, list[Item]], Sequence[Result]],
+        *,
+        batch: int,
+        max_waiting: int,
+        num_threads: int = 1,
     ) -> None:
         self.name, self.answer, self.batch, self.max_waiting = name, answer, batch, max_waiting
-        self.waiting: Queue[tuple[Kind, Item, Future[Result]] | None] = Queue(max_waiting)
-        self.thread = Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        self.waiting: list[tuple[Kind, Item, Future[Result]]] = []
+        self.changed = Condition()
+        self.is_closing = False
+        self.threads = [Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+        for thread in self.threads:
+            thread.start()
 
     def ask(self, kind: Kind, item: Item) -> Future[Result]:
         """Queue a request; refuse it if too many are waiting."""
         result: Future[Result] = Future()
-        try:
-            self.waiting.put_nowait((kind, item, result))
-        except Full as error:
-            raise Refused(503, f"{self.max_waiting} {self.name} are waiting: try again later") from error
+        with self.changed:
+            if len(self.waiting) >= self.max_waiting:
+                raise Refused(503, f"{self.max_waiting} {self.name} are waiting: try again later")
+            self.waiting.append((kind, item, result))
+            self.changed.notify()
         return result
 
     def close(self) -> None:
         """Answer what is waiting, then stop."""
-        self.waiting.put(None)
-        self.thread.join()
+        with self.changed:
+            self.is_closing = True
+            self.changed.notify_all()
+        for thread in self.threads:
+            thread.join()
+
+    def _take(self) -> tuple[Kind, list[tuple[Item, Future[Result]]]] | None:
+        """Wait for requests; return the first and others of its kind, or None at the end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.is_closing)
+            if not self.waiting:
+                return None
+            kind = self.waiting[0][0]
+            taken: list[tuple[Item, Future[Result]]] = []
+            left = []
+            for asked in self.waiting:
+                if asked[0] == kind and len(taken) < self.batch:
+                    taken.append(asked[1:])
+                else:
+                    left.append(asked)
+            self.waiting = left
+        return kind, taken
 
     def _run(self) -> None:
-        closing = False
-        while not closing:
-            batch = [self.waiting.get()]
-            while len(batch) < self.batch and not self.waiting.empty():
-                batch.append(self.waiting.get())
-            groups: dict[Kind, list[tuple[Item, Future[Result]]]] = {}
-            for asked in batch:
-                if asked is None:
-                    closing = True
-                elif asked[2].set_running_or_notify_cancel():
-                    groups.setdefault(asked[0], []).append(asked[1:])
-            for kind, group in groups.items():
-                try:
-                    results = self.answer(kind, [item for item, _ in group])
-                except Exception as error:  # raised again where the answer is awaited; the thread must survive
-                    for _, future in group:
-                        future.set_exception(error)
-                    continue
-                for (_, future), result in zip(group, results, strict=True):
-                    future.set_result(result)
+        while (work := self._take()) is not None:
+            kind, taken = work
+            group = [asked for asked in taken if asked[1].set_running_or_notify_cancel()]
+            try:
+                results = self.answer(kind, [item for item, _ in group]) if group else []
+            except Exception as error:  # raised again where the answer is awaited; the thread must survive
+                for _, future in group:
+                    future.set_exception(error)
+                continue
+            for (_, future), result in zip(group, results, strict=True):
+                future.set_result(result)

@@ -41,6 +41,7 @@ from .uploads import UploadLimits, Uploads
 
 LOG = logging.getLogger("randslot")
 MAX_HITS = 100  # of one answer
+SEARCH_SECONDS = 2.0  # of work on the hits of a query, after which what was found is the answer
 MAX_NAME = 300  # characters of a name or pattern
 PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of page images
 MAX_COLUMNS = 64  # page vectors that an explanation shows in full
@@ -104,15 +105,17 @@ class Options:
     exact: bool = False
     by: By | None = None
     collapse: bool = False
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """Pages that were found, their documents by id, and words of the query that no page has."""
+    """Pages that were found, their documents by id, words of the query that no page has, and a note."""
 
     hits: list[Hit]
     documents: dict[str, File]
     unknown: list[str]
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class Service:
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
         self.searches: Batches[Options, str, QueryResult] = Batches(
-            "searches", self._search_together, batch=32, max_waiting=1_000
+            "searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3
         )
         self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, self.pool, upload_limits or UploadLimits())
@@ -292,21 +295,29 @@ class Service:
 
     # -- searches
 
-    async def search(self, query: str, options: Options, choice: Choice, offset: int = 0) -> Found:
-        """Find the best pages of the documents that match, after the first `offset` ones.
+    async def search(self, query: str, options: Options, choice: Choice) -> Found:
+        """Find the best pages of the documents that match.
 
         Pages of a document that has just been removed are left out. Unknown words come with the first pages only.
         """
-        options = await asyncio.to_thread(self._filter, replace(options, k=offset + options.k), choice)
+        options = await asyncio.to_thread(self._filter, options, choice)
         result = await asyncio.wrap_future(self.searches.ask(options, query))
-        documents = await asyncio.to_thread(self._find_documents, result.hits[offset:])
-        hits = [hit for hit in result.hits[offset:] if hit.file in documents]
-        return Found(hits, documents, [] if offset else result.unknown)
+        documents = await asyncio.to_thread(self._find_documents, result.hits)
+        hits = [hit for hit in result.hits if hit.file in documents]
+        note = f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing"
+        return Found(hits, documents, [] if options.offset else result.unknown, note if result.is_cut else None)
 
     def _search_together(self, options: Options, queries: list[str]) -> list[QueryResult]:
         filters = {} if options.source is None else {"source": options.source}
         return self.library.search_results(
-            queries, options.k, by=options.by, filters=filters, exact=options.exact, collapse=options.collapse
+            queries,
+            options.k,
+            by=options.by,
+            filters=filters,
+            exact=options.exact,
+            collapse=options.collapse,
+            offset=options.offset,
+            seconds=SEARCH_SECONDS,
         )
 
     def _filter(self, options: Options, choice: Choice) -> Options:

@@ -13,6 +13,7 @@ from .analyzer import Analyzer, Terms, Token, list_words, make_name_term, number
 from .language import IS_UNSPACED, list_function_words
 
 MAX_CHARACTERS = 10_000  # of a query
+MAX_TERMS, MAX_PHRASES = 256, 32  # that count: nobody types more
 QUOTES = '"\u201c\u201d\u201e\u201f\u00ab\u00bb'
 PIECE = re.compile(
     rf"(?P<minus>(?<!\S)-)?[{QUOTES}](?P<phrase>[^{QUOTES}]*)[{QUOTES}]"
@@ -98,18 +99,21 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     for word in joined:
         for term in word.terms:
             weights.setdefault(term, JOINED_WEIGHT)
+    weights = (
+        dict(sorted(weights.items(), key=lambda one: -one[1])[:MAX_TERMS]) if len(weights) > MAX_TERMS else weights
+    )
     for term, weight in list(weights.items()):  # of a name, the 2018 of FY2018 tells as much as FY2018
         weights[make_name_term(term)] = 1.0 if weight > GRAMMAR_WEIGHT else weight
     return WordQuery(
         analyzer,
         plain,
         number_terms(weights),
-        tuple(filter(None, phrases)),
-        tuple(filter(None, excluded)),
+        tuple(filter(None, dict.fromkeys(phrases)))[:MAX_PHRASES],
+        tuple(filter(None, dict.fromkeys(excluded)))[:MAX_PHRASES],
         marked,
         frozenset(excluded_terms),
         _choose_marked(" ".join(outside), analyzer, grammar) if phrases else marked,
-        tuple(joined),
+        tuple(dict.fromkeys(joined)),
     )
 
 

@@ -40,8 +40,10 @@ def find_words(page: PageText, query: WordQuery) -> Found:
     tokens, analyzer = list(tokenize(page.text)), query.analyzer
     marks: list[tuple[int, int, str]] = []
     anywhere = set(query.free)
+    in_order = [token for token in tokens if not token.extra] if query.phrases else []
+    texts = [remove_accents(token.text) for token in in_order]
     for phrase in query.phrases:
-        found = _find_phrase(phrase.split(), tokens)
+        found = _find_phrase(phrase.split(), in_order, texts)
         marks += [(token.start, token.end, analyzer.find_term(token)) for token in found]
         if not found:
             anywhere.update(term for token in tokenize(phrase) for term in analyzer.find_terms(token))
@@ -55,10 +57,8 @@ def find_words(page: PageText, query: WordQuery) -> Found:
     return Found(_cut(page.text, marks), _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
 
 
-def _find_phrase(phrase: list[str], tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens of a page that are part of a phrase."""
-    words = [token for token in tokens if not token.extra]
-    texts = [remove_accents(token.text) for token in words]
+def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]) -> list[Token]:
+    """Return the tokens of a page that are part of a phrase; texts: of its words, without accents."""
     found: list[Token] = []
     for i, text in enumerate(texts):
         if text == phrase[0] and texts[i : i + len(phrase)] == phrase:

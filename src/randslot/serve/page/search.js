@@ -101,6 +101,7 @@ async function load(number = asked) {
   for (const hit of hits) add(hit);
   loading = false;
   await tell(hits.length === STEP && complete);
+  if (answer.note) say(answer.note);
 }
 
 function empty() {
