@@ -16,6 +16,10 @@ class BusyError(RandSlotError):
     """Something that is needed is in use or out of reach for now: the same may work later."""
 
 
+class DiskFullError(RandSlotError):
+    """The disk lacks room for a write. Nothing was written; searches still work."""
+
+
 class MissingError(ImportError, RandSlotError):
     """A package of an extra is not installed."""
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
-from .errors import RandSlotError, UsageError, first_line
+from .errors import DiskFullError, RandSlotError, UsageError, first_line
 
 
 def data_folder() -> Path:
     """Return the data folder of this user (XDG)."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
+
+
+def check_space(folder: Path, needed: int, reserve: int = 64 * 2**20) -> None:
+    """Raise DiskFullError if the disk of a folder lacks room for some bytes and a reserve."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + reserve:
+        raise DiskFullError(
+            f"the disk of {folder} is full: {free / 1e6:.0f} MB are free, and {(needed + reserve) / 1e6:.0f} MB are "
+            "needed. Free some space, and run it again"
+        )
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

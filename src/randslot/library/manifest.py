@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..errors import RandSlotError, first_line
+from ..errors import DiskFullError, RandSlotError, first_line
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,8 @@ class FileManifest(Manifest):
             raise self._make_error("read", error) from error
 
     def _make_error(self, what: str, error: sqlite3.Error) -> RandSlotError:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return DiskFullError(f"cannot {what} {self.path}: the disk is full. Free some space, and run it again")
         remedy = ""
         if type(error) is sqlite3.DatabaseError:  # it is damaged: not a full disk, or a file that may not be read
             remedy = (

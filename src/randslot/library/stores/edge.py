@@ -5,6 +5,7 @@ Vectors are in half precision on disk, and large ones have binary codes in memor
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 import qdrant_edge as edge
 
-from ...errors import RandSlotError, first_line
-from ...files import read_json
+from ...errors import DiskFullError, RandSlotError, first_line
+from ...files import check_space, read_json
 from .points import (
     PAYLOAD_INDEXES,
     SKETCH,
@@ -28,9 +29,12 @@ from .points import (
     StoredPage,
     convert_vector,
     make_filter,
+    measure_page,
     read_page,
 )
 from .store import DEFAULT_TUNING, DamagedError, Nearest, Store, StoreHit, Tuning, make_hit
+
+SEGMENT_BYTES = 2**26  # of an empty segment, where files cannot be sparse
 
 
 class EdgeStore(Store):
@@ -42,6 +46,7 @@ class EdgeStore(Store):
         self.folder = folder
         if not folder.exists():
             self._create()
+        self._check_disk()
         self.warm = False  # whether all vectors were read once
         _read_through(folder, "quantized*")
         self.shard = self._load()
@@ -51,6 +56,7 @@ class EdgeStore(Store):
         part = self.folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
+        check_space(part, SEGMENT_BYTES)
         fields = [] if self.dim is None else [self.tuning.make_field(self.dim)]
         shard = edge.EdgeShard.create(str(part), self._make_config(fields))
         schemas: dict[str, Any] = {
@@ -90,6 +96,17 @@ class EdgeStore(Store):
 
     # -- writes
 
+    # The engine maps sparse files: on a full disk a write ends the process by SIGBUS, which no exception handler sees.
+
+    def _check_disk(self) -> None:
+        """Raise DiskFullError before a write for which no room could be left."""
+        check_space(self.folder, 0, reserve=16 * 2**20)
+
+    def split(self, pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
+        for some in super().split(pages):
+            check_space(self.folder, 2 * sum(map(measure_page, some)))  # the log, and the segment
+            yield some
+
     def upsert(self, points: Sequence[Point]) -> None:
         made = [edge.Point(point.id, _convert(point.vectors), point.payload) for point in points]
         self._update(edge.UpdateOperation.upsert_points(made))
@@ -128,6 +145,7 @@ class EdgeStore(Store):
         self.shard = self._load(self._make_config(fields))
 
     def _update(self, operation: edge.UpdateOperation) -> None:
+        self._check_disk()
         try:
             self.shard.update(operation)
         except Exception as error:  # the engine has no errors of its own
@@ -168,9 +186,17 @@ class EdgeStore(Store):
         return {str(hit.value): int(hit.count) for hit in self.shard.facet(request).hits if hit.count}
 
     def flush(self) -> None:
+        self._check_disk()
         self.shard.flush()
 
     def optimize(self, *, wait: bool = False) -> None:
+        size = sum(file.stat().st_blocks * 512 for file in (self.folder / "segments").rglob("*") if file.is_file())
+        try:
+            check_space(self.folder, size + SEGMENT_BYTES)  # the engine copies segments
+        except DiskFullError as error:
+            log = logging.getLogger("randslot")
+            log.warning("note: the library is not optimized, so searches are slower: %s", error)
+            return
         self.shard.optimize()
         self.shard.flush()  # frees what was optimized
 
