@@ -82,7 +82,7 @@ def test_vectors_are_unit_length_in_float32_whatever_the_compute_type(family, pa
 def test_wrong_inputs_are_named(pages):
     model = make("qwen3-vl")
     for encode, given, message in (
-        (model.encode_query, "tax \ud83d", "not valid text"),
+        (model.encode_query, "tax \ud83d", "surrogates not allowed"),
         (model.encode_query, ["tax", " \n"], "empty query"),
         (model.encode_query, pages, "a query must be text, not Image"),
         (model.encode_document, "tax 2023", "page image not found: tax 2023"),

@@ -205,7 +205,7 @@ def test_queries_and_pages_of_the_wrong_kind_are_told(folders: dict[str, Path]) 
         model.embed_queries([" "])
     with pytest.raises(UsageError, match="reads the text of a page"):
         model.embed_pages(IMAGES)
-    with pytest.raises(UsageError, match="query_vectors is for models with slots"):
+    with pytest.raises(UsageError, match="does not go with this model"):
         model.embed_queries(["a"], num_vectors=3)
 
 

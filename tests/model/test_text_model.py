@@ -96,11 +96,11 @@ def test_a_page_of_a_file_is_read_and_one_without_text_is_told(tmp_path):
     noise(64, 96).save(tmp_path / "scan.png")
     expected = model.encode_document("Page 2")
     for page in (Page(tmp_path / "a.pdf", 2), Path(f"{tmp_path / 'a.pdf'}#page=2")):
-        opened = model.page_opener(page)
+        opened = model.preprocessor.open_page(page)
         assert opened == "Page 2"
         assert torch.equal(model(model.preprocess([page], task="document"))["token_embeddings"][0], expected)
     with pytest.raises(NoTextError, match=r"page .*scan.png has no text, and this model reads text"):
-        model.page_opener(tmp_path / "scan.png")
+        model.preprocessor.open_page(tmp_path / "scan.png")
     with pytest.raises(NoTextError, match="a page without text has no vectors"):
         model.encode_document(["text", " \n"])
 

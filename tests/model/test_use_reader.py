@@ -65,7 +65,7 @@ def test_it_describes_itself(reader: UseReader) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"page_vectors": 0}, "page_vectors must be a whole number from 1 to 64, not 0"),
+        ({"page_vectors": 0}, "page_vectors=0 does not go with use-multilingual: set page_vectors only, from 1 to 64"),
         ({"reduction": "kmeans"}, "'kmeans' does not go with use-multilingual"),
         ({"inference": "zero"}, "'zero' does not go with use-multilingual"),
     ],
@@ -78,7 +78,7 @@ def test_settings_that_it_does_not_have_are_told(options: dict[str, object], lin
 def test_what_it_cannot_read_is_told(reader: UseReader) -> None:
     with pytest.raises(UsageError, match="empty query"):
         reader.embed_queries([" "])
-    with pytest.raises(UsageError, match="one vector a query"):
+    with pytest.raises(UsageError, match="query_vectors=3 does not go with"):
         reader.embed_queries(["a"], num_vectors=3)
     with pytest.raises(UsageError, match="use-multilingual reads the text of a page, not its image"):
         reader.embed_pages([np.zeros(3)])  # type: ignore[list-item]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -67,11 +67,6 @@ class RandSlotModel(MultiVectorEncoder):
         Errors: UsageError for a wrong value, or another value of these two.
         """
         self.encoder.use(**settings)
-
-    @property
-    def page_opener(self) -> Callable[[Any], Any]:
-        """A function that opens a page as the model reads it; it can be sent to other processes."""
-        return self.preprocessor.open_page
 
     @property
     def preprocessor(self) -> Preprocessor:

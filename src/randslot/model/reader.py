@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -56,9 +56,9 @@ class Identity:
 
 def read_identity(values: Mapping[str, Any]) -> Identity:
     """Read an identity that `as_dict` wrote; KeyError for a missing key."""
-    own = ("name", "revision", "weights", "dtype", "dimension")
-    settings = {key: value for key, value in values.items() if key not in (*own, "reads")}
-    return Identity(**{key: values[key] for key in own}, settings=settings, reads=values["reads"])
+    settings = dict(values)
+    own = {key: settings.pop(key) for key in ("name", "revision", "weights", "dtype", "dimension", "reads")}
+    return Identity(**own, settings=settings)
 
 
 def check_query(query: Any) -> str:
@@ -67,8 +67,8 @@ def check_query(query: Any) -> str:
         raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
     if not query.strip():
         raise UsageError("empty query: a query needs at least one character that is not a space")
-    if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-        raise UsageError(f"a query has characters that are not valid text: {ascii(query)[:80]}")
+    with in_one_line(f"read the query {ascii(query)[:80]}", UsageError):
+        query.encode()  # half characters are not valid text
     return query
 
 

@@ -274,8 +274,8 @@ class EmbeddingModel:
     # -- a reader of pages
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
-        if num_vectors not in (None, self.settings.query_vectors):
-            raise UsageError("query_vectors is for models with slots: this one makes the vectors of a query by itself")
+        if num_vectors is not None:
+            self.settings.change(query_vectors=num_vectors)  # no other number than its own
         if not queries:
             return []
         vectors = [self._for_maxsim(one) for one in self.encode_query(queries)]

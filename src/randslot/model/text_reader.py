@@ -80,16 +80,14 @@ class UseReader:
 
     def use(self, **settings: Any) -> None:
         for name, value in settings.items():
-            if name == "page_vectors":
-                if type(value) is not int or not 1 <= value <= 64:
-                    raise UsageError(f"page_vectors must be a whole number from 1 to 64, not {value!r}")
+            if name == "page_vectors" and type(value) is int and 1 <= value <= 64:
                 self.page_vectors = value
             elif name not in FIXED or value != FIXED[name]:
-                raise UsageError(f"{name}={value!r} does not go with {NAME}: only page_vectors can be set")
+                raise UsageError(f"{name}={value!r} does not go with {NAME}: set page_vectors only, from 1 to 64")
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
-        if num_vectors not in (None, 1):
-            raise UsageError(f"{NAME} has one vector a query, and no others can be asked for")
+        if num_vectors is not None:
+            self.use(query_vectors=num_vectors)  # one
         return self._encode([[check_query(query)] for query in queries])
 
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
@@ -102,11 +100,9 @@ class UseReader:
 
     def _encode(self, texts: Sequence[Sequence[str]]) -> list[Vectors]:
         """Return a vector for each text, grouped as the texts are."""
-        flat = []
+        flat, ends = [], []
         for some in texts:
-            flat += [text.encode(errors="replace").decode() for text in some]  # bad fonts give half characters
-        if not flat:
-            return []
-        vectors = np.asarray(self._encoder.encode(flat), np.float32)
-        ends = np.cumsum([len(some) for some in texts])
-        return np.split(vectors, ends[:-1])
+            for text in some:
+                flat.append(text.encode(errors="replace").decode())  # bad fonts give half characters
+            ends.append(len(flat))
+        return np.split(np.asarray(self._encoder.encode(flat), np.float32), ends[:-1]) if flat else []

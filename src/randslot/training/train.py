@@ -220,7 +220,7 @@ class TrainingRun:
         num_steps = recipe.epochs * (len(pairs) // recipe.batch)
         args.max_steps = min(recipe.steps or num_steps, num_steps)
         self.frozen = FrozenVision(model.encoder) if recipe.still_vision else None
-        read = self.frozen.read if self.frozen else model.page_opener
+        read = self.frozen.read if self.frozen else model.preprocessor.open_page
         opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
         # Workers send images in the type of the first layer.
         preprocessor = ColumnPreprocessor(replace(model.preprocessor, dtype=self.hardware.dtype), self.frozen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import UsageError
+from ..settings import check_choice
 from .base import Family
 from .idefics3 import SmolVLM
 from .qwen_vl import Qwen3VL, Qwen25VL, Qwen35
@@ -23,6 +23,5 @@ for _family in (Qwen25VL(), Qwen3VL(), Qwen35(), SmolVLM(), Llama(), Qwen2(), Qw
 def find_family(name: str) -> Family:
     """Return a family by its name, such as "qwen3-vl"."""
     known = {family.name: family for family in FAMILIES.values()}
-    if name not in known:
-        raise UsageError(f"unknown family {name!r}; known ones: {', '.join(known)}")
+    check_choice("family", name, known)
     return known[name]

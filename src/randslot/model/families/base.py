@@ -29,6 +29,7 @@ from ..hub import Source
 from ..preprocessing import PAPER, Features, Processors, Template
 from ..reader import Reads
 from ..readout import Content
+from ..settings import check_choice
 
 # The output of a vision tower for some pages: merged visual tokens, then inputs of deeper layers, each (tokens, D).
 VisionOutput = tuple[Tensor, ...]
@@ -78,8 +79,7 @@ class Family(ABC):
     def find_template(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         """Return a template by its name."""
         known = {PAPER: Template(self.prompt(tokenizer)), **self.templates}
-        if name not in known:
-            raise UsageError(f"template={name!r} is not one of a {self.name} model: {', '.join(known)}")
+        check_choice("template", name, known)
         return known[name]
 
     # -- making a backbone
