@@ -526,11 +526,11 @@ def test_a_document_is_chosen_alone_though_others_have_its_name(browser, tmp_pat
 
     for folder in ("2023", "2024"):
         (tmp_path / "docs" / folder).mkdir(parents=True)
-        write_pages(tmp_path / "docs" / folder / "report.pdf", [[f"The report of {folder}"], ["Another page"]])
+        write_pages(tmp_path / "docs" / folder / "report.pdf", [[f"The summary of {folder}"], ["Another page"]])
     with serving(tmp_path / "lib", None) as service:
         service.library.add(tmp_path / "docs", workers=1)
         with listening(service) as address, visiting(browser, address) as page:
-            search(page, "report")
+            search(page, "summary")
             expect(page.locator("#hits li")).to_have_count(2)
             page.get_by_label("Document", exact=True).fill("report")
             page.locator("#names").get_by_role("option").filter(has_text="2024").click()
