@@ -58,13 +58,6 @@ def test_the_citation_names_the_paper():
     assert [one["family-names"] for one in paper["authors"]] == ["Guo", "Yu", "Zhang", "Zhang", "Xu", "Wang"]
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "LICENSES.md", "docs/container.md"])
-def test_links_lead_to_files(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\((?!http)([^)#]+)", text):
-        assert (ROOT / name).parent.joinpath(link).exists(), link
-
-
 # -- workflows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pypdfium2 as pdfium
 from datasets import Dataset, Features, Image, Value
@@ -39,130 +38,69 @@ def write_repository(folder: Path, parts: dict[str, Dataset]) -> None:
     (folder / "README.md").write_text("\n".join([*lines, "---", ""]), encoding="utf-8")
 
 
-def table(columns: dict[str, list[Any]], **types: Any) -> Dataset:
-    features = {name: types.get(name, Value("string")) for name in columns}
-    return Dataset.from_dict(columns, features=Features(features))
+def make_parts(
+    images: list[PillowImage.Image], queries: list[tuple[str, str, dict[int, int]]], query_id: str, page_id: str
+) -> dict[str, Dataset]:
+    """Return the three tables of a repository with numbers as ids; queries: language, text and grades by page."""
+    number = Value("int64")
+    named = {"query": Value("string"), "language": Value("string"), query_id: number}
+    rows, rels = [], []
+    for q, (language, text, grades) in enumerate(queries):
+        rows.append({query_id: q, "query": _say(language, text), "language": language})
+        rels += [{query_id: q, page_id: page, "score": grade} for page, grade in grades.items()]
+    pages = [{page_id: i, "image": image} for i, image in enumerate(images)]
+    return {
+        "corpus": Dataset.from_list(pages, features=Features({page_id: number, "image": Image()})),
+        "queries": Dataset.from_list(rows, features=Features(named)),
+        "qrels": Dataset.from_list(rels, features=Features({query_id: number, page_id: number, "score": number})),
+    }
 
 
 def write_v1(root: Path, name: str = "arxivqa_test_subsampled_beir") -> Path:
     """V1: hyphens, numbers as ids, one language, all grades 1; the last query has no relevant page."""
     images, asked = make_content()
-    number = Value("int64")
-    rels = [(q, p) for q, (_, grades) in enumerate(asked) for p, grade in grades.items() if grade == 2]
-    write_repository(
-        root / name,
-        {
-            "corpus": table(
-                {"corpus-id": list(range(len(images))), "image": images}, **{"corpus-id": number}, image=Image()
-            ),
-            "queries": table(
-                {"query-id": list(range(len(asked) + 1)), "query": [text for text, _ in asked] + ["nothing has this"]},
-                **{"query-id": number},
-            ),
-            "qrels": table(
-                {"query-id": [q for q, _ in rels], "corpus-id": [p for _, p in rels], "score": [1] * len(rels)},
-                **{"query-id": number, "corpus-id": number, "score": number},
-            ),
-        },
-    )
+    queries = [("english", text, {p: 1 for p, grade in grades.items() if grade == 2}) for text, grades in asked]
+    parts = make_parts(images, [*queries, ("english", "nothing has this", {})], "query-id", "corpus-id")
+    parts["queries"] = parts["queries"].remove_columns("language")
+    write_repository(root / name, parts)
     return root
 
 
 def write_v2(root: Path, name: str = "esg_reports_v2") -> Path:
     """V2: hyphens, four languages in one list of queries, grades."""
     images, asked = make_content()
-    number = Value("int64")
     languages = ("french", "spanish", "english", "german")
     queries = [(language, text, grades) for language in languages for text, grades in asked]
-    rels = [(q, p, grade) for q, (_, _, grades) in enumerate(queries) for p, grade in grades.items()]
-    write_repository(
-        root / name,
-        {
-            "corpus": table(
-                {"corpus-id": list(range(len(images))), "image": images}, **{"corpus-id": number}, image=Image()
-            ),
-            "queries": table(
-                {
-                    "query-id": list(range(len(queries))),
-                    "query": [_say(language, text) for language, text, _ in queries],
-                    "language": [language for language, _, _ in queries],
-                },
-                **{"query-id": number},
-            ),
-            "qrels": table(
-                {
-                    "query-id": [q for q, _, _ in rels],
-                    "corpus-id": [p for _, p, _ in rels],
-                    "score": [grade for _, _, grade in rels],
-                },
-                **{"query-id": number, "corpus-id": number, "score": number},
-            ),
-        },
-    )
-    return root
-
-
-def write_v3(root: Path, name: str = "vidore_v3_hr_mteb_format") -> Path:
-    """V3 as mteb keeps it: a config of each kind for each language, text ids, grades 1 and 2."""
-    images, asked = make_content()
-    parts: dict[str, Dataset] = {}
-    for language in LANGUAGES:
-        rels = [(q, p, grade) for q, (_, grades) in enumerate(asked) for p, grade in grades.items()]
-        parts[f"{language}-corpus"] = table(
-            {"id": [f"corpus-test-{i}" for i in range(len(images))], "image": images}, image=Image()
-        )
-        parts[f"{language}-queries"] = table(
-            {
-                "id": [f"query-test-{language}-{q}" for q in range(len(asked))],
-                "text": [_say(language, text) for text, _ in asked],
-            }
-        )
-        parts[f"{language}-qrels"] = table(
-            {
-                "query-id": [f"query-test-{language}-{q}" for q, _, _ in rels],
-                "corpus-id": [f"corpus-test-{p}" for _, p, _ in rels],
-                "score": [grade for _, _, grade in rels],
-            },
-            score=Value("int64"),
-        )
-    write_repository(root / name, parts)
+    write_repository(root / name, make_parts(images, queries, "query-id", "corpus-id"))
     return root
 
 
 def write_native_v3(root: Path, name: str = "vidore_v3_hr") -> Path:
     """V3 in its own layout: underscores, numbers as ids, six languages in one list of queries."""
     images, asked = make_content()
-    number = Value("int64")
     queries = [(language, text, grades) for language in LANGUAGES for text, grades in asked]
-    rels = [(q, p, grade) for q, (_, _, grades) in enumerate(queries) for p, grade in grades.items()]
-    write_repository(
-        root / name,
-        {
-            "corpus": table(
-                {"corpus_id": list(range(len(images))), "image": images, "doc_id": ["x"] * len(images)},
-                corpus_id=number,
-                image=Image(),
-            ),
-            "queries": table(
-                {
-                    "query_id": list(range(len(queries))),
-                    "query": [_say(language, text) for language, text, _ in queries],
-                    "language": [language for language, _, _ in queries],
-                },
-                query_id=number,
-            ),
-            "qrels": table(
-                {
-                    "query_id": [q for q, _, _ in rels],
-                    "corpus_id": [p for _, p, _ in rels],
-                    "score": [grade for _, _, grade in rels],
-                },
-                query_id=number,
-                corpus_id=number,
-                score=number,
-            ),
-        },
-    )
+    parts = make_parts(images, queries, "query_id", "corpus_id")
+    parts["corpus"] = parts["corpus"].add_column("doc_id", ["x"] * len(images))
+    write_repository(root / name, parts)
+    return root
+
+
+def write_v3(root: Path, name: str = "vidore_v3_hr_mteb_format") -> Path:
+    """V3 as mteb keeps it: a config of each kind for each language, text ids, grades 1 and 2."""
+    images, asked = make_content()
+    pages = [{"id": f"corpus-test-{i}", "image": image} for i, image in enumerate(images)]
+    parts: dict[str, Dataset] = {}
+    for language in LANGUAGES:
+        queries, rels = [], []
+        for q, (text, grades) in enumerate(asked):
+            id = f"query-test-{language}-{q}"
+            queries.append({"id": id, "text": _say(language, text)})
+            rels += [{"query-id": id, "corpus-id": f"corpus-test-{p}", "score": grade} for p, grade in grades.items()]
+        features = Features({"id": Value("string"), "image": Image()})
+        parts[f"{language}-corpus"] = Dataset.from_list(pages, features=features)
+        parts[f"{language}-queries"] = Dataset.from_list(queries)
+        parts[f"{language}-qrels"] = Dataset.from_list(rels)
+    write_repository(root / name, parts)
     return root
 
 
