@@ -330,7 +330,7 @@ def test_the_same_results_give_the_same_figures_and_comparison(results, tmp_path
 
 
 def test_what_is_missing_or_does_not_fit_is_refused(sets, results, tmp_path):
-    for arguments in ([], [tmp_path], ["bogus", results], [results, "--format", "html"], ["winners", ".", "--dim", 4]):
+    for arguments in ([], [tmp_path], ["bogus", results], ["winners", ".", "--dim", 4]):
         run("analyse", *arguments, code=2)
     assert "needs 12 vectors a side" in run("analyse", "winners", results, "--vectors", 12, code=2)
     broken = shutil.copytree(results, tmp_path / "broken")

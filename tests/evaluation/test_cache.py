@@ -39,17 +39,31 @@ def test_shards_are_written_by_size_and_by_time(tmp_path, monkeypatch):
     assert "c" in VectorCache(tmp_path)
 
 
-def test_blocks_are_bounded_and_cover_every_key_once(tmp_path, monkeypatch):
+def test_blocks_are_bounded_and_do_not_depend_on_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(vectors, "BLOCK_VECTORS", 8)
+    keys, stored = [f"{i}" for i in range(30)], items([3] * 30)
+    order = [int(i) for i in torch.randperm(30)]
     cache = VectorCache(tmp_path)
     for start in range(0, 30, 10):
-        cache.add([f"{i}" for i in range(start, start + 10)], items([3] * 10))
+        chosen = order[start : start + 10]
+        cache.add([keys[i] for i in chosen], [stored[i] for i in chosen])
         cache.flush()
-    monkeypatch.setattr(vectors, "BLOCK_BYTES", 3 * 8 * 4 * 4)
-    keys = [f"{i}" for i in range(29, -1, -1)]
     blocks = list(cache.blocks(keys, num=2))
-    assert sorted(index for indexes, _ in blocks for index in indexes) == list(range(30))
-    assert all(len(found) <= 6 for _, found in blocks)
-    assert all(item.shape == (2, 8) for _, found in blocks for item in found)
+    assert [len(block) for block in blocks] == [4] * 7 + [2]
+    found = [item for block in blocks for item in block]
+    assert all(torch.equal(item, whole[:2]) for item, whole in zip(found, stored, strict=True))
+
+
+def test_processes_share_a_folder(tmp_path):
+    """Each sees what the other wrote after a look at the folder."""
+    first, second, stored = VectorCache(tmp_path), VectorCache(tmp_path), items([2, 2])
+    first.add(["a"], stored[:1])
+    second.add(["b"], stored[1:])
+    first.flush()
+    second.flush()
+    assert "b" not in first
+    first.refresh()
+    assert all(torch.equal(a, b) for a, b in zip(first.read(["b", "a"]), reversed(stored), strict=True))
 
 
 def test_a_half_written_shard_is_passed_over_and_a_broken_one_named(tmp_path):

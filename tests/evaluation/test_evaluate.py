@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import randslot
@@ -175,6 +176,38 @@ def test_a_killed_evaluation_goes_on(tmp_path):
     del model.encode_prepared
     (whole,) = Evaluation(model, "m", tmp_path / "out2", tmp_path / "fresh").run([own_task(tmp_path / "own")])
     assert result.ndcg[10] == pytest.approx(whole.ndcg[10], abs=1e-9)
+
+
+def test_two_processes_give_the_result_of_one_to_the_last_bit(tmp_path):
+    """Pages and queries are shared by groups that one process would encode together; a damaged page stops both."""
+    write_set(tmp_path / "own", 7, split="test", seed=5)
+    make("qwen3-vl", visual_tokens=64).save_pretrained(str(tmp_path / "model"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def run(*start: str, output: str) -> subprocess.CompletedProcess[str]:
+        words = ["evaluate", "model", "--data", "own", "--inference", "random", "--batch", "2", "-o", output]
+        command = [sys.executable, *start, "-m", "randslot", *words]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    one, two = run(output="one"), run(*torchrun, output="two")
+    assert (one.returncode, two.returncode) == (0, 0), two.stderr[-3000:]
+    assert two.stdout == one.stdout
+    assert two.stderr.count("evaluating on own") == 1
+    (first,), (second,) = (list((tmp_path / name / "model").rglob("*.json")) for name in ("one", "two"))
+    assert json.loads(first.read_text()) == json.loads(second.read_text())
+    for side in ("query", "page"):
+        (whole,), (shared,) = (list((tmp_path / name).rglob(f"{side}-random*")) for name in ("one", "two"))
+        assert len(list(shared.iterdir())) == 2  # a file of each process
+        assert len(list(whole.iterdir())) == 1
+        caches = VectorCache(whole), VectorCache(shared)
+        keys = sorted(caches[0].rows)
+        assert keys == sorted(caches[1].rows)
+        assert all(torch.equal(a, b) for a, b in zip(caches[0].read(keys), caches[1].read(keys), strict=True))
+    (tmp_path / "own" / "pages" / "zz.png").write_bytes(b"broken")  # in the last group, which the second process has
+    broken = run(*torchrun, output="broken")
+    assert broken.returncode
+    assert broken.stderr.count("page zz.png: not an image that can be read") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,8 @@ def evaluate(
     randslot evaluate http://localhost:8000 --data data/test
 
     randslot evaluate --by words --data data/manuals/test
+
+    torchrun --nproc-per-node 8 -m randslot evaluate runs/my-model -b "ViDoRe(v3)"
     """
     from ..evaluation.report import list_means
     from ..evaluation.tasks import choose_tasks
@@ -61,23 +64,26 @@ def evaluate(
         "trust_remote_code": trust_remote_code or None,
     }
     if by is SearchBy.vectors:
+        from torch import distributed
+
         from ..evaluation.evaluate import evaluate_model
 
         if model is None:
             raise UsageError("name a model to evaluate, or --by words")
-        results = evaluate_model(
-            model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, as_published=True
-        )
+        results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()  # else its threads may abort the process at exit
     else:
         from ..evaluation.evaluate_search import evaluate_search
 
-        if any(value is not None for value in settings.values()):
-            raise UsageError(f"--by {by.value} takes the model as saved, without other settings")
+        if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
+            raise UsageError(f"--by {by.value} takes the model as saved, without other settings, in one process")
         how: Any = by.value
         results = [evaluate_search(task, output, by=how, model=model, name=name, tell=tell) for task in chosen]
     for line in list_means(results):
         print(line)
-    print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
+    if results:  # only the first process of torchrun has them
+        print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
 def report(

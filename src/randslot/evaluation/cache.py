@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import RandSlotError
-from ..files import write_whole
 from ..model.reader import Side
 from .tasks import content_key
 
@@ -30,30 +29,42 @@ if TYPE_CHECKING:
     from ..model.settings import Settings
 
 SHARD_BYTES, SHARD_SECONDS = 2**26, 20.0
-BLOCK_BYTES = 2**28
+BLOCK_VECTORS = 2**15  # 256 MB of 2,048 dimensions
 
 
 class VectorCache:
-    """The vectors of pages or of queries of one model, by the hash of their content."""
+    """The vectors of pages or of queries of one model, by the hash of their content.
+
+    Processes can share a folder: each writes shards of its own, and sees those of others after `refresh`.
+    """
 
     def __init__(self, folder: Path, larger: Sequence[Path] = ()) -> None:
         """Open a cache; also read those in `larger`, which have more vectors per item."""
-        self.folder = folder
-        self.rows: dict[str, tuple[Path, int]] = {}  # the shard and the row of each key
+        self.folder, self.larger = folder, larger
+        self.rows: dict[str, tuple[Path, int, int]] = {}  # shard, first vector and number of vectors of each key
+        self.shards: set[Path] = set()
         self.waiting: dict[str, Tensor] = {}
         self.flushed = time.monotonic()
-        for place in (*larger, folder):
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the keys of new shards."""
+        for place in (*self.larger, self.folder):
             for file in sorted(place.glob("*.safetensors")):
-                self._read_keys(file)
+                if file not in self.shards:
+                    self._read_keys(file)
 
     def _read_keys(self, file: Path) -> None:
         try:
             with safe_open(file, "pt") as shard:
-                keys = json.loads(shard.metadata()["keys"])
+                keys, counts = json.loads(shard.metadata()["keys"]), shard.get_tensor("counts").tolist()
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             raise RandSlotError(f"{file} is not a file of vectors ({error}). Remove it and evaluate again.") from error
-        for row, key in enumerate(keys):
-            self.rows[key] = (file, row)
+        start = 0
+        for key, count in zip(keys, counts, strict=True):
+            self.rows[key] = (file, start, count)
+            start += count
+        self.shards.add(file)
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows or key in self.waiting
@@ -80,38 +91,31 @@ class VectorCache:
             self.waiting = {}
         self.flushed = time.monotonic()
 
-    def blocks(self, keys: Sequence[str], num: int | None = None) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """Yield items in blocks of bounded size, in the order of the disk.
+    def blocks(self, keys: Sequence[str], num: int | None = None) -> Iterator[list[Tensor]]:
+        """Yield the first `num` vectors of each item, in the order of the keys, in blocks of bounded size.
 
-        A block has the indexes of its items in `keys`, and the first `num` vectors of each.
+        Blocks do not depend on how items lie in shards, so that scores are the same whichever process wrote them.
         """
-        wanted: dict[Path, list[tuple[int, int]]] = defaultdict(list)
-        for index, key in enumerate(keys):
-            file, row = self.rows[key]
-            wanted[file].append((row, index))
-        for file, rows in wanted.items():
-            with safe_open(file, "pt") as shard:
-                counts = shard.get_tensor("counts").tolist()
-                starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
-                vectors = shard.get_slice("vectors")
-                indexes: list[int] = []
-                items: list[Tensor] = []
-                for row, index in sorted(rows):
-                    end = starts[row] + min(num or counts[row], counts[row])
-                    indexes.append(index)
-                    items.append(vectors[starts[row] : end].float())
-                    if sum(item.nbytes for item in items) >= BLOCK_BYTES:
-                        yield indexes, items
-                        indexes, items = [], []
-                if items:
-                    yield indexes, items
+        start = size = 0
+        for end, key in enumerate(keys, start=1):
+            count = self.rows[key][2]
+            size += min(num or count, count)
+            if end == len(keys) or size >= BLOCK_VECTORS:
+                yield self.read(keys[start:end], num)
+                start, size = end, 0
 
     def read(self, keys: Sequence[str], num: int | None = None) -> list[Tensor]:
-        """Return the vectors of some items in the order of their keys, all in memory."""
+        """Return the first `num` vectors of each item, in the order of the keys."""
+        by_shard: dict[Path, list[int]] = defaultdict(list)
+        for index, key in enumerate(keys):
+            by_shard[self.rows[key][0]].append(index)
         found: list[Tensor] = [torch.empty(0)] * len(keys)
-        for indexes, items in self.blocks(keys, num):
-            for index, item in zip(indexes, items, strict=True):
-                found[index] = item
+        for file, indexes in by_shard.items():
+            with safe_open(file, "pt") as shard:
+                vectors = shard.get_slice("vectors")
+                for index in indexes:
+                    _, start, count = self.rows[keys[index]]
+                    found[index] = vectors[start : start + min(num or count, count)].float()
         return found
 
 
@@ -154,8 +158,9 @@ class Judged:
         name = content_key(text.encode())
         file = cache / "judged" / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            write_whole(file, text)
+        part = file.with_name(f"{uuid.uuid4().hex}.part")  # of this process alone
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, file)
         return name
 
 

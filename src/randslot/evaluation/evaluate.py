@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
+from torch import Tensor, distributed
 
 from ..errors import RandSlotError, UsageError
 from ..model import open_torch_model
@@ -31,6 +33,41 @@ from .result_files import CUTS, Result, SubsetResult, average_queries, average_s
 from .tasks import Pages, Subset, Task, content_key
 
 Caches = dict[Side, VectorCache]
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes that torchrun started, which share the work of encoding; usually one."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if self.world > 1 and not distributed.is_initialized():
+            # They exchange keys and messages only. To wait long is no error: if one fails, torchrun ends all.
+            distributed.init_process_group("gloo", timeout=timedelta(days=7))
+
+    def share(self, work: list[T], group: int) -> list[T]:
+        """Return the part of the first process's work that this one does: every n-th group of `group` items.
+
+        One process would form the same groups, and a batch decides the last bits of its vectors.
+        """
+        if self.world == 1:
+            return work
+        lists: list[Any] = [work]
+        distributed.broadcast_object_list(lists, src=0)
+        mine = []
+        for start in range(self.rank * group, len(lists[0]), self.world * group):
+            mine += lists[0][start : start + group]
+        return mine
+
+    def join(self, error: RandSlotError | None) -> None:
+        """Wait for all processes; raise the error of any."""
+        errors: list[Any] = [error]
+        if self.world > 1:
+            errors *= self.world
+            distributed.all_gather_object(errors, error)
+        for one in errors:
+            if one is not None:
+                raise one
 
 
 @dataclass(frozen=True)
@@ -45,24 +82,38 @@ class Evaluation:
     output: Path
     cache: Path
     batch: int = 8
-    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    processes: Processes = field(default_factory=Processes)
+
+    @cached_property
+    def console(self) -> Console:
+        return Console(stderr=True, quiet=self.processes.rank > 0, highlight=False, soft_wrap=True)
 
     def run(self, tasks: Sequence[Task]) -> list[Result]:
-        """Evaluate on each task, write its scores to a file, and return them."""
-        settings = self.model.settings
+        """Evaluate on each task, write its scores to a file, and return them; of several processes, the first does."""
+        settings, weights = self.model.settings, self.model.weights_key
         if settings.note:
             self.console.print(f"note: {self.name} {settings.note}")
-        weights = self.model.weights_key
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
-        return [self._run_task(task, weights, caches) for task in tasks]
+        results = []
+        for task in tasks:
+            where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
+            self.console.print(f"evaluating on {task.name}: {where}")
+            subsets: dict[str, SubsetResult] = {}
+            for subset in task.subsets():
+                what = f"{task.name} {subset.name}"
+                page_keys = self._encode_pages(what, subset.pages, caches["page"])
+                query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
+                if self.processes.rank == 0:
+                    subsets[subset.name] = self._score(what, subset, query_keys, page_keys, caches)
+            if self.processes.rank == 0:
+                results.append(self._write(task, weights, subsets, caches))
+        return results
 
-    def _run_task(self, task: Task, weights: str, caches: Caches) -> Result:
-        where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
-        self.console.print(f"evaluating on {task.name}: {where}")
-        subsets = {subset.name: self._run_subset(task.name, subset, caches) for subset in task.subsets()}
+    def _write(self, task: Task, weights: str, subsets: dict[str, SubsetResult], caches: Caches) -> Result:
+        """Write the scores of a task to a file."""
         settings = self.model.settings
         counts = {side: settings.num_vectors(side) for side in SIDES}
-        budget = "-".join(f"{side[0]}{num or 'all'}" for side, num in counts.items())
+        budget = f"q{counts['query'] or 'all'}-p{counts['page'] or 'all'}"
         setting = f"{settings.label}-{budget}-seed{settings.seed}-{weights[:8]}"
         file = name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
         result = Result(
@@ -84,59 +135,70 @@ class Evaluation:
         result.write()
         return result
 
-    def _run_subset(self, task: str, subset: Subset, caches: Caches) -> SubsetResult:
-        what, num_pages = f"{task} {subset.name}", len(subset.pages.ids)
-        if subset.left_out:
-            self.console.print(f"{what}: skipping {subset.left_out} queries without a relevant page")
-        ids, page_keys = self._encode_pages(what, subset.pages, caches["page"])
-        if len(ids) < num_pages:
-            self.console.print(f"{what}: {num_pages - len(ids)} pages have no text and cannot be found")
-        query_keys = self._encode_queries(list(subset.queries.values()), caches["query"])
-        settings = self.model.settings
-        queries = caches["query"].read(query_keys, settings.num_vectors("query"))
-        scores_QP = torch.empty(len(query_keys), len(page_keys))
-        for indexes, pages in caches["page"].blocks(page_keys, settings.num_vectors("page")):
-            scores_QP[:, indexes] = self.model.similarity(queries, pages, device=self.model.device)
-        grades = [subset.grades[id] for id in subset.queries]
-        each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
-        judged = Judged(ids, page_keys, list(subset.queries), query_keys, grades)
-        return average_queries(each, num_pages, judged.write(self.cache), subset.key())
-
-    def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:
-        """Encode the queries that are not cached, and return all keys."""
-        keys = [content_key(text.encode()) for text in texts]
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cache}
-        for batch in in_groups(missing, 4 * self.batch):
-            cache.add(batch, self.model.encode_query([missing[key] for key in batch], batch_size=len(batch)))
-        cache.flush()
-        return keys
-
-    def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> tuple[list[str], list[str]]:
-        """Encode the pages that are not cached, opening the next ones meanwhile; return all ids and their keys.
+    def _score(
+        self, what: str, subset: Subset, query_keys: list[str], page_keys: list[str], caches: Caches
+    ) -> SubsetResult:
+        """Return nDCG from cached vectors.
 
         If the model reads text, pages without text are left out: they have no vectors, so no search finds them.
         """
+        if subset.left_out:
+            self.console.print(f"{what}: skipping {subset.left_out} queries without a relevant page")
+        found = [i for i, key in enumerate(page_keys) if key in caches["page"]]
+        ids, keys = [subset.pages.ids[i] for i in found], [page_keys[i] for i in found]
+        if not found:
+            raise RandSlotError(f"{what}: no page has text, and {self.name} reads text")
+        if len(found) < len(page_keys):
+            self.console.print(f"{what}: {len(page_keys) - len(found)} pages have no text and cannot be found")
+        settings = self.model.settings
+        queries = caches["query"].read(query_keys, settings.num_vectors("query"))
+        scores_QP, start = torch.empty(len(query_keys), len(keys)), 0
+        for pages in caches["page"].blocks(keys, settings.num_vectors("page")):
+            end = start + len(pages)
+            scores_QP[:, start:end] = self.model.similarity(queries, pages, device=self.model.device)
+            start = end
+        grades = [subset.grades[id] for id in subset.queries]
+        each = {cut: ndcg_of_each(scores_QP.numpy(), ids, grades, cut) for cut in CUTS}
+        judged = Judged(ids, keys, list(subset.queries), query_keys, grades)
+        return average_queries(each, len(page_keys), judged.write(self.cache), subset.key())
+
+    def _encode_queries(self, texts: list[str], cache: VectorCache) -> list[str]:
+        """Encode the queries that are not cached, and return all keys."""
+        by_key = {content_key(text.encode()): text for text in texts}
+        missing = [key for key in by_key if key not in cache]
+        for batch in in_groups(self.processes.share(missing, 4 * self.batch), 4 * self.batch):
+            cache.add(batch, self.model.encode_query([by_key[key] for key in batch], batch_size=len(batch)))
+        cache.flush()
+        self.processes.join(None)
+        cache.refresh()
+        return [content_key(text.encode()) for text in texts]
+
+    def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> list[str]:
+        """Encode the pages that are not cached, opening the next ones meanwhile; return all keys."""
         keys = [pages.key(i) for i in range(len(pages.ids))]
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
         size = 2 * self.batch  # two batches are gathered, so that pages of one length come together
+        missing = self.processes.share(missing, size)
         speed = TextColumn("{task.fields[speed]}")
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
+        failed = None
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             bar = progress.add_task(what, total=len(missing), speed="")
             opened = Ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
             try:
                 for group in in_groups(opened, size):
-                    found = {i: page for i, page in group if page is not None}
-                    cache.add([keys[i] for i in found], self._encode(list(found.values())))
+                    found = {keys[i]: page for i, page in group if page is not None}
+                    cache.add(list(found), self._encode(list(found.values())))
                     progress.update(bar, advance=len(group))
                     progress.update(bar, speed=f"{progress.tasks[bar].speed or 0:.1f} pages/s")
                     return_freed_memory()
+            except RandSlotError as error:  # a damaged page: also the other processes stop
+                failed = error
             finally:
-                cache.flush()  # also when stopped, or a page is damaged
-        readable = [i for i, key in enumerate(keys) if key in cache]
-        if not readable:
-            raise RandSlotError(f"{what}: no page has text, and {self.name} reads text")
-        return [pages.ids[i] for i in readable], [keys[i] for i in readable]
+                cache.flush()  # also when stopped
+        self.processes.join(failed)
+        cache.refresh()
+        return keys
 
     def _open(self, pages: Pages, i: int) -> Any:
         """Open and preprocess a page as the model reads it; None if it lacks the text for it."""
@@ -169,13 +231,12 @@ def evaluate_model(
     name: str | None = None,
     cache: Path | None = None,
     batch: int = 8,
-    as_published: bool = False,
 ) -> list[Result]:
     """Open a model by its folder, hub id or address, and evaluate it.
 
     settings: changes to the model's own, where not None. name: the model in tables. cache: the folder of vectors, by
-    default beside the results. as_published: on benchmarks of the paper's tables, evaluate a model that was trained
-    with random slots twice, as the paper does: with zeros in their place (RS-Z), and with them (RS-R).
+    default beside the results. On the paper's benchmarks, a model that was trained with random slots is evaluated twice
+    unless settings have the inference: with zeros in their place (RS-Z), and with them (RS-R).
     """
     cache = cache or output / "vectors"
     for folder in (output, cache):
@@ -187,9 +248,9 @@ def evaluate_model(
     evaluation = Evaluation(opened, name or model, output, cache, batch)
     results = evaluation.run(tasks)
     published = [task for task in tasks if task.benchmark in TASKS]
-    if not as_published or not published or settings.get("inference") is not None:
+    if not published or settings.get("inference") is not None or is_url(model):
         return results
-    if isinstance(opened, RandSlotModel) and not is_url(model) and opened.settings.inference != opened.settings.slots:
+    if isinstance(opened, RandSlotModel) and opened.settings.inference != opened.settings.slots:
         opened.use(inference=opened.settings.slots)
         results += evaluation.run(published)
     return results
