@@ -17,6 +17,7 @@ from randslot.library.library import Library
 from randslot.model.reader import PageReader
 from randslot.serve.access import Access
 from randslot.serve.app import make_app
+from randslot.serve.run import LimitedProtocol
 from randslot.serve.service import Service
 from support.pdf import write_pdf
 
@@ -47,7 +48,8 @@ def client_of(service: Service, access: Access | None = None) -> TestClient:
 def listening(service: Service, access: Access | None = None) -> Iterator[str]:
     """Serve on a real port, in a thread, and yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(service, access or Access()), log_level="warning"))
+    config = uvicorn.Config(make_app(service, access or Access()), http=LimitedProtocol, log_level="warning")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

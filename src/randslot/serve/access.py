@@ -3,13 +3,14 @@
 - Without a token the service answers only to the names of this machine, whatever page led a browser here.
 - With a token every route with data needs it, as a bearer token or as the session cookie.
 - Cross-origin requests may not change anything.
-- A body has a limit; uploads have their own, and few large bodies are read at a time.
+- A body has a limit of size and of time; uploads have their own size, and few large bodies are read at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import RandSlotError
 
 MAX_QUERY = 1_000  # characters
+BODY_SECONDS, MIN_RATE = 10.0, 32 * 2**10  # for a body to come; bytes a second of a long one
 BUSY = "the library is out of reach or in use for now: try again later"
 COOKIE = "randslot"
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -127,6 +129,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         path = scope["path"]
+        receive = limit_pace(receive)
 
         async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -148,6 +151,25 @@ class Guard:
             await answer(scope, receive, respond)
             return
         await self.app(scope, receive, respond)
+
+
+def limit_pace(receive: Receive) -> Receive:
+    """Return a `receive` that refuses a body that takes longer than some seconds, and more for each byte that came."""
+    deadline, is_complete = time.monotonic() + BODY_SECONDS, False
+
+    async def receive_in_time() -> Message:
+        nonlocal deadline, is_complete
+        if is_complete:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+        except TimeoutError as error:
+            raise Refused(408, f"the body came too slowly: send at least {MIN_RATE >> 10} KB a second") from error
+        deadline += len(message.get("body", b"")) / MIN_RATE
+        is_complete = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> Receive:

@@ -349,7 +349,8 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         length = request.headers.get("content-length", "")
         size = int(length) if length.isdecimal() and len(length) < 20 else 0
         try:
-            return await get_uploads().receive(name, request.stream(), size)
+            address = request.client.host if request.client else ""
+            return await get_uploads().receive(name, request.stream(), size, address)
         except ClientDisconnect as error:
             raise Refused(400, "the upload was cut off") from error
 

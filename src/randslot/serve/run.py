@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
+import resource
 import signal
 import socket
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UsageError
 from ..library.library import Library
@@ -57,6 +63,39 @@ class Settings:
             raise UsageError(f"--port {self.port}: ports are 0 to 65535")
 
 
+class LimitedProtocol(H11Protocol):
+    """Closes connections that send no whole request in time, and those of an address that has too many."""
+
+    request_seconds = 15.0
+    max_per_address = 200
+    num_open: ClassVar[Counter[str]] = Counter()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.idle_since, self.last_cycle = time.monotonic(), self.cycle
+        self.address = self.client[0] if self.client else ""
+        self.num_open[self.address] += 1
+        self.timer = self.loop.call_later(self.request_seconds / 4, self._close_if_idle)
+        if self.num_open[self.address] > self.max_per_address:
+            transport.close()
+
+    def _close_if_idle(self) -> None:
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        if is_busy or self.cycle is not self.last_cycle:
+            self.idle_since, self.last_cycle = time.monotonic(), self.cycle
+        if time.monotonic() - self.idle_since > self.request_seconds:
+            self.transport.close()
+            return
+        self.timer = self.loop.call_later(self.request_seconds / 4, self._close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.timer.cancel()
+        self.num_open[self.address] -= 1
+        if not self.num_open[self.address]:
+            del self.num_open[self.address]
+        super().connection_lost(exc)
+
+
 def is_local(host: str) -> bool:
     """Return whether only this machine can reach a host."""
     try:
@@ -88,7 +127,8 @@ def serve(folder: str, settings: Settings) -> None:
         app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}))
         where = show_address(settings.host, listener.getsockname()[1])
         print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
-        _run(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10), listener)
+        config = uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5)
+        _run(config, listener)
         if waiting := service.uploads.num_waiting() if service.uploads else 0:
             print(f"stopping: {plural(waiting, 'upload')} still to be read (Ctrl-C: on the next start)", flush=True)
         try:
@@ -136,6 +176,8 @@ def listen(host: str, port: int) -> socket.socket:
 def _run(config: uvicorn.Config, listener: socket.socket) -> None:
     """Run until a signal; uvicorn raises it again at the end, which here only ends the run."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max_files, 65_536), max_files))  # sockets are files
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:

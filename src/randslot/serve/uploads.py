@@ -13,6 +13,7 @@ import logging
 import os
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,10 +38,15 @@ MAX_NAME_BYTES = 255  # what file systems take
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Limits of one upload, of uploads in progress, and the pause before a retry while another process writes."""
+    """Limits of one upload, of uploads in progress, and the pause before a retry while another process writes.
+
+    coming, coming_from: how many may be on their way, at all and from one address. waiting: to be indexed.
+    """
 
     bytes: int = 100 * 2**20
     pages: int = 2_000
+    coming: int = 40
+    coming_from: int = 8
     waiting: int = 20
     retry_seconds: float = 5.0
 
@@ -95,7 +101,7 @@ class Uploads:
         self.library, self.pool, self.limits = library, pool, limits
         self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, UploadJob] = {}
-        self.coming = 0  # uploads that are being received
+        self.coming: Counter[str] = Counter()  # uploads that are being received, by address
         self.lock = Lock()
         self.closing = Event()
         self.waiting: Queue[tuple[str, Path] | None] = Queue()
@@ -116,21 +122,32 @@ class Uploads:
 
     # -- from the network to the disk
 
-    async def receive(self, name: str, content: AsyncIterator[bytes], size: int) -> UploadJob:
-        """Store an upload and queue it; size: its length in bytes as the client says, or 0."""
+    async def receive(self, name: str, content: AsyncIterator[bytes], size: int, address: str = "") -> UploadJob:
+        """Store an upload and queue it; size: its length in bytes as the client says, or 0.
+
+        A place in the queue is taken by a body that has arrived. Until then an upload counts for its address only.
+        """
         self.limits.check_size(size)
         check_name(name)
-        with self.lock:
-            waiting = sum(not job.is_over for job in self.jobs.values())
-            if self.coming + waiting >= self.limits.waiting:
-                raise Refused(429, f"{self.limits.waiting} uploads are in progress: wait until some are done")
-            self.coming += 1
+        self._check_room()
+        if self.coming[address] >= self.limits.coming_from or self.coming.total() >= self.limits.coming:
+            raise Refused(429, "too many uploads are on their way: wait until some have arrived")
+        self.coming[address] += 1
         try:
             part = await self._write(name, content)
         finally:
-            with self.lock:
-                self.coming -= 1
+            self.coming[address] -= 1
+            self.coming += Counter()  # forgets addresses without any
+        try:
+            self._check_room()
+        except Refused:
+            part.unlink()
+            raise
         return self._queue(await asyncio.to_thread(self._give_name, part, name))
+
+    def _check_room(self) -> None:
+        if self.num_waiting() >= self.limits.waiting:
+            raise Refused(429, f"{self.limits.waiting} uploads are waiting: wait until some are done")
 
     async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
         """Write the content to a temporary file, and check its size and first bytes on the way."""

@@ -35,6 +35,10 @@ function send(file, row) {
   request.onload = () => {
     let answer = {};
     try { answer = JSON.parse(request.responseText); } catch { /* not from the service */ }
+    if (request.status === 429) { // many at once: the next when some are done
+      row.text.textContent = "waiting to be sent";
+      return setTimeout(() => send(file, row), 2000);
+    }
     if (request.status !== 202) return failed(row, answer.error ?? `refused (${request.status})`);
     rows.set(answer.id, row);
     row.text.textContent = "waiting";
