@@ -25,13 +25,22 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def find_commit() -> str | None:
-    """Return the commit of the repository that this process was started in, if it was in one."""
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return answer.stdout.strip() or None
+def describe_checkout(package: Path = Path(__file__).parent) -> dict[str, Any]:
+    """Return the commit of the checkout that a package runs from, and whether its files are changed.
+
+    Both are None for an installed package, also if it is installed inside another repository.
+    """
+
+    def git(*words: str) -> str | None:
+        try:
+            answer = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        except OSError:  # there is no git
+            return None
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"commit": None, "changed": None}
+    return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
 
 
 def list_versions() -> dict[str, str]:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
 from ..files import read_json, read_lines, write_json
-from ..machine import describe_machine, find_commit, list_versions
+from ..machine import describe_checkout, describe_machine, list_versions
 from ..model import open_torch_model
 from ..model.model import RandSlotModel, load, make_student
 from ..model.reader import Identity, PageReader, check_query, is_url, read_identity
@@ -381,7 +381,7 @@ class StudentTraining:
             "cosines": self.cosines,
             "constant_cosine": self.constant_cosine,
             "teacher": self.taught.teacher.as_dict(),
-            "commit": find_commit(),
+            **describe_checkout(),
             "machine": describe_machine(),
             "versions": list_versions(),
         }

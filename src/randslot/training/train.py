@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from ..errors import RandSlotError, UsageError
 from ..files import write_json
-from ..machine import find_commit, list_versions
+from ..machine import describe_checkout, list_versions
 from ..model.encoder import FrozenVision
 from ..model.model import RandSlotModel, load, untrained
 from ..plots import draw_losses
@@ -263,7 +263,7 @@ class TrainingRun:
             "seconds_of_this_process": round(seconds, 1),
             "processes": self.world,
             "seed": self.recipe.seed,
-            "commit": find_commit(),
+            **describe_checkout(),
             "optimizer": trainer.args.optim,
             "attention": model.backbone.model.config._attn_implementation,
             "precision": self.hardware.precision,
