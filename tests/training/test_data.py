@@ -181,6 +181,29 @@ def test_torn_files_are_one_line(tmp_path, encoded):
         load(tmp_path / "splits")
 
 
+@pytest.mark.parametrize("empty", ["", "  ", None])
+def test_empty_queries_stop_are_skipped_or_are_kept_and_counted(empty, data, tmp_path, capsys):
+    """Kept, such a row trains: its query is one padding token, and its page is a candidate like any other."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    rows[2]["query"] = empty
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RandSlotError, match="row 3: empty query"):
+        train(small(data, tmp_path / "stopped", batch=8))
+    counts = {}
+    for name, changes in {"skipped": {"on_bad_row": "skip"}, "kept": {"keep_empty_queries": True, "batch": 8}}.items():
+        model = train(small(data, tmp_path / name, steps=1, **changes))
+        record = json.loads((tmp_path / name / "run.json").read_text())
+        counts[name] = [record[key] for key in ("pairs", "skipped_rows", "empty_queries")]
+    assert counts == {"skipped": [7, 1, 1], "kept": [8, 0, 1]}
+    shown = capsys.readouterr().err
+    assert "skipped 1 of 8 rows: row 3: empty query" in shown
+    assert "1 of 8 rows have an empty query; they are kept" in shown
+    pairs, _ = drop_bad_rows(load(data), "stop", keep_empty=True)
+    opener = PageOpener(pairs, "stop", tmp_path / "log", empty_query=model.encoder.tokenizer.pad_token)
+    (query,) = pairs.dataset.with_transform(opener)[2:3]["query"]
+    assert model.preprocess([query], task="query")["input_ids"].tolist() == [[model.encoder.tokenizer.pad_token_id]]
+
+
 # -- models that read text
 
 

@@ -41,6 +41,7 @@ def test_the_shipped_recipes_resolve_to_the_papers_table(name):
     assert (recipe.temperature, recipe.seed, recipe.epochs, recipe.steps) == (0.07, 42, 1, 0)
     assert (recipe.optimizer, recipe.precision, recipe.micro_batch) == ("paged_adamw_8bit", "bf16", 1)
     assert recipe.repeated_pages == "negatives"  # the paper's plain InfoNCE
+    assert recipe.keep_empty_queries  # it filters nothing
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (16, 1)
     assert (args.learning_rate, args.weight_decay, args.max_grad_norm) == (2e-4, 0.01, 1.0)
     assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.999, 1e-8)

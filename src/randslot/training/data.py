@@ -26,13 +26,15 @@ from ..pages import is_file, open_page, page_file, short
 class Pairs:
     """A dataset with the columns "query" (a text or a list of texts), "page" (a path or an image), "row" (from 1).
 
-    base: the folder of relative paths. texts: whether pages are texts and not paths.
+    base: the folder of relative paths. texts: whether pages are texts and not paths. num_empty: the rows with an empty
+    query, kept or not.
     """
 
     dataset: Dataset
     name: str
     base: Path
     texts: bool = False
+    num_empty: int = 0
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -115,15 +117,24 @@ def count_queries(pairs: Pairs) -> int:
     return int(counts[0])
 
 
-def drop_bad_rows(pairs: Pairs, on_bad_row: str) -> tuple[Pairs, list[str]]:
-    """Return the good pairs and a line for each bad row, without decoding images; "stop" raises at the first one."""
+def is_empty(query: Any) -> bool:
+    """Return whether a query has no text."""
+    return not (isinstance(query, str) and query.strip())
+
+
+def drop_bad_rows(pairs: Pairs, on_bad_row: str, *, keep_empty: bool = False) -> tuple[Pairs, list[str]]:
+    """Return the good pairs and a line for each bad row, without decoding images; "stop" raises at the first one.
+
+    keep_empty: an empty query is not bad.
+    """
     table = pairs.dataset.with_format("arrow")[:]
     exists: dict[Path, bool] = {}
-    good, lines = [], []
+    good, lines, num_empty = [], [], 0
     for index, (query, page) in enumerate(zip(table["query"].to_pylist(), _list_pages(table["page"]), strict=True)):
-        queries = list_queries(query)
-        reason = ""
-        if not queries or not all(isinstance(text, str) and text.strip() for text in queries):
+        queries, reason = list_queries(query), ""
+        has_empty = not queries or any(is_empty(text) for text in queries)
+        num_empty += has_empty
+        if has_empty and not (keep_empty and queries):
             reason = "empty query"
         elif page is None or (pairs.texts and not page.strip()):
             reason = "no text" if pairs.texts else "no image"
@@ -139,7 +150,8 @@ def drop_bad_rows(pairs: Pairs, on_bad_row: str) -> tuple[Pairs, list[str]]:
     if lines and on_bad_row == "stop":
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         raise RandSlotError(f'{pairs.name}: {lines[0]}{more}; fix it, or skip such rows with on_bad_row = "skip"')
-    return (replace(pairs, dataset=pairs.dataset.select(good)) if lines else pairs), lines
+    dataset = pairs.dataset.select(good) if lines else pairs.dataset
+    return replace(pairs, dataset=dataset, num_empty=num_empty), lines
 
 
 def _list_pages(pages: pa.ChunkedArray) -> list[str | None]:
@@ -159,12 +171,16 @@ def _list_pages(pages: pa.ChunkedArray) -> list[str | None]:
 
 @dataclass
 class PageOpener:
-    """Opens the pages of a batch in a worker; a broken image stops the run, or the next row replaces it."""
+    """Opens the pages of a batch in a worker; a broken image stops the run, or the next row replaces it.
+
+    empty_query: the text that is encoded for an empty query, if such rows are kept.
+    """
 
     pairs: Pairs
     on_bad_row: str
     log: Path
     read: Callable[[Any], Any] = open_page
+    empty_query: str = ""
 
     def __post_init__(self) -> None:
         self.rows: list[int] = list(self.pairs.dataset["row"])
@@ -173,7 +189,8 @@ class PageOpener:
         queries, pages = [], []
         for pair in zip(batch["query"], batch["page"], batch["row"], strict=True):
             query, page = self._open(*pair)
-            queries.append(query)
+            texts = [self.empty_query if is_empty(text) else text for text in list_queries(query)]
+            queries.append(texts if isinstance(query, list) else texts[0])
             pages.append(page)
         return {"query": queries, "page": pages}
 

@@ -69,7 +69,8 @@ class Recipe(Settings):
     page_texts: bool = False  # the page column holds texts, not images or paths: for a text model
     shuffle: bool = True  # false: keep the order of the data, for a curriculum
     window: int = 0  # shuffle only within windows of this many rows
-    on_bad_row: str = "stop"
+    on_bad_row: str = "stop"  # at a row without query or page; "skip": train without it
+    keep_empty_queries: bool = False  # encode an empty query as a padding token: the paper filters nothing
 
     # The objective. `batch` counts all processes. Copies of a query's own page are masked out of its negatives;
     # "negatives" keeps them, as the paper's plain InfoNCE does.

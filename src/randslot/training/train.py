@@ -91,6 +91,7 @@ class TrainingRun:
         self.batch = share(recipe.batch, self.world)
         self.hardware = choose_hardware(recipe)
         self.frozen: FrozenVision | None = None
+        self.rows: dict[str, int] = {}  # how many there are, for the record
         self.checkpoint = find_checkpoint(self.folder, self.world)
         if self.rank == 0:  # the others may look when the first one has begun to write
             check_folder(recipe, self.folder, self.checkpoint, resume)
@@ -153,18 +154,21 @@ class TrainingRun:
     def load_pairs(self) -> Pairs:
         """Load the training pairs and drop bad rows."""
         recipe = self.recipe
-        pairs, bad = self._load(recipe.data, recipe.split)
+        pairs, bad = self._load(recipe.data, recipe.split, keep_empty=recipe.keep_empty_queries)
         if bad:
             more = ", ..." if len(bad) > 1 else ""
             self.console.print(f"skipped {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}{more}")
+        if recipe.keep_empty_queries:
+            self.console.print(f"{pairs.num_empty} of {len(pairs)} rows have an empty query; they are kept")
+        self.rows = {"pairs": len(pairs), "skipped_rows": len(bad), "empty_queries": pairs.num_empty}
         if len(pairs) < recipe.batch:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
         return pairs
 
-    def _load(self, data: str, split: str) -> tuple[Pairs, list[str]]:
+    def _load(self, data: str, split: str, *, keep_empty: bool = False) -> tuple[Pairs, list[str]]:
         recipe = self.recipe
         pairs = load_pairs(data, split, recipe.query_column, recipe.page_column, texts=recipe.page_texts)
-        return drop_bad_rows(pairs, recipe.on_bad_row)
+        return drop_bad_rows(pairs, recipe.on_bad_row, keep_empty=keep_empty)
 
     def make_evaluator(self) -> BaseEvaluator | None:
         """Make the evaluator of held-out pairs, if the recipe has one."""
@@ -221,7 +225,8 @@ class TrainingRun:
         args.max_steps = min(recipe.steps or num_steps, num_steps)
         self.frozen = FrozenVision(model.encoder) if recipe.still_vision else None
         read = self.frozen.read if self.frozen else model.preprocessor.open_page
-        opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read)
+        empty_query = model.encoder.tokenizer.pad_token if recipe.keep_empty_queries else ""
+        opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read, empty_query)
         # Workers send images in the type of the first layer.
         preprocessor = ColumnPreprocessor(replace(model.preprocessor, dtype=self.hardware.dtype), self.frozen)
         trainer = Trainer(
@@ -262,6 +267,7 @@ class TrainingRun:
             "steps": steps,
             "seconds_of_this_process": round(seconds, 1),
             "processes": self.world,
+            **self.rows,
             "seed": self.recipe.seed,
             **describe_checkout(),
             "optimizer": trainer.args.optim,
