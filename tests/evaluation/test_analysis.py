@@ -39,9 +39,10 @@ from randslot.evaluation.cache import Judged, VectorCache
 from randslot.evaluation.cost import PAPER, list_costs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
-from randslot.evaluation.tasks import own_task
+from randslot.evaluation.tasks import find_tasks, own_task
 from randslot.model.slots import Random
 from research.samples.sets import write_set
+from support.copies import write_native_v3
 from support.models import make
 
 
@@ -308,6 +309,18 @@ def test_runs_on_vidore_v3_have_the_papers_numbers_beside_theirs(results, tmp_pa
     assert "| Zero-Feedback | both | 1 | 1 | 36.400 |" in printed
     assert printed.count("## The paper: ") == 5
     assert "The paper" not in run("analyse", results)
+
+
+def test_a_model_is_analysed_with_both_inferences_on_the_papers_benchmark(tmp_path, monkeypatch):
+    """The paper's rows of RandSlot have random slots at inference: they must not stand beside zeros alone."""
+    make("qwen3-vl", visual_tokens=16).save_pretrained(str(tmp_path / "model"))
+    tasks = find_tasks([], ["hr"], write_native_v3(tmp_path / "copies"))
+    monkeypatch.setattr("randslot.evaluation.analysis_report.choose_tasks", lambda *_: tasks)
+    monkeypatch.chdir(tmp_path)
+    printed = run("analyse", "winners", "model", "-b", "ViDoRe(v3)")
+    assert "| model, zero |" in printed
+    assert "| model, random |" in printed
+    assert "RandSlot has random slots at inference (RS-R), as your runs that end in random" in printed
 
 
 def test_a_run_knows_whether_its_vectors_have_prefixes(results, monkeypatch):

@@ -200,7 +200,8 @@ def _paper_table(key: str) -> Table:
         numbers = [row.averages.get("ViDoRe(v3)"), *(row.values.get(column) for column in table.columns)]
         rows.append([row.method, row.side or "both", row.query_vectors, row.page_vectors, *numbers])
     heads = ["method", "side", "Kq", "Kd", "ViDoRe V3", *table.columns]
-    return Table(f"The paper: {table.caption}", heads, rows, digits=3).drop_empty()
+    note = "RandSlot has random slots at inference (RS-R), as your runs that end in random; RS-Z has zeros."
+    return Table(f"The paper: {table.caption}", heads, rows, digits=3, note=note).drop_empty()
 
 
 # -- files
