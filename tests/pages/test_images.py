@@ -108,7 +108,7 @@ def test_torn_files_are_named_in_one_line(suffix, tmp_path, monkeypatch):
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
     noise(200, 200).save(tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(RandSlotError, match=r"image too large to open safely, more than 2,000 pixels: .*bomb\.png"):
+    with pytest.raises(RandSlotError, match=r"image too large to open safely: .*bomb\.png"):
         open_page(tmp_path / "bomb.png")
 
 

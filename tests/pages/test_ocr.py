@@ -151,8 +151,8 @@ def test_a_small_image_is_read(engine):
 def test_no_large_image_gets_to_the_engine(size, monkeypatch):
     """The detector enlarges images by their short side: a strip would take all memory."""
     sizes = []
-    monkeypatch.setattr(ocr, "_load_rapidocr", lambda: None)
-    monkeypatch.setattr(ocr, "_run", lambda _, image, **__: sizes.append(image.size) or SimpleNamespace(boxes=None))
+    empty = SimpleNamespace(boxes=None)
+    monkeypatch.setattr(ocr, "_load_rapidocr", lambda: lambda image, **_: sizes.append(image.size) or empty)
     assert read_image_text(Image.new("RGB", size, "white"), "rapidocr") == NO_TEXT
     ((width, height),) = sizes
     assert width * height == pytest.approx(ocr.OCR_PIXELS, rel=0.05)

@@ -168,7 +168,7 @@ def test_a_page_of_many_objects_is_read_in_parts(tmp_path, monkeypatch):
     write_lines(tmp_path / "x.pdf", [f"line {i} of many" for i in range(35)], boxes)
     expected = Page(tmp_path / "x.pdf").text()
     assert len(expected.words) == 4 * 35
-    monkeypatch.setattr(pdf_text, "MOST_OBJECTS", 10)
+    monkeypatch.setattr(pdf_text, "MAX_OBJECTS", 10)
     assert Page(tmp_path / "x.pdf").text() == expected
 
 
@@ -177,8 +177,8 @@ def test_the_characters_of_a_page_are_limited(objects, tmp_path, monkeypatch):
     write_lines(tmp_path / "x.pdf", [f"line {i:02} of many" for i in range(35)])
     expected = Page(tmp_path / "x.pdf").text()
     assert not expected.truncated
-    monkeypatch.setattr(pdf_text, "MOST_OBJECTS", objects)
-    monkeypatch.setattr(pdf_text, "MOST_CHARACTERS", 300)
+    monkeypatch.setattr(pdf_text, "MAX_OBJECTS", objects)
+    monkeypatch.setattr(pdf_text, "MAX_CHARACTERS", 300)
     text = Page(tmp_path / "x.pdf").text()
     assert text.truncated
     assert 250 < len(text.text) <= 300
@@ -275,7 +275,7 @@ def test_a_pdf_that_was_changed_in_memory_or_fails_is_not_kept(tmp_path, monkeyp
     write_lines(tmp_path / "x.pdf", [f"line {i}" for i in range(30)])
     kept = OpenPdf()
     expected = read(tmp_path / "x.pdf", kept)
-    monkeypatch.setattr(pdf_text, "MOST_OBJECTS", 10)  # it is read in parts, which takes its objects away
+    monkeypatch.setattr(pdf_text, "MAX_OBJECTS", 10)  # it is read in parts, which takes its objects away
     for _ in range(2):
         assert read(tmp_path / "x.pdf", kept) == expected
         assert kept.pdf is None
@@ -285,7 +285,7 @@ def test_a_pdf_that_was_changed_in_memory_or_fails_is_not_kept(tmp_path, monkeyp
 
 
 def test_a_pdf_is_not_kept_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(pdf_text, "MOST_USES", 2)
+    monkeypatch.setattr(pdf_text, "MAX_USES", 2)
     write_pdf(tmp_path / "x.pdf", 1, [])
     kept = OpenPdf()
     opened = []

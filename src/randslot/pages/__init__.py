@@ -14,14 +14,13 @@ from .page import (
     render_file_page,
 )
 from .pdf import PIXELS, OpenPdf
-from .text import NO_TEXT, PARTS, NoTextError, PageText, Word
+from .text import NO_TEXT, NoTextError, PageText, Word
 
 __all__ = [
     "DOCUMENT_SUFFIXES",
     "HEAD",
     "KINDS",
     "NO_TEXT",
-    "PARTS",
     "PIXELS",
     "NoTextError",
     "OpenPdf",

@@ -15,16 +15,16 @@ class Kind:
 
     media_type: str
     beginnings: tuple[bytes, ...]
-    several_pages: bool = False
+    has_pages: bool = False
 
     def matches(self, head: bytes) -> bool:
         """Whether the first `HEAD` bytes of a file are those of this kind."""
         return any(re.match(beginning, head) for beginning in self.beginnings)
 
 
-PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), several_pages=True)
+PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), has_pages=True)
 JPEG = Kind("image/jpeg", (rb"\xff\xd8\xff",))
-TIFF = Kind("image/tiff", (rb"II[*+]\0", rb"MM\0[*+]"), several_pages=True)
+TIFF = Kind("image/tiff", (rb"II[*+]\0", rb"MM\0[*+]"), has_pages=True)
 
 KINDS: dict[str, Kind] = {  # by suffix, in lower case
     ".pdf": PDF,
@@ -39,9 +39,13 @@ KINDS: dict[str, Kind] = {  # by suffix, in lower case
 }
 
 DOCUMENT_SUFFIXES = tuple(KINDS)
-IMAGE_SUFFIXES = tuple(suffix for suffix in KINDS if suffix != ".pdf")
-_SEVERAL = "|".join(suffix.removeprefix(".") for suffix, kind in KINDS.items() if kind.several_pages)
-FILE_PAGE = re.compile(rf"(?P<file>.+\.(?:{_SEVERAL}))#page=(?P<number>\d+)", re.IGNORECASE | re.DOTALL)
+
+
+def find_page(page: str) -> tuple[str, int] | None:
+    """Split "report.pdf#page=3" into the file and the number; None if it is no such path."""
+    file, separator, number = page.rpartition("#page=")
+    kind = KINDS.get(Path(file).suffix.lower())
+    return (file, int(number)) if separator and kind and kind.has_pages and number.isdecimal() else None
 
 
 def is_file(path: Path) -> bool:
@@ -54,8 +58,8 @@ def is_file(path: Path) -> bool:
 
 def page_file(page: str) -> Path:
     """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
-    found = None if is_file(Path(page)) else FILE_PAGE.fullmatch(page)
-    return Path(found["file"] if found else page)
+    found = None if is_file(Path(page)) else find_page(page)
+    return Path(found[0] if found else page)
 
 
 def show_pages(num: int) -> str:

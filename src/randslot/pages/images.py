@@ -11,53 +11,37 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
-from .formats import KINDS, TIFF, show_pages
+from .formats import KINDS, short, show_pages
 
-WHITE = (255, 255, 255)
-LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
 GAP = 3.0  # times the wanted width and height, down to which pixels are averaged before the exact resampling
 ROWS = 256  # about how many are converted at once
-TURNS = {  # what makes an image upright, by its orientation in EXIF data
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def num_image_pages(file: Path) -> int:
-    """Return how many pages an image file has; only a TIFF can have more than one."""
-    with _image_errors(str(file)), Image.open(file) as image:
-        return _num_frames(image) if KINDS.get(file.suffix.lower()) is TIFF else 1
+    """Return how many pages an image file has; only a TIFF can have more than one.
 
-
-def check_image(file: Path) -> None:
-    """Refuse an image file that is cut off or corrupt, by the pixels of its first page."""
-    with image_page(file, str(file), 1) as image, _data_errors(str(file)):
+    Errors: RandSlotError if it is cut off or corrupt, by the pixels of its first page.
+    """
+    with image_page(file, str(file), 1) as image:
+        num = getattr(image, "n_frames", 1) if KINDS[file.suffix.lower()].has_pages else 1
+        image.seek(0)
         image.draft(None, (1, 1))  # does nothing if it is no JPEG
         image.load()
+        return num
 
 
-def open_image(source: Path | BytesIO, name: str, number: int = 1) -> Image.Image:
-    """Open one page of an image file, counted from 1; `name` is what errors call it."""
-    with image_page(source, name, number) as image:
-        return to_upright_rgb(image, name)
+def open_image(source: Path | BytesIO, name: str, number: int = 1, pixels: int | None = None) -> Image.Image:
+    """Open one page of an image file, counted from 1, shrunk to about `pixels` pixels if that is given.
 
-
-def open_shrunk(source: Path | BytesIO, name: str, number: int, pixels: int) -> Image.Image:
-    """Open one page of an image file with at most about `pixels` pixels.
-
-    Up to `LARGE` pixels, the result is that of `open_image` and `shrink`. Of a larger one, which would take gigabytes
-    as a whole, only the file's own pixels are in memory; then values may differ by a little.
+    name: what errors call it. To shrink an image of gigabytes, only the file's own pixels are taken into memory; then
+    values may differ by a little.
     """
     with image_page(source, name, number) as image:
-        if image.width * image.height <= LARGE:
+        if pixels is None:
+            return to_upright_rgb(image, name)
+        if image.width * image.height <= 50_000_000:  # 200 MB
             return shrink(to_upright_rgb(image, name), pixels)
-        with _data_errors(name):
-            return shrink(_read_reduced(image, pixels), pixels)
+        return shrink(_read_reduced(image, pixels), pixels)
 
 
 @contextmanager
@@ -65,7 +49,7 @@ def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image
     """Open one page of an image file without reading its pixels."""
     with _image_errors(name), Image.open(source) as image:
         if number != 1:
-            num = _num_frames(image)
+            num = getattr(image, "n_frames", 1)
             if not 1 <= number <= num:
                 raise RandSlotError(f"{name} has {show_pages(num)}, so there is no page {number}")
             image.seek(number - 1)
@@ -76,7 +60,7 @@ def to_upright_rgb(image: Image.Image, name: str) -> Image.Image:
     """Return an image in RGB, turned as its EXIF data says, on white where it is transparent."""
     if not image.width or not image.height:
         raise RandSlotError(f"empty page image, {image.width}x{image.height} pixels: {name}")
-    with _data_errors(name):
+    with _image_errors(name):
         image.load()
         return _to_rgb(_turn(image, image))
 
@@ -103,20 +87,16 @@ def _find_size(size: tuple[int, int], pixels: int) -> tuple[int, int]:
     return size if scale >= 1 else (max(round(size[0] * scale), 1), max(round(size[1] * scale), 1))
 
 
-def limit_aspect(image: Image.Image, most: float) -> Image.Image:
-    """Pad an extremely wide or tall image with white until no side is more than `most` times the other."""
+def limit_aspect(image: Image.Image, max_aspect: float) -> Image.Image:
+    """Pad an extremely wide or tall image with white until no side is more than `max_aspect` times the other."""
     width, height = image.size
-    least = int(np.ceil(max(width, height) / most))
-    if min(width, height) >= least:
+    min_side = int(np.ceil(max(width, height) / max_aspect))
+    if min(width, height) >= min_side:
         return image
-    size = (max(width, least), max(height, least))
-    paper = Image.new("RGB", size, WHITE)
+    size = (max(width, min_side), max(height, min_side))
+    paper = Image.new("RGB", size, "white")
     paper.paste(image, ((size[0] - width) // 2, (size[1] - height) // 2))
     return paper
-
-
-def _num_frames(image: Image.Image) -> int:
-    return int(getattr(image, "n_frames", 1))
 
 
 @contextmanager
@@ -124,22 +104,16 @@ def _image_errors(name: str) -> Iterator[None]:
     """Turn what Pillow raises for a bad image into one line that names it."""
     try:
         yield
+    except RandSlotError:
+        raise
     except UnidentifiedImageError as error:
         raise RandSlotError(f"not an image that can be read: {name}") from error
+    except FileNotFoundError as error:
+        raise RandSlotError(f"page image not found: {short(name)}") from error
     except Image.DecompressionBombError as error:
-        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # above which Pillow refuses to open an image
-        raise RandSlotError(f"image too large to open safely, more than {most:,} pixels: {name}") from error
-    except OSError as error:
-        raise RandSlotError(f"cannot read page image {name}: {error}") from error
-
-
-@contextmanager
-def _data_errors(name: str) -> Iterator[None]:
-    """Turn what Pillow raises on corrupt image data into one line that names the image."""
-    try:
-        yield
+        raise RandSlotError(f"image too large to open safely: {name}: {error}") from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise RandSlotError(f"cannot read page image {name}: {error}") from error
+        raise RandSlotError(f"cannot read page image {short(name)}: {error}") from error
 
 
 def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
@@ -164,7 +138,16 @@ def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
 
 def _turn(image: Image.Image, original: Image.Image) -> Image.Image:
     """Turn an image as the EXIF data of the original say; an upright one is not copied, to save memory."""
-    turn = TURNS.get(original.getexif().get(ExifTags.Base.Orientation, 1))
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    turn = turns.get(original.getexif().get(ExifTags.Base.Orientation, 1))
     return image if turn is None else image.transpose(turn)
 
 
@@ -178,7 +161,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = _to_8_bit(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        paper = Image.new("RGB", image.size, WHITE)
+        paper = Image.new("RGB", image.size, "white")
         paper.paste(image, mask=image.getchannel("A"))
         return paper
     return image.convert("RGB")

@@ -14,43 +14,25 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError, UsageError, first_line
-from .images import WHITE, limit_aspect, shrink
-from .text import PageText, Word
+from .images import limit_aspect, shrink
+from .text import PageText, Word, pack_boxes
 
 OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
-CHOICE = "RANDSLOT_OCR"
 MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
-ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
-TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}  # to turn back
-DIGITS = 5  # of a box
-TESSERACT_SECONDS = 100.0  # less than a worker process may take: one that is ended would leave the program running
+MAX_ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
 
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line as RapidOCR reads it.
-
-    corners: in pixels; upper left, upper right, lower right and lower left for somebody who reads the line.
-    turn: by how many quarters of a circle, clockwise, the line is turned.
-    words: each with where it begins and ends, in fractions of the line's length.
-    """
-
-    corners: list[Point]
-    turn: int
-    words: list[tuple[str, float, float]]
-    score: float
 
 
 def find_engine() -> str | None:
@@ -58,9 +40,9 @@ def find_engine() -> str | None:
 
     The environment may choose one: RANDSLOT_OCR=tesseract, or none.
     """
-    chosen = os.environ.get(CHOICE, "")
+    chosen = os.environ.get("RANDSLOT_OCR", "")
     if chosen not in ("", "none", "rapidocr", "tesseract"):
-        raise UsageError(f"{CHOICE} in the environment is rapidocr, tesseract or none, not {chosen!r}")
+        raise UsageError(f"RANDSLOT_OCR in the environment is rapidocr, tesseract or none, not {chosen!r}")
     if chosen:
         return None if chosen == "none" else chosen
     if find_spec("rapidocr") and find_spec("onnxruntime"):
@@ -80,16 +62,16 @@ def read_image_text(image: Image.Image, engine: str | None = None, pixels: int =
     if engine is None:
         raise RandSlotError(MISSING)
     width, height = image.size
-    padded = max(width, height / ASPECT) * max(height, width / ASPECT)  # pixels of a strip when it is padded
+    padded = max(width, height / MAX_ASPECT) * max(height, width / MAX_ASPECT)  # pixels of a strip when it is padded
     small = shrink(image.convert("RGB"), round(pixels * width * height / padded))
     lines = _join_hyphenated(_read_by_rapidocr(small) if engine == "rapidocr" else _read_by_tesseract(small))
-    words = [word for line in lines for word in line]
+    words = list(chain.from_iterable(lines))
     # An engine that cannot write a script leaves dots and commas.
-    legible = sum(any(character.isalnum() for character in word.text) for word in words)
-    if 2 * legible < len(words):
+    legible = sum(re.search(r"[^\W_]", word.text) is not None for word in words)
+    if not words or 2 * legible < len(words):
         return PageText(has_layer=False)
     text = "\n".join(" ".join(word.text for word in line) for line in lines)
-    return PageText(text, tuple(words), has_layer=False)
+    return PageText(text, pack_boxes([astuple(word)[1:] for word in words]), has_layer=False)
 
 
 def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
@@ -108,14 +90,22 @@ def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
     return joined
 
 
-def _make_word(text: str, points: list[Point], size: tuple[int, int]) -> Word:
-    """Return a word with the box around some points of an image of `size` pixels."""
-    xs = [round(min(max(0.0, x / size[0]), 1.0), DIGITS) for x, _ in points]
-    ys = [round(min(max(0.0, y / size[1]), 1.0), DIGITS) for _, y in points]
-    return Word(text, min(xs), min(ys), max(xs), max(ys))
+# RapidOCR: a detector finds lines, a recogniser reads them.
 
 
-# RapidOCR: a detector finds lines, a recogniser reads each.
+@dataclass(frozen=True)
+class Line:
+    """A line as RapidOCR reads it.
+
+    corners: in pixels; upper left, upper right, lower right and lower left for somebody who reads the line.
+    turn: by how many quarters of a circle, clockwise, the line is turned.
+    words: each with where it begins and ends, in fractions of the line's length.
+    """
+
+    corners: list[Point]
+    turn: int
+    words: list[tuple[str, float, float]]
+    score: float
 
 
 def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
@@ -125,54 +115,82 @@ def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
     for line in lines:
         letters[line.turn] += sum(len(text) for text, _, _ in line.words)
     turn = letters.most_common(1)[0][0] if lines else 0
-    if not turn:
-        return _make_words(lines, image.size)
-    # The page lies on its side or on its head: short words are read better, and lines sorted, when it is upright.
-    upright = image.transpose(TURNS[turn])
-    turned = []
-    for words in _make_words(_read_lines(upright), upright.size):
-        turned.append([_turn_word(word, turn) for word in words])
-    return turned
-
-
-def _read_lines(image: Image.Image) -> list[Line]:
-    engine = _load_rapidocr()
-    size = (max(image.width, 32), max(image.height, 32))  # the engine fails on tiny images
-    paper = Image.new("RGB", size, WHITE)
-    left, top = (size[0] - image.width) // 2, (size[1] - image.height) // 2
-    paper.paste(image, (left, top))
-    padded = limit_aspect(paper, ASPECT)
-    left, top = left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
-    found = _run(engine, padded, use_det=True, use_cls=False, use_rec=False)
-    lines = []
-    for box in [] if found.boxes is None else found.boxes.tolist():
-        line = _read_line(engine, padded, box)
-        if line is not None:
-            lines.append(replace(line, corners=[(x - left, y - top) for x, y in line.corners]))
-    return lines
-
-
-def _make_words(lines: list[Line], size: tuple[int, int]) -> list[list[Word]]:
-    """Return the words of each line, in the order of reading, on a page of `size` pixels."""
+    if turn:  # short words are read better, and lines sorted, when the page is upright
+        back = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)[turn - 1]
+        image = image.transpose(back)
+        lines = _read_lines(image)
     found = []
     for line in _sort(lines):
-        upper_left, upper_right, lower_right, lower_left = line.corners
         words = []
-        for text, *ends in line.words:
-            points = []
-            for end in ends:
-                for (x, y), (to_x, to_y) in ((upper_left, upper_right), (lower_left, lower_right)):
-                    points.append((x + end * (to_x - x), y + end * (to_y - y)))
-            words.append(_make_word(text, points, size))
+        for text, begin, end in line.words:
+            (left, top), (right, bottom) = _find_box(line.corners, begin, end, image.size)
+            for _ in range(turn):
+                left, top, right, bottom = 1 - bottom, left, 1 - top, right
+            words.append(Word(text, left, top, right, bottom))
         found.append(words)
     return found
 
 
-def _turn_word(word: Word, quarters: int) -> Word:
-    """Return where a word is when the page is turned clockwise by some quarters of a circle."""
-    for _ in range(quarters):
-        word = Word(word.text, round(1 - word.bottom, DIGITS), word.left, round(1 - word.top, DIGITS), word.right)
-    return word
+def _read_lines(image: Image.Image) -> list[Line]:
+    """Find the lines of an image and read them.
+
+    The engine's own classifier of upside-down lines is not used: it takes time for every line, and its result, which
+    the boxes of words need, is not returned. Instead, a line that is read badly, or may stand on end, is also read
+    turned, and the best reading counts.
+    """
+    engine = _load_rapidocr()
+    size = (max(image.width, 32), max(image.height, 32))  # the engine fails on tiny images
+    paper = Image.new("RGB", size, "white")
+    left, top = (size[0] - image.width) // 2, (size[1] - image.height) // 2
+    paper.paste(image, (left, top))
+    padded = limit_aspect(paper, MAX_ASPECT)
+    left, top = left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
+    found = engine(padded, use_det=True, use_cls=False, use_rec=False)
+    best: dict[int, Line] = {}
+    boxes = [] if found.boxes is None else found.boxes.tolist()
+    wide: list[int] = []
+    wanted = []
+    for i, box in enumerate(boxes):
+        ratio = math.dist(box[0], box[3]) / max(math.dist(box[0], box[1]), 1.0)
+        if ratio < 1.5:
+            wide.append(i)
+        turns = (0,) if ratio < 1.5 else (0, 1, 3) if ratio < 3 else (1, 3)  # a single upright character may be tall
+        wanted += [(i, turn) for turn in turns]
+    _recognise(engine, padded, boxes, wanted, best)
+    _recognise(engine, padded, boxes, [(i, 2) for i in wide if best[i].score < 0.9], best)
+    lines = []
+    for line in best.values():
+        if line.words and line.score >= 0.5:
+            corners = [(x - left, y - top) for x, y in line.corners]
+            lines.append(Line(corners, line.turn, line.words, line.score))
+    return lines
+
+
+def _recognise(
+    engine: Any, image: Image.Image, boxes: list[list[Point]], wanted: list[tuple[int, int]], best: dict[int, Line]
+) -> None:
+    """Read boxes at some turns, all together; keep the best reading of each.
+
+    boxes: corners clockwise from the upper left one of the page. wanted: the place of a box among them, and its turn.
+    """
+    if not wanted:
+        return
+    cuts, cornered = [], []
+    for i, turn in wanted:
+        corners = boxes[i][turn:] + boxes[i][:turn]
+        upper_left, upper_right, lower_right, lower_left = corners
+        size = (max(round(math.dist(upper_left, upper_right)), 1), max(round(math.dist(upper_left, lower_left)), 1))
+        quad = (*upper_left, *lower_left, *lower_right, *upper_right)
+        cut = image.transform(size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC)
+        cuts.append(np.ascontiguousarray(np.asarray(cut)[:, :, ::-1]))  # as OpenCV has colours
+        cornered.append(corners)
+    engine.return_word_box = True
+    read = engine.recognize_txt(cuts)
+    for place, (i, turn) in enumerate(wanted):
+        score = read.scores[place]
+        if i not in best or score > best[i].score:
+            words = _split(read.txts[place], read.word_results[place])
+            best[i] = Line(cornered[place], turn, words, score)
 
 
 @cache
@@ -200,55 +218,13 @@ def _load_rapidocr() -> Any:
     )
 
 
-def _run(engine: Any, image: Image.Image, **steps: bool) -> Any:
-    """Run some steps of RapidOCR; it can fail in any way."""
-    try:
-        return engine(image, **steps)
-    except MemoryError:
-        raise
-    except Exception as error:  # its text can be a traceback, with the reason in the last line
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise RandSlotError(f"RapidOCR failed: {lines[-1]}") from error
-
-
-def _read_line(engine: Any, image: Image.Image, box: list[Point]) -> Line | None:
-    """Read one line; the box has its corners clockwise from the upper left one of the page. None if it has no text.
-
-    The engine's own classifier of upside-down lines is not used: it takes time for every line, and its result, which
-    the boxes of words need, is not returned. Instead, a line that is read badly, or may stand on end, is also read
-    turned, and the better reading counts.
-    """
-    ratio = math.dist(box[0], box[3]) / max(math.dist(box[0], box[1]), 1.0)
-    is_wide = ratio < 1.5
-    turns = (0, 2) if is_wide else (0, 1, 3) if ratio < 3 else (1, 3)  # a single upright character may be tall
-    best: Line | None = None
-    for turn in turns:
-        corners = box[turn:] + box[:turn]
-        cut = _cut(image, corners)
-        read = _run(engine, cut, use_det=False, use_cls=False, use_rec=True, return_word_box=True)
-        line = Line(corners, turn, _split(read.txts[0], read.word_results[0]), read.scores[0])
-        if best is None or line.score > best.score:
-            best = line
-        if is_wide and best.score >= 0.9:
-            break
-    return best if best and best.words and best.score >= 0.5 else None
-
-
-def _cut(image: Image.Image, corners: list[Point]) -> Image.Image:
-    """Return what is between four corners as an upright image."""
-    upper_left, upper_right, lower_right, lower_left = corners
-    size = (max(round(math.dist(upper_left, upper_right)), 1), max(round(math.dist(upper_left, lower_left)), 1))
-    quad = (*upper_left, *lower_left, *lower_right, *upper_right)
-    return image.transform(size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC)
-
-
 def _split(text: str, found: Any) -> list[tuple[str, float, float]]:
     """Split a line at its spaces into words, each with its begin and end in fractions of the line's length.
 
     found: the columns in which the recogniser saw each character but spaces, and the number of all columns. The
     engine's own boxes of words are made from the same, but not divided as the text is, and wrong for turned lines.
     """
-    columns = [column for part in found.word_cols for column in part]
+    columns = list(chain.from_iterable(found.word_cols))
     steps = sorted(after - before for before, after in pairwise(columns))
     half = (steps[len(steps) // 2] if steps else 2) / 2  # of the usual width of a character
     words = []
@@ -260,6 +236,17 @@ def _split(text: str, found: Any) -> list[tuple[str, float, float]]:
         words.append((word, max(begin, 0.0), min(end, 1.0)))
         first = last + 1
     return words
+
+
+def _find_box(corners: list[Point], begin: float, end: float, size: tuple[int, int]) -> tuple[Point, Point]:
+    """Return the upper left and lower right corner of a part of a line, in fractions of an image of `size` pixels."""
+    upper_left, upper_right, lower_right, lower_left = np.array(corners) / size
+    points = []
+    for place in (begin, end):
+        points.append(upper_left + place * (upper_right - upper_left))
+        points.append(lower_left + place * (lower_right - lower_left))
+    inside = np.clip(points, 0.0, 1.0)
+    return tuple(inside.min(axis=0).tolist()), tuple(inside.max(axis=0).tolist())
 
 
 def _sort(lines: list[Line]) -> list[Line]:
@@ -289,22 +276,21 @@ def _read_by_tesseract(image: Image.Image) -> list[list[Word]]:
     command = ["tesseract", "stdin", "stdout", *_find_tesseract_options(), "tsv"]
     one_thread = {**os.environ, "OMP_THREAD_LIMIT": "1"}
     try:
+        # Less time than a worker process may take: one that is ended would leave the program running.
         done = subprocess.run(
-            command, input=content.getvalue(), capture_output=True, env=one_thread, timeout=TESSERACT_SECONDS
+            command, input=content.getvalue(), capture_output=True, env=one_thread, timeout=100, check=True
         )
-    except subprocess.TimeoutExpired as error:
-        raise RandSlotError(f"tesseract took more than {TESSERACT_SECONDS:g} s") from error
-    if done.returncode:
-        reasons = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RandSlotError(f"tesseract failed: {reasons[0]}")
+    except subprocess.SubprocessError as error:
+        reason = (error.stderr or b"").decode(errors="replace").strip() if hasattr(error, "stderr") else ""
+        raise RandSlotError(f"tesseract failed: {reason.splitlines()[0] if reason else first_line(error)}") from error
     lines: dict[tuple[str, str, str], list[Word]] = {}
     table = io.StringIO(done.stdout.decode(errors="replace"))
     for row in csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE):
-        left, top = float(row["left"]), float(row["top"])
-        points = [(left, top), (left + float(row["width"]), top + float(row["height"]))]
+        left, top = float(row["left"]) / image.width, float(row["top"]) / image.height
+        right, bottom = left + float(row["width"]) / image.width, top + float(row["height"]) / image.height
         for text in row["text"].split():
             line = lines.setdefault((row["block_num"], row["par_num"], row["line_num"]), [])
-            line.append(_make_word(text, points, image.size))
+            line.append(Word(text, left, top, right, bottom))
     return list(lines.values())
 
 

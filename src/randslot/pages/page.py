@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import RandSlotError
-from .formats import FILE_PAGE, IMAGE_SUFFIXES, KINDS, is_file, short
-from .images import check_image, image_page, num_image_pages, open_image, open_shrunk, to_upright_rgb
+from .formats import KINDS, find_page, is_file, short
+from .images import image_page, num_image_pages, open_image, to_upright_rgb
 from .pdf import PIXELS, OpenPdf, num_pdf_pages, read_pdf_text, render_pdf_page
 from .text import NO_TEXT, NoTextError, PageText
 
@@ -40,8 +40,8 @@ class Page:
             raise RandSlotError(f"a page must be an image or the path of one, not {type(page).__name__}")
         path = Path(page).expanduser()
         if not is_file(path):
-            if found := FILE_PAGE.fullmatch(str(path)):
-                return cls(Path(found["file"]), int(found["number"]))
+            if found := find_page(str(path)):
+                return cls(Path(found[0]), found[1])
             raise RandSlotError(f"page image not found: {short(str(page))}")
         if path.suffix.lower() == ".pdf":
             raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
@@ -60,7 +60,7 @@ class Page:
         if isinstance(self.source, Image.Image):
             return getattr(self.source, "filename", "") or f"a {self.source.width}x{self.source.height} image"
         kind = KINDS.get(Path(self.source).suffix.lower())
-        return f"{self.source}#page={self.number}" if kind and kind.several_pages else str(self.source)
+        return f"{self.source}#page={self.number}" if kind and kind.has_pages else str(self.source)
 
     def __repr__(self) -> str:
         return f"Page({self.name})"
@@ -115,7 +115,6 @@ def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image
     """Open one page of a PDF, TIFF or other image file, counted from 1."""
     if file.suffix.lower() == ".pdf":
         return render_pdf_page(file, number, pixels)
-    _check_found(file)
     return open_image(file, str(file), number)
 
 
@@ -123,33 +122,20 @@ def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
     """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer."""
     if file.suffix.lower() == ".pdf":
         return render_pdf_page(file, number, pixels)
-    _check_found(file)
-    return open_shrunk(file, str(file), number, pixels)
+    return open_image(file, str(file), number, pixels)
 
 
 def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
     """Read the text of one page of a file, counted from 1. kept: where a PDF stays open for the next page."""
     if file.suffix.lower() == ".pdf":
         return read_pdf_text(file, number, kept)
-    _check_found(file)
     with image_page(file, str(file), number):
         return NO_TEXT
 
 
-def _check_found(file: Path) -> None:
-    if not is_file(file):
-        raise RandSlotError(f"page image not found: {short(str(file))}")
-
-
 def num_pages(file: Path) -> int:
-    """Return how many pages a PDF or an image file has. Errors: RandSlotError if it cannot be opened."""
+    """Return how many pages a PDF or an image file has. Errors: RandSlotError if it is corrupt."""
     return num_pdf_pages(file) if file.suffix.lower() == ".pdf" else num_image_pages(file)
-
-
-def check_pixels(file: Path) -> None:
-    """Refuse an image file that is cut off or corrupt; PDFs are read page by page, and say so themselves."""
-    if file.suffix.lower() in IMAGE_SUFFIXES:
-        check_image(file)
 
 
 def list_pages(folder: Path) -> list[str]:
@@ -160,6 +146,6 @@ def list_pages(folder: Path) -> list[str]:
         if file.suffix.lower() == ".pdf":
             for number in range(1, num_pdf_pages(file) + 1):
                 found.append(f"{name}#page={number}")
-        elif file.suffix.lower() in IMAGE_SUFFIXES:
+        elif file.suffix.lower() in KINDS:
             found.append(name)
     return found

@@ -12,58 +12,53 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
-import numpy.typing as npt
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdf_api
+from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import RandSlotError
-from .formats import is_file, show_pages
+from .formats import show_pages
 from .text import (
     BLANK,
     HYPHEN,
-    LINE_BREAK,
     NO_TEXT,
-    PARTS,
     SOFT_BREAK,
     PageText,
-    Word,
     clean_word,
     decode,
     find_known,
     is_legible,
     is_plain,
+    pack_boxes,
 )
 
 PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
-PDF_SIDE = 14_400  # points, 200 inches: the largest page that PDF readers support
 PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
-MOST_USES = 200  # of one open PDF: pdfium keeps the fonts and objects of every page until the PDF is closed
+MAX_USES = 200  # of one open PDF: pdfium keeps the fonts and objects of every page until the PDF is closed
+MAX_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
+# pdfium takes about 300 bytes for each character. A page of more objects is read in parts, so that a text layer of many
+# megabytes is not all in memory; one of few but huge objects is, so unknown files belong into a worker process.
+MAX_OBJECTS = 10_000
 
 
 def num_pdf_pages(file: Path) -> int:
     """Return how many pages a PDF has."""
-    try:
-        with PDFIUM, pdfium.PdfDocument(file) as pdf:
-            return len(pdf)
-    except pdfium.PdfiumError as error:
-        raise RandSlotError(f"cannot open {file}: {_pdf_reason(file, error)}") from error
+    with _pdf_errors(file, "open"), PDFIUM, pdfium.PdfDocument(file) as pdf:
+        return len(pdf)
 
 
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
     """Render one page of a PDF, counted from 1, with about `pixels` pixels."""
     with open_pdf_page(file, number) as page:
         width, height = page.get_size()
-        if not max(width, height) <= PDF_SIDE:
-            raise RandSlotError(
-                f"page {number} of {file} is {width:.0f} x {height:.0f} points, more than {PDF_SIDE} a side"
-            )
+        if not max(width, height) <= 14_400:  # points, 200 inches: the largest page that PDF readers support
+            raise RandSlotError(f"page {number} of {file} is too large: {width:.0f} x {height:.0f} points")
         image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
         return image.convert("RGB")
 
@@ -71,7 +66,7 @@ def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Imag
 class OpenPdf:
     """Keeps the last PDF open, for a process that reads one page of it after the other.
 
-    A file that was changed or replaced is opened again; a PDF is closed when another is asked for, after `MOST_USES`
+    A file that was changed or replaced is opened again; a PDF is closed when another is asked for, after `MAX_USES`
     uses, and when it was changed in memory. For one thread, under the lock `PDFIUM`.
     """
 
@@ -86,7 +81,7 @@ class OpenPdf:
         """Use a PDF, which stays open after the `with` block unless that fails."""
         status = file.stat()
         key = (file, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
-        if self.pdf is None or self.key != key or self.num_uses >= MOST_USES:
+        if self.pdf is None or self.key != key or self.num_uses >= MAX_USES:
             self.close()
             self.pdf, self.key, self.num_uses = pdfium.PdfDocument(file), key, 0
             self.num_pages, self.fields = len(self.pdf), PdfFields(self.pdf)
@@ -112,71 +107,40 @@ def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Itera
 
     kept: where the PDF stays open afterwards; without it, it is closed.
     """
-    if not is_file(file):
-        raise RandSlotError(f"PDF not found: {file}")
+    with (
+        _pdf_errors(file, f"read page {number} of"),
+        PDFIUM,
+        kept.open(file) if kept else pdfium.PdfDocument(file) as pdf,
+    ):
+        if not 1 <= number <= len(pdf):
+            raise RandSlotError(f"{file} has {show_pages(len(pdf))}, so there is no page {number}")
+        page = pdf[number - 1]
+        try:
+            if not min(page.get_size()) > 0:
+                raise RandSlotError(f"page {number} of {file} has no area: its crop box is outside of it")
+            yield page
+        finally:
+            page.close()
+
+
+@contextmanager
+def _pdf_errors(file: Path, action: str) -> Iterator[None]:
+    """Turn what pdfium raises into one line that names the file."""
     try:
-        with PDFIUM, kept.open(file) if kept else pdfium.PdfDocument(file) as pdf:
-            if not 1 <= number <= len(pdf):
-                raise RandSlotError(f"{file} has {show_pages(len(pdf))}, so there is no page {number}")
-            page = pdf[number - 1]
-            try:
-                if not min(page.get_size()) > 0:
-                    raise RandSlotError(f"page {number} of {file} has no area: its crop box is outside of it")
-                yield page
-            finally:
-                page.close()
+        yield
+    except FileNotFoundError as error:
+        raise RandSlotError(f"PDF not found: {file}") from error
     except pdfium.PdfiumError as error:
-        raise RandSlotError(f"cannot read page {number} of {file}: {_pdf_reason(file, error)}") from error
-
-
-def _pdf_reason(file: Path, error: pdfium.PdfiumError) -> str:
-    """Say why a PDF does not open; pdfium takes one without pages for a broken one."""
-    if error.err_code == pdf_api.FPDF_ERR_PASSWORD:
-        return "it is encrypted, and needs a password"
-    if error.err_code != pdf_api.FPDF_ERR_FORMAT:
-        return str(error)
-    with file.open("rb") as content:
-        is_empty = re.search(rb"/Kids\s*\[\s*\]", content.read(2**16))  # its tree of pages
-    return "it has no pages" if is_empty else "it is corrupt, or not a PDF"
-
-
-MOST_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
-# pdfium takes about 300 bytes for each character. A page of more objects is read in parts, so that a text layer of many
-# megabytes is not all in memory; one of few but huge objects is, so unknown files belong into a worker process.
-MOST_OBJECTS = 10_000
-
-WORD = re.compile(rf"(?:{SOFT_BREAK.pattern}|\S)+")
-MARKS = re.compile(f"[{HYPHEN}\ufffe]")  # may be a hyphen at the end of a line, which pdfium writes in two ways
-
-Sides = tuple[npt.NDArray[np.float64], ...]  # of boxes: four arrays with a value for each box
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The part of a PDF's plane that is seen as the page, in points, and the clockwise rotation of what is seen."""
-
-    left: float
-    bottom: float
-    right: float
-    top: float
-    rotation: int
-
-    def place(self, sides: Sides) -> Sides:
-        """Turn (left, bottom, right, top) in points into (left, top, right, bottom) in fractions of the page."""
-        width, height = self.right - self.left, self.top - self.bottom
-        left, right = (sides[0] - self.left) / width, (sides[2] - self.left) / width
-        top, bottom = (self.top - sides[3]) / height, (self.top - sides[1]) / height
-        if self.rotation == 90:
-            return 1 - bottom, left, 1 - top, right
-        if self.rotation == 180:
-            return 1 - right, 1 - bottom, 1 - left, 1 - top
-        if self.rotation == 270:
-            return top, 1 - right, bottom, 1 - left
-        return left, top, right, bottom
+        reasons = {
+            pdf_api.FPDF_ERR_PASSWORD: "it is encrypted, and needs a password",
+            pdf_api.FPDF_ERR_FORMAT: "it is corrupt, or not a PDF",
+            pdf_api.FPDF_ERR_SUCCESS: "it has no pages",  # what pdfium says then
+        }
+        raise RandSlotError(f"cannot {action} {file}: {reasons.get(error.err_code, error)}") from error
 
 
 def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
-    """Read the text of one page of a PDF, counted from 1: at most `MOST_CHARACTERS` characters.
+    """Read the text of one page of a PDF, counted from 1: at most `MAX_CHARACTERS` characters.
 
     Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
     every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text. One with
@@ -186,25 +150,25 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
         if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
             return BLANK
         fields = (kept.fields if kept else PdfFields(page.pdf)).find(number)
-        left, bottom, right, top = page.get_bbox()
-        reading = Reading(Frame(left, bottom, right, top, page.get_rotation()))
+        layer = TextLayer(page)
         num = 0
         for part in _parts(page):
             text_page = part.get_textpage()
             num_here = max(pdf_api.FPDFText_CountChars(text_page), 0)
-            reading.add(text_page, _read_characters(text_page, min(num_here, MOST_CHARACTERS - num)))
+            layer.read(text_page, min(num_here, MAX_CHARACTERS - num))
             text_page.close()
             num += num_here
-            if num > MOST_CHARACTERS:
+            if num > MAX_CHARACTERS:
                 break
-    if not reading.words or not is_legible(reading.found):
+    if not layer.lines or not is_legible(layer.raw_words):
         return NO_TEXT
-    heading = find_headings(reading.lines, reading.sizes)
+    heading = find_headings(layer.lines, layer.sizes)
     if not heading and "section" not in fields:
-        heading = "\n".join(line for line in reading.lines[:2] if len(line) <= 90 and not line.endswith((".", ",")))
+        heading = "\n".join(line for line in layer.lines[:2] if len(line) <= 90 and not line.endswith((".", ",")))
     if heading:
         fields["heading"] = heading
-    return PageText("\n".join(reading.lines), tuple(reading.words), truncated=num > MOST_CHARACTERS, fields=fields)
+    boxes = pack_boxes(np.concatenate(layer.boxes))
+    return PageText("\n".join(layer.lines), boxes, truncated=num > MAX_CHARACTERS, fields=fields)
 
 
 class PdfFields:
@@ -230,9 +194,11 @@ class PdfFields:
         before = bisect_left(self.pages, number)
         paths = [self.entries[self.pages[before - 1]][-1]] if before else []
         paths += self.entries.get(number, [])
-        titles = dict.fromkeys(title for path in paths for title in path)
-        fields = {"title": self.title, "section": "\n".join(titles)[:2000]}
-        return {name: value for name, value in fields.items() if value}
+        titles = list(dict.fromkeys(chain.from_iterable(paths)))
+        fields = {"title": self.title} if self.title else {}
+        if any(titles):
+            fields["section"] = "\n".join(titles)[:2000]
+        return fields
 
 
 def find_headings(lines: Sequence[str], sizes: Sequence[float]) -> str:
@@ -250,19 +216,83 @@ def find_headings(lines: Sequence[str], sizes: Sequence[float]) -> str:
 
 def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
     """Yield the page, or if it has many objects, pages like it with some of them each, in their order."""
-    if pdf_api.FPDFPage_CountObjects(page) <= MOST_OBJECTS:
+    if pdf_api.FPDFPage_CountObjects(page) <= MAX_OBJECTS:
         yield page
         return
     while num := pdf_api.FPDFPage_CountObjects(page):
         part = page.pdf.new_page(*page.get_size())
         part.set_mediabox(*page.get_bbox())
         part.set_rotation(page.get_rotation())
-        for _ in range(min(num, MOST_OBJECTS)):
+        for _ in range(min(num, MAX_OBJECTS)):
             item = pdf_api.FPDFPage_GetObject(page, 0)
             pdf_api.FPDFPage_RemoveObject(page, item)
             pdf_api.FPDFPage_InsertObject(part, item)
         yield part
         part.close()
+
+
+class TextLayer:
+    """The lines and words that were read of a page so far.
+
+    lines: their texts. sizes: of the first character of each line, in points. boxes: of the words, in fractions of the
+    page, an array for each part of the page. raw_words: as the PDF has them, also those that cannot be read.
+    """
+
+    def __init__(self, page: pdfium.PdfPage) -> None:
+        self.frame, self.rotation = page.get_bbox(), page.get_rotation()
+        self.lines: list[str] = []
+        self.sizes: list[float] = []
+        self.boxes: list[NDArray[np.float64]] = []
+        self.raw_words: list[str] = []
+
+    def read(self, text_page: pdfium.PdfTextPage, num: int) -> None:
+        """Add the lines and words of the first characters of a text page."""
+        characters = _read_characters(text_page, num)
+        spans = [found.span() for found in re.finditer(rf"(?:{SOFT_BREAK}|\S)+", characters)]
+        if not spans:
+            return
+        known = set(find_known(characters)) if HYPHEN in characters else set()
+        boxes = self._turn(_find_boxes(text_page, spans))
+        seen = ((boxes[:, 2:] >= 0).all(axis=1) & (boxes[:, :2] <= 1).all(axis=1)).tolist()
+        kept: list[int] = []
+        line: list[str] = []
+        last_end = line_start = 0
+        is_broken = False  # the last word goes on to the next line, and ends there
+        for i, (start, end) in enumerate(spans):
+            if line and (is_broken or re.search(r"[\r\n]", characters[last_end:start])):
+                self._end_line(text_page, line, line_start)
+                line = []
+            last_end = end
+            text = raw = characters[start:end]
+            is_broken = False
+            if not is_plain(raw) or "`" in raw:
+                is_broken = re.search(f"{HYPHEN}|{SOFT_BREAK}", raw) is not None
+                text = clean_word(raw, known)
+                raw = decode(raw).replace(HYPHEN, "")
+            if not seen[i]:
+                continue
+            self.raw_words.append(raw)
+            if text:
+                line_start = line_start if line else start
+                line.append(text)
+                kept.append(i)
+        if line:
+            self._end_line(text_page, line, line_start)
+        self.boxes.append(boxes[kept])
+
+    def _end_line(self, text_page: pdfium.PdfTextPage, line: list[str], start: int) -> None:
+        self.lines.append(" ".join(line))
+        self.sizes.append(round(pdf_api.FPDFText_GetFontSize(text_page, start), 1))
+
+    def _turn(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Turn left, bottom, right, top in points into left, top, right, bottom in fractions of what is seen."""
+        frame_left, frame_bottom, frame_right, frame_top = self.frame
+        width, height = frame_right - frame_left, frame_top - frame_bottom
+        left, right = (points[:, 0] - frame_left) / width, (points[:, 2] - frame_left) / width
+        top, bottom = (frame_top - points[:, 3]) / height, (frame_top - points[:, 1]) / height
+        for _ in range(self.rotation // 90):
+            left, top, right, bottom = 1 - bottom, left, 1 - top, right
+        return np.stack([left, top, right, bottom], axis=1)
 
 
 def _read_characters(text_page: pdfium.PdfTextPage, num: int) -> str:
@@ -274,7 +304,8 @@ def _read_characters(text_page: pdfium.PdfTextPage, num: int) -> str:
     characters = bytes(buffer)[: 2 * num].decode("utf-16-le", "surrogatepass")
     if num_written != num or len(characters) != num:  # pdfium left some out, or wrote some as two
         return "".join(_read_character(text_page, i) for i in range(num))
-    for found in MARKS.finditer(characters):
+    # What may be a hyphen at the end of a line, which pdfium writes in two ways.
+    for found in re.finditer(f"[{HYPHEN}\ufffe]", characters):
         i = found.start()
         characters = characters[:i] + _read_character(text_page, i) + characters[i + 1 :]
     return characters
@@ -287,89 +318,25 @@ def _read_character(text_page: pdfium.PdfTextPage, i: int) -> str:
     return character
 
 
-class Reading:
-    """What was read of a page so far.
+def _find_boxes(text_page: pdfium.PdfTextPage, spans: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
+    """Return left, bottom, right, top in points around each span of characters.
 
-    found: the words as the PDF has them, also those of which nothing can be read.
+    Characters without an area count only if all are so. pdfium gives a few rectangles that hold the characters: three
+    times as fast as a box of each character. Most of the time of reading a page goes into these calls.
     """
-
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.lines: list[str] = []
-        self.sizes: list[float] = []  # of the first character of each line, in points
-        self.words: list[Word] = []
-        self.found: list[str] = []
-
-    def add(self, text_page: pdfium.PdfTextPage, characters: str) -> None:
-        """Add the lines and words of some characters."""
-        spans = [found.span() for found in WORD.finditer(characters)]
-        if not spans:
-            return
-        known = find_known(characters) if HYPHEN in characters else set()
-        line: list[str] = []
-        last = begin = 0
-        broken = False  # the last word goes on to the next line, and ends there
-        for (start, end), (box, seen) in zip(spans, self._find_boxes(text_page, spans), strict=True):
-            if line and (broken or re.search(r"[\r\n]", characters[last:start])):
-                self._end_line(text_page, line, begin)
-                line = []
-            last = end
-            text = raw = characters[start:end]
-            broken = False
-            if not is_plain(raw) or "`" in raw:
-                broken = LINE_BREAK.search(raw) is not None
-                text = clean_word(raw, known)
-                raw = decode(raw).replace(HYPHEN, "")
-            if seen:
-                self.found.append(raw)
-                if text:
-                    begin = begin if line else start
-                    self.words.append(Word(text, *box))
-                    line.append(text)
-        if line:
-            self._end_line(text_page, line, begin)
-
-    def _end_line(self, text_page: pdfium.PdfTextPage, line: list[str], begin: int) -> None:
-        self.lines.append(" ".join(line))
-        self.sizes.append(round(pdf_api.FPDFText_GetFontSize(text_page, begin), 1))
-
-    def _find_boxes(
-        self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]
-    ) -> list[tuple[list[float], bool]]:
-        """Return the box of each word in fractions of the page, and whether it can be seen there."""
-        boxes = Boxes(text_page)
-        points = np.array([boxes.find(start, end - start) for start, end in spans])
-        left, top, right, bottom = self.frame.place(tuple(points.T))
-        seen = (right >= 0) & (bottom >= 0) & (left <= 1) & (top <= 1)
-        fractions = np.clip(np.stack([left, top, right, bottom], axis=1), 0.0, 1.0)
-        rounded = np.rint(fractions * PARTS) / PARTS
-        return list(zip(rounded.tolist(), seen.tolist(), strict=True))
-
-
-class Boxes:
-    """Finds boxes around characters of a page, [left, bottom, right, top] in points.
-
-    Most of the time of reading a page goes into these calls of pdfium, so what they take is made once.
-    """
-
-    def __init__(self, text_page: pdfium.PdfTextPage) -> None:
-        self.text_page = text_page
-        self.raw = text_page.raw
-        self.box = (ctypes.c_double * 4)()
-        self.left, self.bottom, self.right, self.top = (ctypes.c_double.from_buffer(self.box, 8 * i) for i in range(4))
-
-    def find(self, start: int, num: int) -> Sequence[float]:
-        """Return the box around some characters; those without an area count only if all are so.
-
-        pdfium gives a few rectangles that hold the characters: three times as fast as a box of each character.
-        """
+    raw = text_page.raw
+    box = (ctypes.c_double * 4)()
+    left, bottom, right, top = (ctypes.c_double.from_buffer(box, 8 * i) for i in range(4))
+    found = []
+    for start, end in spans:
         boxes: list[Sequence[float]] = []
-        for i in range(pdf_api.FPDFText_CountRects(self.raw, start, num)):
-            pdf_api.FPDFText_GetRect(self.raw, i, self.left, self.top, self.right, self.bottom)
-            boxes.append(self.box[:])
-        if len(boxes) == 1:
-            return boxes[0]
+        for i in range(pdf_api.FPDFText_CountRects(raw, start, end - start)):
+            pdf_api.FPDFText_GetRect(raw, i, left, top, right, bottom)
+            boxes.append(box[:])
         if not boxes:
-            boxes = [self.text_page.get_charbox(i) for i in range(start, start + num)]
-        lefts, bottoms, rights, tops = zip(*boxes, strict=True)
-        return [min(lefts), min(bottoms), max(rights), max(tops)]
+            boxes = [text_page.get_charbox(i) for i in range(start, end)]
+        if len(boxes) > 1:
+            lefts, bottoms, rights, tops = zip(*boxes, strict=True)
+            boxes = [(min(lefts), min(bottoms), max(rights), max(tops))]
+        found.append(boxes[0])
+    return np.array(found)
