@@ -251,8 +251,8 @@ def generate(real: Sequence[PageText], num: int) -> Iterator[tuple[str, int, Pag
         lines, others = first.text.split("\n"), last.text.split("\n")
         top, rest = lines[: len(lines) // 2], others[len(others) // 2 :]
         num_top, num_rest = (sum(len(line.split()) for line in some) for some in (top, rest))
-        words = (*first.words[:num_top], *last.words[len(last.words) - num_rest :])
-        yield _file_id(i // 100), i % 100 + 1, PageText("\n".join([*top, *rest]), words)
+        boxes = first.boxes[: 8 * num_top] + last.boxes[len(last.boxes) - 8 * num_rest :]
+        yield _file_id(i // 100), i % 100 + 1, PageText("\n".join([*top, *rest]), boxes)
 
 
 def choose_phrases(real: Sequence[PageText], num: int, analyzer: Analyzer) -> list[str]:

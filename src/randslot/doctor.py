@@ -143,14 +143,14 @@ def _describe_torch(torch: Any) -> str:
 
 
 def _check_ocr() -> Finding:
-    from .pages.ocr import CHOICE, find_engine
+    from .pages.ocr import find_engine
 
     try:
         engine = find_engine()
     except RandSlotError as error:
-        return Finding("ocr", "broken", str(error), f"unset {CHOICE}")
+        return Finding("ocr", "broken", str(error), "unset RANDSLOT_OCR")
     if engine is None:
-        advice = f'to search scans: pip install "randslot[ocr]", or install tesseract ({CHOICE})'
+        advice = 'to search scans: pip install "randslot[ocr]", or install tesseract (RANDSLOT_OCR)'
         return Finding("ocr", "missing", "no engine", advice)
     return Finding("ocr", "ok", engine)
 

@@ -160,6 +160,10 @@ def test_a_named_file_that_is_no_document_fails(run, papers):
         (["papers", "--meta", "year"], "year"),
         (["papers", "--meta", "a=1", "--meta", "a=2"], "a"),
         (["papers", "--ocr", "some"], "some"),
+        (["papers", "--meta", "page=3"], "page"),
+        (["papers", "--language", "klingon"], "klingon"),
+        (["papers", "--workers", "-2"], "-2"),
+        (["papers", "--batch", "0"], "0"),
     ],
 )
 def test_wrong_usage_is_one_line_and_makes_no_library(run, papers, tmp_path, words, named):

@@ -45,7 +45,7 @@ def encoders() -> list[psutil.Process]:
 @pytest.mark.nightly
 def test_a_killed_worker_is_replaced_and_its_pages_are_read_again(two_cpus, saved, model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(ray_reader, "PAGES_A_ROW", 2)
+    monkeypatch.setattr(ray_reader, "PAGES_PER_ROW", 2)
     (tmp_path / "files").mkdir()
     for number in range(10):
         write_tiff(tmp_path / "files" / f"{number}.tif", range(10 * number, 10 * number + 8))

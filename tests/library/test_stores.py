@@ -22,7 +22,7 @@ from randslot.library.stores.points import StoredPage, StoredText, page_id
 from randslot.library.stores.qdrant import ServerStore
 from randslot.library.stores.qdrant_connection import connect
 from randslot.library.stores.store import DEFAULT_TUNING, Contents, Store, StoreQuery, Tuning, Where
-from randslot.pages.text import PageText, Word
+from randslot.pages.text import PageText, pack_boxes
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
 from support.exact_store import ExactStore
@@ -99,9 +99,9 @@ def make_pages(seed: int = 0) -> list[StoredPage]:
 
 def make_text(text: str) -> StoredText:
     """Return a text as it is stored; an empty one has no layer, as that of a scan."""
-    words = tuple(Word(word, 0.1, 0.2, 0.3, 0.4) for word in text.split())
+    boxes = pack_boxes([(0.1, 0.2, 0.3, 0.4)] * len(text.split()))
     library = LibraryWords({"language": "english"}, lambda _: None)
-    return library.read_page(PageText(text, words, has_layer=bool(text)), "layer", "")
+    return library.read_page(PageText(text, boxes, has_layer=bool(text)), "layer", "")
 
 
 def make_word_pages() -> list[StoredPage]:

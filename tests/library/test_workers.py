@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -75,15 +76,28 @@ def test_text_of_a_broken_file_is_one_line_without_its_name(pool, tmp_path):
         pool.read_text(str(tmp_path / "gone.pdf"), 1)
 
 
+def test_texts_of_several_pages_are_those_of_each(pool, tmp_path):
+    write_pdf(tmp_path / "x.pdf", 4, [])
+    file = str(tmp_path / "x.pdf")
+    kept = pool.read_text(file, 3, keep=True)
+    texts = pool.read_texts(file, (1, 3, 4))
+    assert texts == [Page(file, number).text() for number in (1, 3, 4)]
+    assert texts[1] is kept
+    assert pool.read_texts(file, (1, 2)) == [Page(file, number).text() for number in (1, 2)]
+    first, bad = pool.read_texts(file, (4, 5))
+    assert first == Page(file, 4).text()
+    assert str(bad) == "it has 4 pages, so there is no page 5"
+
+
 def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_path, monkeypatch):
     """A single text object of megabytes, for which pdfium ends its process."""
-    code = "from randslot.library import worker; worker.MEMORY = 700 * 2**20; worker.main()"
+    code = "from randslot.library import workers; workers.MAX_MEMORY = 700 * 2**20; workers.main()"
     start = workers.subprocess.Popen
     monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **rest: start([command[0], "-c", code], **rest))
     huge = "BT /F1 12 Tf 50 300 Td [" + f"({'a' * 30_000})" * 200 + "] TJ ET"
     write_drawings(tmp_path / "x.pdf", ["BT /F1 12 Tf 50 300 Td (before) Tj ET", huge, "BT /F1 12 Tf (after) Tj ET"])
     with WorkerPool(1) as pool:
-        before, bad, after = [pool.read_text(str(tmp_path / "x.pdf"), number) for number in (1, 2, 3)]
+        before, bad, after = pool.read_texts(str(tmp_path / "x.pdf"), (1, 2, 3))
     assert (before.text, after.text) == ("before", "after")
     assert bad.problem == "its text cannot be read: opening it ended the worker process"
     assert not bad.has_layer
@@ -136,8 +150,8 @@ def test_ocr_has_its_own_limit_of_time(tmp_path):
 @pytest.mark.nightly
 def test_ocr_has_the_limit_of_memory(ocr_engine, tmp_path):
     draw_scan("Second invoice").save(tmp_path / "x.png")
-    code = "from randslot.library import worker; worker.MEMORY = 2**28; worker.main()"
-    request = json.dumps({"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}) + "\n"
+    code = "from randslot.library import workers; workers.MAX_MEMORY = 2**28; workers.main()"
+    request = json.dumps({"file": str(tmp_path / "x.png"), "numbers": [1], "ocr": True}) + "\n"
     answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True)
     # A library may end the process when it gets no memory, and then nothing is answered.
     assert answer.stdout == "" or "error" in json.loads(answer.stdout)
@@ -249,13 +263,13 @@ for request in requests:
 def test_a_worker_whose_parent_ends_before_the_answer_prints_nothing(tmp_path):
     noise(500, 600).save(tmp_path / "x.png")
     process = subprocess.Popen(
-        [sys.executable, "-m", "randslot.library.worker"],
+        [sys.executable, "-m", "randslot.library.workers"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     process.stdout.close()
-    request = {"file": str(tmp_path / "x.png"), "number": 1, "pixels": 1_000_000}
+    request = {"file": str(tmp_path / "x.png"), "numbers": [1], "pixels": 1_000_000}
     _, errors = process.communicate(json.dumps(request).encode() + b"\n", timeout=60)
     assert errors == b""
     assert process.returncode == 0
@@ -264,21 +278,25 @@ def test_a_worker_whose_parent_ends_before_the_answer_prints_nothing(tmp_path):
 def run_worker(requests: list[dict[str, object]]) -> tuple[list[dict[str, object]], str]:
     """Return the answers of a new worker to requests without images, and which heavy modules it has loaded."""
     code = (
-        "import sys; from randslot.library import worker; worker.main()\n"
+        "import sys; from randslot.library import workers; workers.main()\n"
         "heavy = {'torch', 'transformers', 'sentence_transformers', 'rapidocr', 'onnxruntime', 'cv2'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    lines = "".join(json.dumps(request) + "\n" for request in requests)
-    answer = subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in answer.stdout.splitlines()], answer.stderr.strip()
+    lines = "".join(json.dumps(request) + "\n" for request in requests).encode()
+    answer = subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, check=True)
+    out, replies = io.BytesIO(answer.stdout), []
+    while line := out.readline():
+        replies.append(json.loads(line))
+        out.read(replies[-1]["bytes"])
+    return replies, answer.stderr.decode().strip()
 
 
 def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
     write_pdf(tmp_path / "x.pdf", 3, [])
     file = {"file": str(tmp_path / "x.pdf")}
-    replies, loaded = run_worker([file, {**file, "number": 2, "text": True}])
+    replies, loaded = run_worker([file, {**file, "numbers": [2], "text": True}])
     assert replies[0]["num_pages"] == 3
-    assert replies[1]["text"] == "Page 2"
+    assert replies[1]["texts"][0][0] == "Page 2"
     assert loaded == ""
 
 
@@ -286,21 +304,21 @@ def test_a_worker_loads_no_model_and_ends_with_its_parent(tmp_path):
 def test_a_worker_loads_the_engine_of_ocr_when_it_is_asked_for(ocr_engine, tmp_path):
     pytest.importorskip("rapidocr", reason="RapidOCR is not installed: the extra randslot[ocr]")
     draw_scan("Second invoice").save(tmp_path / "x.png")
-    replies, loaded = run_worker([{"file": str(tmp_path / "x.png"), "number": 1, "ocr": True}] * 2)
-    assert [reply["text"] for reply in replies] == ["Second invoice"] * 2
+    replies, loaded = run_worker([{"file": str(tmp_path / "x.png"), "numbers": [1], "ocr": True}] * 2)
+    assert [reply["texts"][0][0] for reply in replies] == ["Second invoice"] * 2
     assert loaded == "cv2 onnxruntime rapidocr"
 
 
 def test_memory_has_a_limit(tmp_path, monkeypatch):
     code = (
-        "from randslot.library import worker\n"
-        "worker.MEMORY = 2**30\n"
-        "worker.render_file_page = lambda *_: bytearray(2**31)\n"
-        "worker.main()"
+        "from randslot.library import workers\n"
+        "workers.MAX_MEMORY = 2**30\n"
+        "workers.render_file_page = lambda *_: bytearray(2**31)\n"
+        "workers.main()"
     )
-    request = json.dumps({"file": str(tmp_path / "x.png"), "number": 1, "pixels": 100}) + "\n"
+    request = json.dumps({"file": str(tmp_path / "x.png"), "numbers": [1], "pixels": 100}) + "\n"
     answer = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
-    assert json.loads(answer.stdout) == {"error": "needs more than 1 GB of memory"}
+    assert json.loads(answer.stdout) == {"error": "needs more than 1 GB of memory", "bytes": 0}
 
 
 @pytest.mark.nightly
@@ -311,7 +329,7 @@ def test_a_huge_image_takes_less_than_a_gigabyte(mode, suffix, tmp_path):
     Image.new(mode, (12_000, 12_000), 40_000 if mode == "I;16" else "teal").save(file)  # RGB takes 4 bytes a pixel
     asked = Worker()
     try:
-        reply, _ = asked.ask({"file": str(file), "number": 1, "pixels": 1_000_000}, 60)
+        reply, _ = asked.ask({"file": str(file), "numbers": [1], "pixels": 1_000_000}, 60)
         assert reply["size"] == [1000, 1000]
         status = Path(f"/proc/{asked.process.pid}/status").read_text()
     finally:

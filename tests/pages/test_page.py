@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from randslot.errors import RandSlotError
-from randslot.pages import HEAD, KINDS, Page, open_page
+from randslot.pages import HEAD, KINDS, Page, num_pages, open_page
 from support.libraries import write_tiff
 from support.models import noise
 from support.pdf import write_lines, write_pdf
@@ -92,6 +92,13 @@ def test_wrong_pdf_pages_are_one_line(page, message, tmp_path):
     with pytest.raises(RandSlotError, match=message) as caught:
         open_page(tmp_path / page)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pdf_without_pages_says_so(tmp_path):
+    write_pdf(tmp_path / "x.pdf", 0, [])
+    for read in (Page(tmp_path / "x.pdf").image, Page(tmp_path / "x.pdf").text, lambda: num_pages(tmp_path / "x.pdf")):
+        with pytest.raises(RandSlotError, match=r"^cannot .*x\.pdf: it has no pages$"):
+            read()
 
 
 def test_a_page_of_which_nothing_is_seen_is_one_line(tmp_path):

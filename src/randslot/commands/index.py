@@ -74,7 +74,9 @@ def index(
     reduction: Reduction = None,
     inference: Inference = None,
     trust_remote_code: TrustRemoteCode = False,
-    batch: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")] = 8,
+    batch: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")
+    ] = 8,
     workers: Workers = 0,
     ray: Annotated[
         str | None,
@@ -90,7 +92,9 @@ def index(
     randslot index 2023/*.pdf -l mylib --meta year=2023
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
+    from ..library.search import check_metadata
     from ..library.sharing import open_library, share
+    from ..library.sources import expand
     from ..library.terminal import (
         measure_again,
         print_end,
@@ -100,9 +104,22 @@ def index(
         show_progress,
         show_waiting,
     )
+    from ..pages.ocr import find_engine
+    from ..words.language import find_language
 
-    _check(paths, dry_run and not prune, ray, no_ocr)
+    # Wrong values are refused before a library is made.
+    if dry_run and not prune:
+        raise UsageError("--dry-run needs --prune")
+    if ray and not RAY_ADDRESS.fullmatch(ray):
+        raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
+    for path in paths:
+        expand(path)
     metadata = read_pairs(meta, "--meta") if meta else None
+    check_metadata(metadata)
+    if language is not None:
+        find_language(language)
+    if not no_ocr:
+        find_engine()
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
@@ -141,26 +158,6 @@ def index(
         print_end(summary, status, quiet)
     if summary.failed or refused:
         raise typer.Exit(1)
-
-
-def _check(paths: list[str], is_alone: bool, ray: str | None, no_ocr: bool) -> None:
-    """Refuse wrong options before a library is made."""
-    from ..library.sources import expand
-    from ..pages.ocr import find_engine
-
-    if is_alone:
-        raise UsageError("--dry-run needs --prune")
-    if ray and not RAY_ADDRESS.fullmatch(ray):
-        raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
-    for path in paths:
-        try:
-            expand(path)
-        except UsageError as error:
-            if ray == "":
-                raise UsageError(f"{error}; an address after --ray is as in host:6379") from error
-            raise
-    if not no_ocr:
-        find_engine()
 
 
 def _open_model(model: str | None, settings: dict[str, Any], trust_remote_code: bool) -> Any:

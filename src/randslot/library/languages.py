@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..pages.text import PageText, Word
+from ..pages.text import PageText
 from ..words.analyzer import MEAN_LENGTH, Analyzer, get_analyzer, get_page_analyzer
 from ..words.language import DEFAULT, choose_language, detect_language, find_query_language
 from .stores.points import Origin, StoredText
@@ -120,11 +118,7 @@ class LibraryWords:
         """Return the text of a page as it is stored; without: the origin of a page that has no text."""
         if not text.text:
             return StoredText("blank" if text.has_layer else without)
-        boxes = np.zeros((len(text.words), 4), np.float64)
-        for i, word in enumerate(text.words):
-            boxes[i] = word.left, word.top, word.right, word.bottom
-        packed = np.clip(boxes * STEPS, 0, STEPS).round().astype("<u2").tobytes()
-        return self.count(StoredText(origin, text.text, packed, fields=dict(text.fields)), source)
+        return self.count(StoredText(origin, text.text, text.boxes, fields=dict(text.fields)), source)
 
     def count(self, stored: StoredText, source: str) -> StoredText:
         """Return a stored text with the terms and weights that searches compare, by the settings of now."""
@@ -134,13 +128,6 @@ class LibraryWords:
         return replace(stored, terms=terms, words=words)
 
 
-STEPS = 65_535  # that a side of the page is divided into
-
-
 def read_stored_text(stored: StoredText) -> PageText:
     """Return a stored text with its words and their boxes."""
-    boxes = (np.frombuffer(stored.boxes, "<u2").reshape(-1, 4) / STEPS).round(5).tolist()
-    words = []
-    for word, box in zip(stored.text.split(), boxes, strict=False):
-        words.append(Word(word, *box))
-    return PageText(stored.text, tuple(words), has_layer=stored.origin == "layer", fields=stored.fields)
+    return PageText(stored.text, stored.boxes, has_layer=stored.origin == "layer", fields=stored.fields)

@@ -32,7 +32,7 @@ from .languages import LibraryWords, read_stored_text
 from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, open_location
 from .manifest import File
 from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
-from .readers import FileReader, LocalReader, TellingReader
+from .readers import FileReader, LocalReader, LoggingReader
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import check_metadata, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
@@ -276,7 +276,7 @@ class Library:
             reader = RayReader(ray, self.binding, self.name, lambda: models.model, batch, models.trust_remote_code)
         is_foreign = self.binding is not None and "kind" in self.binding.settings
         if is_foreign and not self.store.contents(()).with_vectors:
-            return TellingReader(reader)  # of other people's models, before the first page
+            return LoggingReader(reader)  # of other people's models, before the first page
         return reader
 
     def _save_image(self, image: Image.Image) -> str:

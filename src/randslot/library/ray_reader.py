@@ -6,9 +6,9 @@ file that imports ray.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,17 +19,15 @@ import numpy as np
 import ray
 import ray.data
 from numpy.typing import NDArray
-from PIL import Image
 
 from ..errors import RandSlotError, first_line
 from ..model.batching import Ahead, in_shares, page_share, return_freed_memory
 from ..model.reader import Identity, PageReader, Vectors
 from .models import load_bound
-from .readers import ReadPage, WantedPages, open_page
-from .worker import pack_text
-from .workers import WorkerPool, unpack_text
+from .readers import ReadPage, WantedPages, open_pages
+from .workers import WorkerPool
 
-PAGES_A_ROW = 8  # of one file that a task opens one after the other
+PAGES_PER_ROW = 8  # of one file that a task opens one after the other
 Batch = dict[str, NDArray[Any]]
 
 
@@ -38,25 +36,12 @@ def _pool() -> WorkerPool:
     return WorkerPool(1)  # a broken file may end its process without harm to Ray's
 
 
-def open_pages(row: dict[str, Any]) -> list[dict[str, Any]]:
+def open_row(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Open some pages of a file, as a task; the content of those whose hash is known is left out."""
+    wanted: WantedPages = pickle.loads(row["wanted"])
     opened = []
-    for number in row["numbers"]:
-        page = {"file": row["file"], "number": int(number), "hash": "", "error": "", "layer": ""}
-        page |= {"width": 0, "height": 0, "pixels": b"", "text": ""}
-        opened.append(page)
-        try:
-            found = open_page(_pool(), row["reads"], row["size"], os.fsdecode(row["source"]), int(number))
-        except RandSlotError as error:
-            page["error"] = str(error)
-            continue
-        page |= {"hash": found.hash, "layer": json.dumps(pack_text(found.text))}
-        if found.hash in row["known"] or found.page is None:
-            continue
-        if isinstance(found.page, str):
-            page["text"] = found.page
-        else:
-            page |= {"width": found.page.width, "height": found.page.height, "pixels": found.page.tobytes()}
+    for page in open_pages(_pool(), row["reads"], row["pixels"], wanted):
+        opened.append({"page": pickle.dumps(replace(page, content=None)), "content": pickle.dumps(page.content)})
     return opened
 
 
@@ -91,7 +76,7 @@ class RayReader:
             _connect(self.address)
         try:
             for batch in self._plan(rows).iter_batches(batch_size=self.batch, batch_format="numpy"):
-                yield [self._make_page(batch, i) for i in range(len(batch["file"]))]
+                yield [pickle.loads(page) for page in batch["page"]]
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause: BaseException = error
             while cause.__cause__ is not None:  # what went wrong on a worker, without Ray's frames around it
@@ -106,7 +91,7 @@ class RayReader:
         context.enable_progress_bars = context.print_on_execution_start = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         blocks = min(max(len(rows) // 4, 1), 10_000)
-        pages = ray.data.from_items(rows, override_num_blocks=blocks).flat_map(open_pages)
+        pages = ray.data.from_items(rows, override_num_blocks=blocks).flat_map(open_row)
         return pages.map_batches(
             Encode,
             fn_constructor_args=(self.identity, self.library, self.trust_remote_code, self.batch),
@@ -115,28 +100,13 @@ class RayReader:
             **_plan_actors(ray.cluster_resources()),
         )
 
-    def _make_page(self, batch: Batch, i: int) -> ReadPage:
-        """Make a page from a row of a batch; without vectors or an error it is one whose hash is known."""
-        vectors = np.frombuffer(batch["vectors"][i], np.float16).astype(np.float32).reshape(-1, self.identity.dimension)
-        return ReadPage(
-            file=str(batch["file"][i]),
-            number=int(batch["number"][i]),
-            hash=str(batch["hash"][i]),
-            vectors=vectors if len(vectors) else None,
-            text=unpack_text(json.loads(batch["layer"][i])) if batch["layer"][i] else None,
-            error=str(batch["error"][i]),
-            cut=bool(batch["cut"][i]),
-        )
-
 
 def _make_rows(wanted: Sequence[WantedPages], model: PageReader) -> list[dict[str, Any]]:
     """Return the work of each task: some pages of one file, and how the model reads them."""
     rows = []
     for pages in wanted:
-        row: dict[str, Any] = {"file": pages.file, "source": os.fsencode(pages.source), "known": sorted(pages.known)}
-        row |= {"reads": model.reads, "size": model.page_pixels}
-        for start in range(0, len(pages.numbers), PAGES_A_ROW):
-            rows.append({**row, "numbers": list(pages.numbers[start : start + PAGES_A_ROW])})
+        for some in pages.split(PAGES_PER_ROW):
+            rows.append({"wanted": pickle.dumps(some), "reads": model.reads, "pixels": model.page_pixels})
     return rows
 
 
@@ -168,29 +138,23 @@ class Encode:
         self.size = size
 
     def __call__(self, batch: Batch) -> Batch:
-        pages = [_unpack(batch, i) for i in range(len(batch["file"]))]
-        encoded = iter(self._encode([page for page in pages if page is not None]))
-        vectors, cut = [], []
-        for page in pages:
-            vectors.append(b"" if page is None else next(encoded).astype(np.float16).tobytes())
-            cut.append(isinstance(page, str) and self.model.is_cut(page))
-        kept = {name: batch[name] for name in ("file", "number", "hash", "error", "layer")}
-        return {**kept, "vectors": np.array(vectors, dtype=object), "cut": np.array(cut)}
+        pages = [pickle.loads(page) for page in batch["page"]]
+        contents = [pickle.loads(content) for content in batch["content"]]
+        vectors = iter(self._encode([content for content in contents if content is not None]))
+        encoded = []
+        for page, content in zip(pages, contents, strict=True):
+            if content is not None:
+                cut = isinstance(content, str) and self.model.is_cut(content)
+                page = replace(page, vectors=next(vectors).astype(np.float16).astype(np.float32), cut=cut)
+            encoded.append(pickle.dumps(page))
+        return {"page": np.array(encoded, dtype=object)}
 
-    def _encode(self, pages: list[Any]) -> list[Vectors]:
+    def _encode(self, contents: list[Any]) -> list[Vectors]:
         """Encode pages in batches by their size, while threads prepare others."""
         prepare = getattr(self.model, "prepare_page", None) or (lambda page: page)
         vectors: list[Vectors] = []
-        ahead = Ahead(prepare, pages, depth=2 * self.size)
+        ahead = Ahead(prepare, contents, depth=2 * self.size)
         for group in in_shares(ahead, self.size, lambda item: page_share(item[1])):
             vectors += self.model.embed_pages([page for _, page in group])
             return_freed_memory()
         return vectors
-
-
-def _unpack(batch: Batch, i: int) -> Image.Image | str | None:
-    """Return the image or the text of a page; None if its hash is known, or it could not be opened."""
-    if batch["pixels"][i]:
-        size = (int(batch["width"][i]), int(batch["height"][i]))
-        return Image.frombytes("RGB", size, batch["pixels"][i])
-    return str(batch["text"][i]) or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -15,43 +14,6 @@ from ..model.reader import PageReader, Reads
 from ..pages.text import NO_TEXT, PageText
 from .stores.points import BYTES_PER_NUMBER, Vectors
 from .workers import WorkerPool
-
-
-@dataclass(frozen=True)
-class OpenedPage:
-    """A page of a file: what a model takes of it, its text, and a hash.
-
-    page: an image or a text, or what a model has made of it; None if there is no model, or nothing for it.
-    hash: of what the model takes; a page with the same hash has the same vectors. Without a model, of the text.
-    cut: whether the page has more text than the model reads, where that is known already.
-    """
-
-    page: Any
-    text: PageText
-    hash: str
-    cut: bool = False
-
-
-def open_page(pool: WorkerPool, reads: Reads | None, pixels: int, file: str, number: int) -> OpenedPage:
-    """Open a page of a file: its text, and an image of about `pixels` pixels if that is what a model reads.
-
-    A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
-    """
-    if reads != "image":
-        text = pool.read_text(file, number)
-        return OpenedPage(text.text if reads == "text" and text.text.strip() else None, text, hash_text(text.text))
-    image = pool.render(file, number, pixels)
-    try:
-        text = pool.read_text(file, number)
-    except RandSlotError:  # a page that can be seen is fine without text
-        text = NO_TEXT
-    hash = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
-    return OpenedPage(image, text, hash)
-
-
-def hash_text(text: str) -> str:
-    """Return a hash of a text; "" for none, since pages without text are not all the same."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if text else ""
 
 
 @dataclass(frozen=True)
@@ -66,23 +28,61 @@ class WantedPages:
     numbers: tuple[int, ...]
     known: frozenset[str] = frozenset()
 
+    def split(self, size: int) -> Iterator[WantedPages]:
+        """Yield some pages at a time."""
+        for start in range(0, len(self.numbers), size):
+            yield replace(self, numbers=self.numbers[start : start + size])
+
 
 @dataclass(frozen=True)
 class ReadPage:
-    """A page that was read: the hash of what was read of it, its vectors, and its text.
+    """A page of a file that was read: its text, what a model takes of it, and its vectors.
 
-    file: the file's id. vectors: None if the hash is known, or there is no model, or no text for it. text: None if it
-    was not asked for. error: why the page could not be opened; then there is nothing else. cut: whether the page has
-    more text than the model has read.
+    file: the file's id. hash: of what the model takes; a page with the same hash has the same vectors. Without a model,
+    of the text. error: why the page could not be opened; then there is nothing else. content: an image or a text, or
+    what a model has made of it; None if there is no model, or nothing for it, or the hash is known. cut: whether the
+    page has more text than the model has read.
     """
 
     file: str
     number: int
     hash: str = ""
-    vectors: Vectors | None = None
     text: PageText | None = None
     error: str = ""
+    content: Any = None
+    vectors: Vectors | None = None
     cut: bool = False
+
+
+def open_pages(pool: WorkerPool, reads: Reads | None, pixels: int, wanted: WantedPages) -> list[ReadPage]:
+    """Open pages of a file: their texts, and images of about `pixels` pixels if that is what a model reads.
+
+    A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
+    """
+    opened = []
+    texts = pool.read_texts(wanted.source, wanted.numbers)
+    for number, text in zip(wanted.numbers, texts, strict=True):
+        page = ReadPage(wanted.file, number)
+        try:
+            if reads == "image":  # a page that can be seen is fine without text
+                image = pool.render(wanted.source, number, pixels)
+                hash = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
+                text = NO_TEXT if isinstance(text, RandSlotError) else text
+                page = replace(page, hash=hash, text=text, content=image)
+            elif isinstance(text, RandSlotError):
+                raise text
+            else:
+                content = text.text if reads == "text" and text.text.strip() else None
+                page = replace(page, hash=hash_text(text.text), text=text, content=content)
+        except RandSlotError as error:
+            page = replace(page, error=str(error))
+        opened.append(replace(page, content=None) if page.hash in wanted.known else page)
+    return opened
+
+
+def hash_text(text: str) -> str:
+    """Return a hash of a text; "" for none, since pages without text are not all the same."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if text else ""
 
 
 class FileReader(Protocol):
@@ -90,9 +90,6 @@ class FileReader(Protocol):
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         """Yield the pages, some at a time; after one that cannot be opened, others of its file may be left out."""
-
-
-Place = tuple[WantedPages, int]  # a page: its file and its number
 
 
 class LocalReader:
@@ -107,77 +104,66 @@ class LocalReader:
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model = self.load_model()
+        prepare = getattr(model, "prepare_page", None)  # what needs no model is done here, while it encodes other pages
         failed: set[str] = set()  # files with a page that cannot be opened
-        waiting: list[tuple[Place, OpenedPage]] = []
-        for (pages, number), future in self._open_ahead(wanted, model, failed):
-            if pages.file in failed:
-                continue
-            error = future.exception()
-            if error is None:
-                waiting.append(((pages, number), future.result()))
-            elif isinstance(error, RandSlotError):
-                failed.add(pages.file)
-                waiting = [item for item in waiting if item[0][0].file not in failed]
-                yield [ReadPage(pages.file, number, error=str(error))]
-            else:  # not the fault of the page
-                raise error
-            if sum(page_share(opened.page) for _, opened in waiting) >= self.batch:
+
+        def open_some(some: WantedPages) -> list[ReadPage]:
+            if some.file in failed:
+                return []
+            opened = open_pages(self.pool, model.reads if model else None, model.page_pixels if model else 0, some)
+            for i, page in enumerate(opened):
+                if model is not None and page.content is not None:
+                    cut = isinstance(page.content, str) and model.is_cut(page.content)
+                    content = prepare(page.content) if prepare else page.content
+                    opened[i] = replace(page, content=content, cut=cut)
+            return opened
+
+        size = 1 if model else 16  # pages at once
+        work = (some for pages in wanted for some in pages.split(size))
+        waiting: list[ReadPage] = []
+        for _, future in self.pool.ahead(open_some, work, (2 * self.batch if model else 2) + len(self.pool.workers)):
+            for page in future.result():
+                if page.file in failed:
+                    continue
+                if page.error:
+                    failed.add(page.file)
+                    waiting = [other for other in waiting if other.file != page.file]
+                    yield [page]
+                else:
+                    waiting.append(page)
+            if model is None:
+                yield waiting
+                waiting = []
+            elif sum(page_share(page.content) for page in waiting) >= self.batch:
                 yield _encode(model, waiting)
                 waiting = []
                 return_freed_memory()
-        if waiting:
+        if model and waiting:
             yield _encode(model, waiting)
 
-    def _open_ahead(
-        self, wanted: Sequence[WantedPages], model: PageReader | None, failed: set[str]
-    ) -> Iterator[tuple[Place, Future[OpenedPage]]]:
-        """Open pages in order, some ahead of the one that is used; skip those of failed files."""
-        reads, pixels = (model.reads, model.page_pixels) if model else (None, 0)
-        prepare = getattr(model, "prepare_page", None)  # what needs no model is done here, while it encodes other pages
 
-        def open_one(place: Place) -> OpenedPage:
-            pages, number = place
-            if pages.file in failed:
-                raise RandSlotError("another page of the file cannot be opened")
-            opened = open_page(self.pool, reads, pixels, pages.source, number)
-            if model is None or prepare is None or opened.page is None or opened.hash in pages.known:
-                return opened
-            return replace(opened, page=prepare(opened.page), cut=_is_cut(model, opened))
-
-        places = ((pages, number) for pages in wanted for number in pages.numbers if pages.file not in failed)
-        return self.pool.ahead(open_one, places, depth=2 * self.batch + len(self.pool.workers))
+def _encode(model: PageReader, pages: list[ReadPage]) -> list[ReadPage]:
+    """Encode the content of pages, all together."""
+    contents = [page.content for page in pages if page.content is not None]
+    vectors = iter(model.embed_pages(contents) if contents else ())
+    encoded = []
+    for page in pages:
+        encoded.append(page if page.content is None else replace(page, content=None, vectors=next(vectors)))
+    return encoded
 
 
-def _is_cut(model: PageReader, opened: OpenedPage) -> bool:
-    return opened.cut or (isinstance(opened.page, str) and model.is_cut(opened.page))
-
-
-def _encode(model: PageReader | None, opened: list[tuple[Place, OpenedPage]]) -> list[ReadPage]:
-    """Encode the pages whose hash is not known, all together."""
-    new = {}
-    for i, ((pages, _), one) in enumerate(opened):
-        if one.page is not None and one.hash not in pages.known:
-            new[i] = one.page
-    vectors = dict(zip(new, model.embed_pages(list(new.values())), strict=True)) if model and new else {}
-    read = []
-    for i, ((pages, number), one) in enumerate(opened):
-        cut = model is not None and _is_cut(model, one)
-        read.append(ReadPage(pages.file, number, one.hash, vectors.get(i), one.text, cut=cut))
-    return read
-
-
-class TellingReader:
+class LoggingReader:
     """Reads as another reader does, and logs what the first pages take: before an hour has gone into it."""
 
     def __init__(self, reader: FileReader) -> None:
-        self.reader, self.told = reader, False
+        self.reader, self.logged = reader, False
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         for pages in self.reader.read(wanted):
             vectors = [page.vectors for page in pages if page.vectors is not None]
-            if vectors and not self.told:
+            if vectors and not self.logged:
                 logging.getLogger("randslot").warning("%s", describe_size(vectors))
-                self.told = True
+                self.logged = True
             yield pages
 
 

@@ -1,29 +1,42 @@
-"""A pool of worker processes that open files: if one hangs or dies on a file, only that file fails."""
+"""Worker processes that open files: what pdfium or Pillow does with a bad file stays in there.
+
+`WorkerPool` sends requests; `main` is the worker process. A request is a line of JSON with a "file", for pages their
+"numbers", and "pixels" (for an image), "text" (for what the file says) or "ocr" (for what can be read in the image).
+The answer is a line of JSON, after which "bytes" bytes may follow: pixels, or boxes of words. A worker loads no model
+but those of OCR, at the first such request. If it hangs or dies, only the pages fail that it was asked for.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import select
+import signal
 import subprocess
 import sys
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock, Timer
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import numpy as np
 from PIL import Image
 
 from ..errors import RandSlotError
-from ..pages import PARTS, PageText, Word
+from ..pages import DOCUMENT_SUFFIXES, OpenPdf, PageText, num_pages, read_file_text, render_file_page, short
+from ..pages.ocr import OCR_PIXELS, read_image_text
 
 T = TypeVar("T")
 R = TypeVar("R")
+MAX_MEMORY = 4 * 2**30  # bytes that one file may take
 
 
 class WorkerEnded(RandSlotError):
@@ -66,11 +79,12 @@ class WorkerPool:
 
     def inspect(self, file: str) -> Inspected:
         """Hash a file and count its pages. Errors: RandSlotError with the reason why it cannot be opened."""
-        return Inspected(**self._ask({"file": file}, self.seconds)[0])
+        reply, _ = self._ask({"file": file}, self.seconds)
+        return Inspected(reply["hash"], reply["num_pages"])
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
         """Open one page of a file as an image of about `pixels` pixels."""
-        reply, content = self._ask({"file": file, "number": number, "pixels": pixels}, self.seconds)
+        reply, content = self._ask({"file": file, "numbers": [number], "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
     def read_text(self, file: str, number: int, *, keep: bool = False) -> PageText:
@@ -81,16 +95,31 @@ class WorkerPool:
         text = self.kept.pop((file, number), None)
         if text is None:
             try:
-                text = unpack_text(self._ask({"file": file, "number": number, "text": True}, self.seconds)[0])
+                request = {"file": file, "numbers": [number], "text": True}
+                text = _unpack_texts(*self._ask(request, self.seconds))[0]
             except WorkerEnded as error:
                 text = PageText(has_layer=False, problem=f"its text cannot be read: {error}")
         if keep:
             self.kept[file, number] = text
         return text
 
+    def read_texts(self, file: str, numbers: Sequence[int]) -> list[PageText | RandSlotError]:
+        """Read the texts of some pages together; an error in place of a page that cannot be read."""
+        if len(numbers) > 1 and not any((file, number) in self.kept for number in numbers):
+            with suppress(RandSlotError):  # one page fails: which one is found out below
+                request = {"file": file, "numbers": list(numbers), "text": True}
+                return [*_unpack_texts(*self._ask(request, self.seconds))]
+        texts: list[PageText | RandSlotError] = []
+        for number in numbers:
+            try:
+                texts.append(self.read_text(file, number))
+            except RandSlotError as error:
+                texts.append(error)
+        return texts
+
     def read_by_ocr(self, file: str, number: int) -> PageText:
         """Read the text of one page in its image, even if the file has text for it."""
-        return unpack_text(self._ask({"file": file, "number": number, "ocr": True}, self.ocr_seconds)[0])
+        return _unpack_texts(*self._ask({"file": file, "numbers": [number], "ocr": True}, self.ocr_seconds))[0]
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
         """Do pieces of work in threads, at most `depth` ahead; yield each in order, with a future that is done."""
@@ -114,13 +143,6 @@ class WorkerPool:
             return worker.ask(request, seconds)
         finally:
             self.idle.put(worker)
-
-
-def unpack_text(reply: dict[str, Any]) -> PageText:
-    """Make the text of a page from the answer of a worker."""
-    boxes = (np.array(reply["boxes"]) / PARTS).reshape(-1, 4).tolist()
-    words = [Word(text, *box) for text, box in zip(reply["text"].split(), boxes, strict=True)]
-    return PageText(reply["text"], tuple(words), reply["has_layer"], reply["truncated"], fields=reply["fields"])
 
 
 class Worker:
@@ -151,9 +173,8 @@ class Worker:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             reply: dict[str, Any] = json.loads(process.stdout.readline())
-            width, height = reply.get("size", (0, 0))
-            content = process.stdout.read(3 * width * height)
-            if len(content) < 3 * width * height:
+            content = process.stdout.read(reply.get("bytes", 0))
+            if len(content) < reply.get("bytes", 0):
                 raise EOFError
         except (OSError, ValueError, EOFError) as error:
             self._end()
@@ -178,7 +199,7 @@ class Worker:
             if self.process is None or self.process.poll() is not None:
                 self._end()
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "randslot.library.worker"],
+                    [sys.executable, "-P", "-m", "randslot.library.workers"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -194,3 +215,86 @@ class Worker:
                 assert pipe is not None
                 with suppress(OSError):  # a request that the process did not read
                     pipe.close()
+
+
+# -- the worker process
+
+
+def main() -> None:
+    """Answer requests until there are no more, or the parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    warnings.simplefilter("ignore")
+    with suppress(ImportError, ValueError, OSError):  # not on this system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not get among the answers
+    kept = OpenPdf()
+    try:
+        while True:
+            # A file that nobody asks for is closed after two seconds, so that it can be moved and deleted.
+            if kept.pdf is not None and os.name == "posix" and not select.select([sys.stdin], [], [], 2.0)[0]:
+                kept.close()
+            line = sys.stdin.buffer.readline()
+            if not line:
+                return
+            reply, content = _answer(json.loads(line), kept)
+            out.write(json.dumps(reply | {"bytes": len(content)}, separators=(",", ":")).encode() + b"\n" + content)
+            out.flush()
+    except BrokenPipeError:
+        with suppress(BrokenPipeError):
+            out.close()  # Python would print a traceback when it closes the pipe at exit
+
+
+def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], bytes]:
+    """Return the answer to a request: its line, and the bytes that follow it. kept: where a PDF stays open."""
+    file, numbers = Path(request["file"]), request.get("numbers", [])
+    try:
+        if "text" in request:
+            return _pack_texts([read_file_text(file, number, kept) for number in numbers])
+        if "ocr" in request:
+            return _pack_texts([read_image_text(render_file_page(file, number, OCR_PIXELS)) for number in numbers])
+        if "pixels" in request:
+            image = render_file_page(file, numbers[0], request["pixels"])
+            return {"size": image.size}, image.tobytes()
+        return _inspect(file), b""
+    except RandSlotError as error:  # the parent process adds the name of the file
+        reason = re.sub(rf"(:| of|) {re.escape(str(file))}", "", str(error)).replace(str(file), "it")
+    except MemoryError:
+        reason = f"needs more than {MAX_MEMORY >> 30} GB of memory"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except Exception as error:  # a broken file can make a library fail in any way
+        reason = f"cannot be read: {type(error).__name__}: {error}"
+    return {"error": short(reason)}, b""
+
+
+def _inspect(file: Path) -> dict[str, Any]:
+    if file.suffix.lower() not in DOCUMENT_SUFFIXES:
+        raise RandSlotError("not a PDF or an image")
+    with file.open("rb") as content:
+        if not os.fstat(content.fileno()).st_size:
+            raise RandSlotError("the file is empty")
+        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return {"hash": digest, "num_pages": num_pages(file)}
+
+
+def _pack_texts(texts: Sequence[PageText]) -> tuple[dict[str, Any], bytes]:
+    rows = []
+    for text in texts:
+        rows.append([text.text, len(text.boxes), text.has_layer, text.truncated, dict(text.fields)])
+    return {"texts": rows}, b"".join(text.boxes for text in texts)
+
+
+def _unpack_texts(reply: dict[str, Any], boxes: bytes) -> list[PageText]:
+    texts = []
+    start = 0
+    for text, size, has_layer, truncated, fields in reply["texts"]:
+        texts.append(PageText(text, boxes[start : start + size], has_layer, truncated, fields=fields))
+        start += size
+    return texts
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from ..errors import RandSlotError
 from .formats import KINDS, short, show_pages
 
+LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
 GAP = 3.0  # times the wanted width and height, down to which pixels are averaged before the exact resampling
 ROWS = 256  # about how many are converted at once
 
@@ -33,13 +34,13 @@ def num_image_pages(file: Path) -> int:
 def open_image(source: Path | BytesIO, name: str, number: int = 1, pixels: int | None = None) -> Image.Image:
     """Open one page of an image file, counted from 1, shrunk to about `pixels` pixels if that is given.
 
-    name: what errors call it. To shrink an image of gigabytes, only the file's own pixels are taken into memory; then
-    values may differ by a little.
+    name: what errors call it. Of an image of more than `LARGE` pixels that is to be shrunk, only the file's own pixels
+    are in memory; then values may differ by a little.
     """
     with image_page(source, name, number) as image:
         if pixels is None:
             return to_upright_rgb(image, name)
-        if image.width * image.height <= 50_000_000:  # 200 MB
+        if image.width * image.height <= LARGE:
             return shrink(to_upright_rgb(image, name), pixels)
         return shrink(_read_reduced(image, pixels), pixels)
 

@@ -134,9 +134,13 @@ def _pdf_errors(file: Path, action: str) -> Iterator[None]:
         reasons = {
             pdf_api.FPDF_ERR_PASSWORD: "it is encrypted, and needs a password",
             pdf_api.FPDF_ERR_FORMAT: "it is corrupt, or not a PDF",
-            pdf_api.FPDF_ERR_SUCCESS: "it has no pages",  # what pdfium says then
+            pdf_api.FPDF_ERR_SUCCESS: "it has no pages",
         }
-        raise RandSlotError(f"cannot {action} {file}: {reasons.get(error.err_code, error)}") from error
+        reason = reasons.get(error.err_code, str(error))
+        with file.open("rb") as content:
+            if re.search(rb"/Kids\s*\[\s*\]", content.read(2**16)):  # then pdfium gives the code of an earlier error
+                reason = "it has no pages"
+        raise RandSlotError(f"cannot {action} {file}: {reason}") from error
 
 
 def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
@@ -253,7 +257,7 @@ class TextLayer:
             return
         known = set(find_known(characters)) if HYPHEN in characters else set()
         boxes = self._turn(_find_boxes(text_page, spans))
-        seen = ((boxes[:, 2:] >= 0).all(axis=1) & (boxes[:, :2] <= 1).all(axis=1)).tolist()
+        seen = np.all((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1), axis=1).tolist()
         kept: list[int] = []
         line: list[str] = []
         last_end = line_start = 0

@@ -56,7 +56,8 @@ class PageText:
 
 def pack_boxes(boxes: ArrayLike) -> bytes:
     """Pack boxes, each left, top, right, bottom in fractions of the page, into eight bytes each."""
-    return np.rint(np.clip(boxes, 0.0, 1.0) * 65_535).astype("<u2").tobytes()
+    packed: bytes = np.rint(np.clip(boxes, 0.0, 1.0) * 65_535).astype("<u2").tobytes()
+    return packed
 
 
 NO_TEXT, BLANK = PageText(has_layer=False), PageText()
