@@ -74,9 +74,7 @@ def index(
     reduction: Reduction = None,
     inference: Inference = None,
     trust_remote_code: TrustRemoteCode = False,
-    batch: Annotated[
-        int, typer.Option(min=1, metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")
-    ] = 8,
+    batch: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")] = 8,
     workers: Workers = 0,
     ray: Annotated[
         str | None,
@@ -112,6 +110,9 @@ def index(
         raise UsageError("--dry-run needs --prune")
     if ray and not RAY_ADDRESS.fullmatch(ray):
         raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
+    for option, value, least in (("--batch", batch, 1), ("--workers", workers, 0)):
+        if value < least:
+            raise UsageError(f"{option} must be at least {least}, not {value}")
     for path in paths:
         expand(path)
     metadata = read_pairs(meta, "--meta") if meta else None

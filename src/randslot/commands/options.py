@@ -74,7 +74,7 @@ TrustRemoteCode = Annotated[
     bool, flag("--trust-remote-code", panel=ADVANCED, help="Run the model's own Python code (review it first).")
 ]
 Workers = Annotated[
-    int, typer.Option(min=0, metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
+    int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
 ]
 Language = Annotated[str | None, typer.Option(metavar="NAME", help="Text language (german, de); auto: per page.")]
 Ocr = Annotated[

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +20,6 @@ from .workers import WorkerPool
 if TYPE_CHECKING:
     from .library import Library
 
-BATCH = 32  # pages to store at once
 Ocr = Literal["missing", "all"]
 
 
@@ -39,7 +37,7 @@ class Backfill:
         binding = self.library.binding
         if self.library.words.begun:
             self._count_again()
-        num_read = self._read("words", ("",), self.pool.read_text)
+        num_read = self._read(("",), by_ocr=False)
         encoded = 0
         if binding is not None:
             encoded = self._encode_texts(again=False) if binding.reads == "text" else self._encode(reader)
@@ -61,10 +59,10 @@ class Backfill:
             words.set((language,), each, begun=True)
         if words.begun and not self._count_again():
             return 0
-        num = self._read("words", ("",), self.pool.read_text)
+        num = self._read(("",), by_ocr=False)
         if ocr is not None:
             origins: tuple[Origin, ...] = ("none", "failed", "layer", "ocr", "blank", "") if ocr == "all" else ("none",)
-            num += self._read("scans", origins, self.pool.read_by_ocr)
+            num += self._read(origins, by_ocr=True)
             if self.library.binding is not None and self.library.binding.reads == "text":
                 self._encode_texts(again=ocr == "all")
         self.library.store.optimize()
@@ -84,55 +82,104 @@ class Backfill:
         words.counts.clear()
         sources = {file.id: file.source for file in self.library.manifest.find()}
         ids = [page.id for page in store.find(("layer", "ocr"))]
-        for start in range(0, len(ids), BATCH):
-            counted = []
-            for page in store.read(ids[start : start + BATCH]).values():
-                if page.text and page.file in sources:
-                    counted.append(replace(page, vectors=None, text=words.count(page.text, sources[page.file])))
-            store.update(counted)
-            self.report(Progress(0, 0, min(start + BATCH, len(ids)), len(ids), stage="counting"))
-            if self.stop():
-                return False
+
+        def count() -> Iterator[tuple[int, list[StoredPage]]]:
+            for start in range(0, len(ids), 32):
+                counted = []
+                for page in store.read(ids[start : start + 32]).values():
+                    if page.text and page.file in sources:
+                        counted.append(replace(page, vectors=None, text=words.count(page.text, sources[page.file])))
+                yield len(ids[start : start + 32]), counted
+
+        if not self._update("counting", len(ids), count()):
+            return False
         store.flush()
         words.set(words.languages, words.each, begun=False)
         return True
 
-    def _read(self, stage: str, origins: tuple[Origin, ...], read: Callable[[str, int], PageText]) -> int:
+    def _read(self, origins: tuple[Origin, ...], *, by_ocr: bool) -> int:
         """Read the text of pages by their origin; return how many have text."""
-        store = self.library.store
-        wanted = self._list_wanted(store.find(origins))
-        total = sum(len(pages.numbers) for pages in wanted)
-        places = ((pages, number) for pages in wanted for number in pages.numbers)
-        stored: list[StoredPage] = []
+        words = self.library.words
+        wanted = self._list_wanted(self.library.store.find(origins))
         num = 0
-        stored_at = flushed_at = time.monotonic()
-        ahead = self.pool.ahead(lambda place: read(place[0].source, place[1]), places, 4 * len(self.pool.workers))
-        for done, ((pages, number), future) in enumerate(ahead, start=1):
-            text = self._make_text(future, pages.source, by_ocr=stage == "scans")
-            num += bool(text.text)
-            stored.append(StoredPage(pages.file, number, "", None, text))
-            now = time.monotonic()
-            if len(stored) == BATCH or now - stored_at >= 2:  # OCR takes seconds a page
-                store.update(stored)
-                stored, stored_at = [], now
-            if now - flushed_at >= SAFE_SECONDS:
-                store.flush()
-                flushed_at = now
-            self.report(Progress(0, 0, done, total, stage=stage))
-            if self.stop():
-                break
-        if stored:
-            store.update(stored)
+
+        def read_some(some: WantedPages) -> list[PageText | RandSlotError]:
+            if not by_ocr:
+                return self.pool.read_texts(some.source, some.numbers)
+            try:
+                return [self.pool.read_by_ocr(some.source, some.numbers[0])]
+            except RandSlotError as error:
+                return [error]
+
+        def read() -> Iterator[tuple[int, list[StoredPage]]]:
+            nonlocal num
+            work = (some for pages in wanted for some in pages.split(1 if by_ocr else 16))
+            for some, future in self.pool.ahead(read_some, work, 4 * len(self.pool.workers)):
+                stored = []
+                for number, text in zip(some.numbers, future.result(), strict=True):
+                    if isinstance(text, RandSlotError):
+                        page = StoredText("failed" if by_ocr else "none")
+                    elif by_ocr:
+                        page = words.read_page(text, "ocr", some.source, "blank")
+                    else:
+                        page = words.read_page(text, "layer", some.source)
+                    num += bool(page.text)
+                    stored.append(StoredPage(some.file, number, "", None, page))
+                yield len(stored), stored
+
+        self._update("scans" if by_ocr else "words", sum(len(pages.numbers) for pages in wanted), read())
         return num
 
-    def _make_text(self, future: Future[PageText], source: str, by_ocr: bool) -> StoredText:
-        """Return the text of a page that was read; an error that is not the page's fault is raised."""
-        try:
-            text = future.result()
-        except RandSlotError:
-            return StoredText("failed" if by_ocr else "none")
-        words = self.library.words
-        return words.read_page(text, "ocr" if by_ocr else "layer", source, "blank" if by_ocr else "none")
+    # -- vectors
+
+    def _encode(self, reader: FileReader) -> int:
+        """Encode pages that have no vectors; return how many were encoded."""
+        wanted = self._list_wanted(self.library.store.find(None, vectors=False))
+        num = 0
+
+        def encode() -> Iterator[tuple[int, list[StoredPage]]]:
+            nonlocal num
+            for pages in reader.read(wanted) if wanted else ():
+                stored = []
+                for page in pages:
+                    if page.vectors is not None:
+                        stored.append(StoredPage(page.file, page.number, page.hash, page.vectors))
+                num += len(stored)
+                yield len(pages), stored
+
+        self._update("vectors", sum(len(pages.numbers) for pages in wanted), encode())
+        return num
+
+    def _encode_texts(self, *, again: bool, batch: int = 8) -> int:
+        """Encode the stored texts of pages without vectors; return how many were encoded.
+
+        again: also of pages with vectors, if their text has changed since.
+        """
+        store = self.library.store
+        ids = [page.id for page in store.find(("layer", "ocr"), vectors=None if again else False)]
+        num = 0
+
+        def encode() -> Iterator[tuple[int, list[StoredPage]]]:
+            nonlocal num
+            for start in range(0, len(ids), batch):
+                pages, texts = [], []
+                for page in store.read(ids[start : start + batch]).values():
+                    text = page.text.text if page.text else ""
+                    if text.strip() and (page.vectors is None or page.image != hash_text(text)):
+                        pages.append(page)
+                        texts.append(text)
+                encoded = []
+                if pages:
+                    model = self.library.model
+                    for page, text, own in zip(pages, texts, model.embed_pages(texts), strict=True):
+                        encoded.append(StoredPage(page.file, page.number, hash_text(text), own, cut=model.is_cut(text)))
+                num += len(encoded)
+                yield len(ids[start : start + batch]), encoded
+
+        self._update("vectors", len(ids), encode())
+        return num
+
+    # -- both
 
     def _list_wanted(self, found: Iterable[StoredPage]) -> list[WantedPages]:
         """Return pages of complete files that are still in their place, file by file in the order of their names."""
@@ -145,49 +192,19 @@ class Backfill:
                 wanted.append(WantedPages(file.id, file.source, tuple(sorted(numbers[file.id]))))
         return wanted
 
-    # -- vectors
-
-    def _encode(self, reader: FileReader) -> int:
-        """Encode pages that have no vectors; return how many were encoded."""
+    def _update(self, stage: str, total: int, batches: Iterable[tuple[int, list[StoredPage]]]) -> bool:
+        """Store batches, each with the number of pages it was made from; return False if that was stopped."""
         store = self.library.store
-        wanted = self._list_wanted(store.find(None, vectors=False))
-        total = sum(len(pages.numbers) for pages in wanted)
-        done = num = 0
-        flushed = time.monotonic()
-        for pages in reader.read(wanted) if wanted else ():
-            stored = []
-            for page in pages:
-                if page.vectors is not None:
-                    stored.append(StoredPage(page.file, page.number, page.hash, page.vectors))
-            store.update(stored)
-            done, num = done + len(pages), num + len(stored)
-            self.report(Progress(0, 0, done, total, stage="vectors"))
-            if time.monotonic() - flushed >= SAFE_SECONDS:
-                store.flush()
-                flushed = time.monotonic()
-        return num
-
-    def _encode_texts(self, *, again: bool, batch: int = 8) -> int:
-        """Encode the stored texts of pages without vectors; return how many were encoded.
-
-        again: also of pages with vectors, if their text has changed since.
-        """
-        store = self.library.store
-        ids = [page.id for page in store.find(("layer", "ocr"), vectors=None if again else False)]
-        num = 0
-        for start in range(0, len(ids), batch):
-            pages = []
-            for page in store.read(ids[start : start + batch]).values():
-                text = page.text.text if page.text else ""
-                if text.strip() and (page.vectors is None or page.image != hash_text(text)):
-                    pages.append((page, text))
+        done = 0
+        flushed_at = time.monotonic()
+        for num, pages in batches:
             if pages:
-                model = self.library.models.model
-                encoded = []
-                vectors = model.embed_pages([text for _, text in pages])
-                for (page, text), own in zip(pages, vectors, strict=True):
-                    encoded.append(StoredPage(page.file, page.number, hash_text(text), own, cut=model.is_cut(text)))
-                store.update(encoded)
-                num += len(pages)
-            self.report(Progress(0, 0, start + batch, len(ids), stage="vectors"))
-        return num
+                store.update(pages)
+            done += num
+            if time.monotonic() - flushed_at >= SAFE_SECONDS:
+                store.flush()
+                flushed_at = time.monotonic()
+            self.report(Progress(0, 0, done, total, stage=stage))
+            if self.stop():
+                return False
+        return True
