@@ -170,7 +170,7 @@ class Backfill:
                         texts.append(text)
                 encoded = []
                 if pages:
-                    model = self.library.model
+                    model = self.library.models.model
                     for page, text, own in zip(pages, texts, model.embed_pages(texts), strict=True):
                         encoded.append(StoredPage(page.file, page.number, hash_text(text), own, cut=model.is_cut(text)))
                 num += len(encoded)
