@@ -20,6 +20,7 @@ from .workers import WorkerPool
 if TYPE_CHECKING:
     from .library import Library
 
+BATCH = 32  # pages to count at once
 Ocr = Literal["missing", "all"]
 
 
@@ -84,12 +85,12 @@ class Backfill:
         ids = [page.id for page in store.find(("layer", "ocr"))]
 
         def count() -> Iterator[tuple[int, list[StoredPage]]]:
-            for start in range(0, len(ids), 32):
+            for start in range(0, len(ids), BATCH):
                 counted = []
-                for page in store.read(ids[start : start + 32]).values():
+                for page in store.read(ids[start : start + BATCH]).values():
                     if page.text and page.file in sources:
                         counted.append(replace(page, vectors=None, text=words.count(page.text, sources[page.file])))
-                yield len(ids[start : start + 32]), counted
+                yield len(ids[start : start + BATCH]), counted
 
         if not self._update("counting", len(ids), count()):
             return False
