@@ -45,6 +45,20 @@ def test_the_first_lines_are_the_heading_of_a_page_without_large_lines(run, tmp_
     assert hits[0]["score"] > 1.05 * hits[1]["score"]
 
 
+def test_hits_say_where_they_matched(run, tmp_path):
+    write_pdf(tmp_path / "in" / "acme" / "report_2018.pdf", [TEXT])
+    write_pdf(tmp_path / "in" / "zenith" / "notes.pdf", [["Ships sail.", "They carry cargo.", "Every year."]])
+    run("index", "in", "-l", "lib", "-q")
+    fields = {}
+    for query in ("acme 2018", "income expenditure", "zenith cargo", "1577"):
+        fields[query] = run("search", query, "-l", "lib", "--json", "-k", "1").json[0]["fields"]
+    assert fields["acme 2018"] == ["name", "folder"]
+    assert fields["income expenditure"] == ["heading", "text"]
+    assert fields["zenith cargo"] == ["folder", "text"]
+    assert fields["1577"] == ["text"]
+    assert "page 1  in folder, text" in run("search", "zenith cargo", "-l", "lib", "-k", "1").out
+
+
 def test_a_renamed_file_is_found_by_its_new_name(run, tmp_path):
     write_pdf(tmp_path / "in" / "a" / "draft.pdf", [TEXT])
     write_pdf(tmp_path / "in" / "b" / "other.pdf", [["Ships sail."]])

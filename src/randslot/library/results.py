@@ -84,7 +84,8 @@ class Hit:
     score: BM25 by words, MaxSim by vectors, and by both a sum over ranks; it compares pages of one search and no more.
     matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
     snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
-    copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies.
+    copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:
+    where words of the query are: the file's "name" or "folder", the page's "title", "section", "heading" or "text".
     """
 
     id: str
@@ -99,6 +100,7 @@ class Hit:
     boxes: tuple[Box, ...] = ()
     copies: tuple[Copy, ...] = ()
     twin: str | None = field(default=None, compare=False)
+    fields: tuple[str, ...] = ()
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..words.analyzer import number_terms, remove_accents, tokenize
 from ..words.query import WordQuery, list_named, read_query, show_longest
-from ..words.snippets import find_words
+from ..words.snippets import find_fields, find_words
 from .languages import read_stored_text
 from .manifest import File
 from .results import By, Copy, Hit, Match, QueryResult
@@ -70,7 +70,7 @@ def search(
         find_pages(library, asked, offset + k, where, exact, collapse, time.monotonic() + seconds)
         for one in asked:
             one.result.hits = one.result.hits[offset:]
-            mark_hits(one, time.monotonic() + seconds)
+            mark_hits(library, one, time.monotonic() + seconds)
         if explain and by != "vectors":
             find_unknown(library, asked, where)
             without_text = 0 if all(one.result.hits for one in asked) else library.count_without_text()
@@ -305,8 +305,8 @@ def sign(hit: Hit, text: StoredText | None) -> str | None:
     return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def mark_hits(one: Asked, deadline: float) -> None:
-    """Add snippets to the hits of a query, and the boxes of its words."""
+def mark_hits(library: Library, one: Asked, deadline: float) -> None:
+    """Add snippets to the hits of a query, the boxes of its words, and the fields that have some."""
     for place, hit in enumerate(one.result.hits):
         text = one.pages[hit.id].text
         if text is not None and text.text:
@@ -314,4 +314,7 @@ def mark_hits(one: Asked, deadline: float) -> None:
                 one.result.is_cut = True
                 return
             marked = find_words(read_stored_text(text), one.words)
-            one.result.hits[place] = replace(hit, snippet=marked.snippet, boxes=marked.boxes)
+            fields = find_fields({**library.words.name_fields(hit.source), **text.fields}, one.words)
+            if marked.snippet.marks:
+                fields.append("text")
+            one.result.hits[place] = replace(hit, snippet=marked.snippet, boxes=marked.boxes, fields=tuple(fields))

@@ -243,7 +243,8 @@ def _make_hit(values: dict[str, Any]) -> Hit:
     matches = tuple(Match(**match) for match in values["matches"])
     copies = tuple(Copy(**copy) for copy in values["copies"])
     boxes = tuple(map(tuple, values["boxes"]))
-    return Hit(**values | {"snippet": snippet, "matches": matches, "boxes": boxes, "copies": copies})
+    lists = {"matches": matches, "boxes": boxes, "copies": copies, "fields": tuple(values["fields"])}
+    return Hit(**values | lists | {"snippet": snippet})
 
 
 def _absolute(place: str) -> str:

@@ -143,7 +143,9 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
         console.print("no pages found")
     for rank, hit in enumerate(hits, start=1):
         name = Style(bold=True, link=link_to(hit))
-        console.print(Text.assemble((f"{rank:2}. ", "dim"), (shorten(hit.source), name), f"  page {hit.page}"))
+        fields = f"  in {', '.join(hit.fields)}" if hit.fields else ""
+        title = (shorten(hit.source), name)
+        console.print(Text.assemble((f"{rank:2}. ", "dim"), title, f"  page {hit.page}", (fields, "dim")))
         if hit.snippet is not None and hit.snippet.text:
             if console.is_terminal:
                 console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)

@@ -107,6 +107,7 @@ class FoundPage(BaseModel):
     place: str = Field(description="the folder, of a document whose name others have too")
     score: float = Field(description="compares pages of one search and no more")
     snippet: str
+    fields: list[str] = Field(description="where words of the query are: name, folder, title, section, heading, text")
     copies: list[str] = Field(description="identical pages of other documents")
     link: str
 
@@ -189,6 +190,7 @@ class AgentTools:
                 place=shown[hit.file].place,
                 score=round(hit.score, 4),
                 snippet=clean_line(hit.snippet.text, 300) if hit.snippet else "",
+                fields=list(hit.fields),
                 copies=copies,
                 link=self.link(files[hit.file], hit.page, base),
             )

@@ -116,6 +116,7 @@ class HitAnswer(BaseModel):
     by: By
     snippet: Snippet | None = Field(description="null if the page has no text; marks: where words begin and end")
     boxes: list[Box] = Field(description="left, top, right, bottom of each marked word, in fractions of the page")
+    fields: list[str] = Field(description="where words of the query are: name, folder, title, section, heading, text")
     matches: list[Match] = Field(description="for each query vector, the nearest page vector; both from 1")
     image: str = Field(description="address of the page's image")
     twin: str | None = Field(description="equal for hits of one search that are copies of one page")
@@ -256,6 +257,7 @@ def _show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnsw
         by=hit.by,
         snippet=hit.snippet if hit.snippet and hit.snippet.text else None,
         boxes=list(hit.boxes),
+        fields=list(hit.fields),
         matches=list(hit.matches),
         image=f"/api/documents/{hit.file}/pages/{hit.page}/image",
         twin=hit.twin,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..pages.text import PageText, Word
@@ -55,6 +55,18 @@ def find_words(page: PageText, query: WordQuery) -> Found:
             marks.append((token.start, token.end, analyzer.find_term(token)))
     marks = sorted(set(marks))
     return Found(_cut(page.text, marks), _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
+
+
+def find_fields(fields: Mapping[str, str], query: WordQuery) -> list[str]:
+    """Return which of some named texts have a word of a query."""
+    wanted = query.marked.union(*(word.terms for word in query.joined))
+    found = []
+    for name, text in fields.items():
+        for token in tokenize(text):
+            if not wanted.isdisjoint(query.analyzer.find_terms(token)):
+                found.append(name)
+                break
+    return found
 
 
 def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]) -> list[Token]:
