@@ -31,7 +31,7 @@ from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json
 from .backbone import Backbone, bars_in_terminals, load_backbone, load_processors
 from .hub import Source, find
-from .reader import SIDES, Identity, Side, find_teacher, read_identity
+from .reader import SIDES, Side, find_teacher, read_identity
 from .slots import torch_seed
 
 FORMAT = 1
@@ -42,21 +42,6 @@ ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 INNER_BACKBONE = "backbone"
 PEFT_PREFIX = "base_model.model."
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The content of a model folder.
-
-    rows: the number of stored slots per side. tables: the weights of the strategy. teacher, head: of a student.
-    """
-
-    backbone: Backbone
-    settings: dict[str, Any]
-    rows: dict[Side, int]
-    tables: dict[str, Tensor]
-    teacher: Identity | None
-    head: dict[str, Tensor]
 
 
 # -- adapters
@@ -199,8 +184,8 @@ def read_files(
     backbone: str | Path | None = None,
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
-) -> Saved:
-    """Read a saved model; `backbone`: where its backbone is, if it has moved."""
+) -> tuple[Backbone, dict[str, Any]]:
+    """Read the backbone of a saved model with its adapter, and randslot.json; `backbone`: its place, if moved."""
     config = _read_config(source)
     place = _find_backbone(source, config, backbone)
     parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
@@ -209,10 +194,14 @@ def read_files(
         raise RandSlotError(f"{source.name} was trained on a {family} backbone, but {place.name} is {parts.family}")
     if config["adapter"]:
         parts = replace(parts, processors=load_processors(parts.family, source))
-        _load_adapter(parts, source)
-    settings = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", "teacher"}}
-    tables, head = _read_tensors(source.file(SLOTS)), _read_tensors(source.file(HEAD))
-    return Saved(parts, settings, config["stored"], tables, config.get("teacher"), head)
+        with in_one_line(f"read {ADAPTER_CONFIG} of {source.name}"):
+            adapter = PeftConfig.from_pretrained(str(source.folder))
+        adapter.inference_mode = False
+        add_adapter(parts, adapter, seed=0)
+        weights = {key.removeprefix(PEFT_PREFIX): one for key, one in read_tensors(source.file(ADAPTER)).items()}
+        check_fit(f"adapter of {source.name}", weights, _adapter_weights(parts.model))
+        set_peft_model_state_dict(parts.model, weights)
+    return parts, config
 
 
 def _read_config(source: Source) -> dict[str, Any]:
@@ -244,17 +233,7 @@ def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path 
         raise RandSlotError(f"{source.name} needs its backbone: {error} (or pass backbone=)") from error
 
 
-def _load_adapter(backbone: Backbone, source: Source) -> None:
-    with in_one_line(f"read {ADAPTER_CONFIG} of {source.name}"):
-        config = PeftConfig.from_pretrained(str(source.folder))
-    config.inference_mode = False
-    weights = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in _read_tensors(source.file(ADAPTER)).items()}
-    add_adapter(backbone, config, seed=0)
-    check_fit(f"adapter of {source.name}", weights, _adapter_weights(backbone.model))
-    set_peft_model_state_dict(backbone.model, weights)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; no tensors if it is not there."""
     with in_one_line(f"read {path}"):
         return load_file(path) if path.is_file() else {}

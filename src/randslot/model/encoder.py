@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from .backbone import Backbone
-from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read_files, save_files
+from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read_files, read_tensors, save_files
 from .families.base import VisionOutput
 from .hub import Source, find
-from .preprocessing import Preprocessor, Processors, sort_inputs
+from .preprocessing import Preprocessor, Processors
 from .reader import Identity, Side
 from .readout import Content, read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
@@ -146,8 +146,6 @@ class SlotEncoder(InputModule):
         task: "query" or "document"; without it, text is a query and an image a page. prompt: for queries only; it
         replaces the instruction of the template, or precedes each query if the template has none.
         """
-        if self.teacher is not None and sort_inputs(inputs, task)[1] == "page":
-            self.refuse_pages()
         return self.preprocessor(inputs, prompt, task)
 
     def refuse_pages(self) -> None:
@@ -252,17 +250,20 @@ def load_encoder(
     attn_implementation: str | None = None,
 ) -> SlotEncoder:
     """Load a saved encoder; `changes` override its settings, `backbone` the place of its backbone."""
-    saved = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
-    encoder = SlotEncoder(saved.backbone, read_settings(saved.settings, source.name), saved.rows)
+    parts, config = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
+    values = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", "teacher"}}
+    encoder = SlotEncoder(parts, read_settings(values, source.name), config["stored"])
     encoder.home = source
-    if expected := encoder.slots.state_dict():
-        check_fit(f"slot tables of {source.name}", saved.tables, expected)
-        encoder.slots.load_state_dict(saved.tables)
-    if saved.teacher is not None:
-        encoder.follow(saved.teacher)
-        head = encoder.head or nn.Module()
-        check_fit(f"projection of {source.name}", saved.head, head.state_dict())
-        head.load_state_dict(saved.head)
+    own: list[tuple[str, str, nn.Module]] = []
+    if encoder.slots.state_dict():
+        own.append(("slot tables", SLOTS, encoder.slots))
+    if "teacher" in config:
+        encoder.follow(config["teacher"])
+        own.append(("projection", HEAD, encoder.head or nn.Module()))
+    for what, file, module in own:
+        weights = read_tensors(source.file(file))
+        check_fit(f"{what} of {source.name}", weights, module.state_dict())
+        module.load_state_dict(weights)
     encoder.use(**changes or {})
     return encoder
 

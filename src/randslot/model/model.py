@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .backbone import Backbone, build_backbone, list_shapes, load_backbone
 from .batching import cut_by_positions
-from .checkpoint import ADAPTER_CONFIG, add_adapter, is_saved_model, merge_adapter, read_files
+from .checkpoint import ADAPTER_CONFIG, add_adapter, is_saved_model, merge_adapter
 from .encoder import SlotEncoder, load_encoder
 from .families import find_family
 from .families.base import Family
@@ -132,6 +132,8 @@ class RandSlotModel(MultiVectorEncoder):
     def embed_pages(self, pages: Sequence[Image.Image | str | PreparedPage]) -> list[Vectors]:
         if not pages:
             return []
+        if self.teacher is not None:
+            self.encoder.refuse_pages()
         prepared = [page for page in pages if isinstance(page, PreparedPage)]
         if len(prepared) == len(pages):
             return _to_numpy(self.encode_prepared(prepared, len(pages)))
@@ -299,27 +301,26 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
     num = teacher.num_vectors("query")
     if num is None:
         raise UsageError(f"{teacher} has a vector for every token of a query: a student learns a fixed number of them")
-    head: dict[str, Tensor] = {}
-    makes_vectors = False
+    start: SlotEncoder | None = None  # a model that makes vectors
     shape = "llama-tiny" if name == "tiny" else name
     if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):
         parts = build_backbone(shape, seed=seed, dtype=torch.float32)
     elif not is_saved_model(source := find(name)):
         parts = load_backbone(source, dtype=torch.float32)
     else:
-        saved = read_files(source, dtype=torch.float32)
-        old = saved.teacher
+        start = load_encoder(source, dtype=torch.float32)
+        old = start.teacher
         if old is not None and (old.weights, old.settings) != (teacher.weights, teacher.settings):
             raise UsageError(f"student {name} has learned from {old}, and this is {teacher}: name another start")
-        merge_adapter(saved.backbone.model).requires_grad_(True)
-        parts, head, makes_vectors = saved.backbone, saved.head, True
+        merge_adapter(start.backbone).requires_grad_(True)
+        parts = start.parts
     if not isinstance(parts.family, TextFamily):
         raise UsageError(f"student {name} is a {parts.family} model: queries are text, so name a text model")
     if layers:
         # The last layer of a model that was trained to make vectors makes them; one that predicts words does not.
-        parts.family.keep_layers(parts.model, layers, last=makes_vectors and layers > 1)
+        parts.family.keep_layers(parts.model, layers, last=start is not None and layers > 1)
     encoder = SlotEncoder(parts, Settings(slots="zero", query_vectors=num, page_vectors=num, seed=seed))
     encoder.follow(teacher)
-    if encoder.head is not None and head:
-        encoder.head.load_state_dict(head)
+    if encoder.head is not None and start is not None and start.head is not None:
+        encoder.head.load_state_dict(start.head.state_dict())
     return RandSlotModel(modules=[encoder], device=get_device_name())

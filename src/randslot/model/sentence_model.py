@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ class EmbeddingSettings:
     seed: int = 42
     trust_remote_code: bool = False
     code: str = ""
+    note: ClassVar[str] = ""  # a warning before an evaluation
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", plain_name(self.reduction))
@@ -97,24 +98,18 @@ class EmbeddingSettings:
         return f"tokens by {self.reduction}" if self.is_reduced else "tokens"
 
     def num_vectors(self, side: Side) -> int | None:
-        """Return how many vectors a query or a page has; None if every token has its own."""
+        """Return the number of vectors of a query or page; None if every token has one."""
         return self.query_vectors if side == "query" else self.page_vectors
 
     def vectors_name(self, side: Side) -> str:
         """Return a name for the vectors of one side under these settings, for caches."""
-        parts: list[str] = [side, "text" if side == "query" else self.reads]
-        if side == "page" and self.is_reduced:
-            parts += [self.reduction, f"seed{self.seed}"]
-        return "-".join(parts)
+        if side == "query":
+            return "query-text"
+        return f"page-{self.reads}" + (f"-{self.reduction}-seed{self.seed}" if self.is_reduced else "")
 
     def has_prefixes(self, side: Side) -> bool:
         """Whether a smaller budget gives the first vectors of a larger one: never, here."""
         return False
-
-    @property
-    def note(self) -> str:
-        """A warning to show before an evaluation: none, here."""
-        return ""
 
     @property
     def draws(self) -> bool:
@@ -216,7 +211,7 @@ class EmbeddingModel:
                 return True
         return False
 
-    def _cut(self, page: str) -> list[str]:
+    def _cut(self, page: Any) -> list[Any]:
         return cut_windows(page, self.settings.page_vectors or 1) if self.settings.in_windows else [page]
 
     # -- its own vectors and scores
@@ -230,35 +225,27 @@ class EmbeddingModel:
 
     def encode_document(self, pages: Sequence[Any], batch_size: int = 8) -> list[Tensor]:
         """Return the vectors (L, D) of each page, as the model makes them, or fewer by the reduction."""
-        if self.reads == "image":
-            opened: list[Any] = [open_page(page, self.page_pixels) for page in pages]
-        else:
-            opened = list(pages)
-            for page in opened:
-                if not isinstance(page, str):
-                    raise UsageError(f"this model reads the text of a page, not its image ({type(page).__name__})")
-        if self.settings.in_windows:
-            cut = [self._cut(page) for page in opened]
-            encoded = self._encode(self.model.encode_document, list(chain(*cut)), batch_size)
-            return list(torch.cat(encoded).split([len(windows) for windows in cut])) if encoded else []
-        encoded = self._encode(self.model.encode_document, opened, batch_size)
-        if not self.settings.is_reduced:
-            return encoded
-        return [self._reduce(vectors, page) for vectors, page in zip(encoded, opened, strict=True)]
+        opened: list[Any] = []
+        for page in pages:
+            if self.reads == "text" and not isinstance(page, str):
+                raise UsageError(f"this model reads the text of a page, not its image ({type(page).__name__})")
+            opened.append(page if self.reads == "text" else open_page(page, self.page_pixels))
+        cut = [self._cut(page) for page in opened]
+        encoded = iter(self._encode(self.model.encode_document, list(chain(*cut)), batch_size))
+        settings, found = self.settings, []
+        for page, windows in zip(opened, cut, strict=True):
+            vectors = torch.cat([next(encoded) for _ in windows])
+            if settings.is_reduced and settings.page_vectors is not None and len(vectors) > settings.page_vectors:
+                seed = (settings.seed, hash_content(page))
+                vectors = REDUCTIONS[settings.reduction](vectors.float(), settings.page_vectors, seed)
+            found.append(vectors)
+        return found
 
     def _encode(self, encode: Callable[..., Any], inputs: list[Any], batch_size: int) -> list[Tensor]:
         """Return vectors as (L, D) each; one vector is a row of its own."""
         options = {} if self.settings.is_multi_vector else {"convert_to_tensor": True}
         encoded = encode(inputs, batch_size=batch_size, show_progress_bar=False, **options)
         return [one if one.ndim == 2 else one[None] for one in encoded]
-
-    def _reduce(self, vectors_LD: Tensor, page: Image.Image | str) -> Tensor:
-        num = self.settings.page_vectors
-        assert num is not None, "a reduction has a number of vectors"
-        if len(vectors_LD) <= num:
-            return vectors_LD
-        seed = (self.settings.seed, hash_content(page))
-        return REDUCTIONS[self.settings.reduction](vectors_LD.float(), num, seed)
 
     def similarity(self, queries: Sequence[Tensor], pages: Sequence[Tensor], device: Any = None) -> Tensor:
         """Return the scores (Q, P) of pages for queries by the model's own measure."""
@@ -278,27 +265,29 @@ class EmbeddingModel:
             self.settings.change(query_vectors=num_vectors)  # no other number than its own
         if not queries:
             return []
-        vectors = [self._for_maxsim(one) for one in self.encode_query(queries)]
+        vectors = self._for_maxsim(self.encode_query(queries))
         if self.settings.similarity == "meanmaxsim":
             return [one / np.float32(max(len(one), 1)) for one in vectors]
         return vectors
 
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
-        if not pages:
-            return []
-        return [self._for_maxsim(one) for one in self.encode_document(pages, batch_size=len(pages))]
+        return self._for_maxsim(self.encode_document(pages, batch_size=len(pages))) if pages else []
 
-    def _for_maxsim(self, vectors_LD: Tensor) -> Vectors:
+    def _for_maxsim(self, encoded: list[Tensor]) -> list[Vectors]:
         """Return vectors as a library compares them.
 
         Errors: RandSlotError if they are not finite in half precision, in which libraries keep vectors.
         """
-        vectors_LD = vectors_LD.float()
-        if self.settings.similarity == "cosine":
-            vectors_LD = F.normalize(vectors_LD, dim=-1)
-        found: Vectors = vectors_LD.cpu().numpy()
-        if not (np.abs(found) <= np.finfo(np.float16).max).all():  # also false for NaN
-            raise RandSlotError(f"{self.source.name} makes vectors in {self.dtype} that are not finite or too large")
+        found: list[Vectors] = []
+        for vectors_LD in encoded:
+            vectors_LD = vectors_LD.float()
+            if self.settings.similarity == "cosine":
+                vectors_LD = F.normalize(vectors_LD, dim=-1)
+            found.append(vectors_LD.cpu().numpy())
+            if not (np.abs(found[-1]) <= np.finfo(np.float16).max).all():  # also false for NaN
+                raise RandSlotError(
+                    f"{self.source.name} makes vectors in {self.dtype} that are not finite or too large"
+                )
         return found
 
 
