@@ -14,7 +14,7 @@ from PIL import Image
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.model import RandSlotModel, make_student
-from randslot.training.distill import Distillation, StudentTraining, TaughtQueries, distill, read_queries
+from randslot.training.distill import Distillation, StudentTraining, distill, read_queries
 from support.models import make
 from support.others import save_minilm
 
@@ -157,7 +157,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, m
         distill(options)
     with pytest.raises(UsageError, match="a run with learning_rate = "):
         distill(replace(options, learning_rate=1e-4), resume=True)
-    monkeypatch.setattr(TaughtQueries, "load_teacher", None)  # all vectors are on disk
+    monkeypatch.setattr("randslot.training.distill.open_torch_model", None)  # all vectors are on disk
     resumed = distill(options, resume=True)
     assert resumed.weights_key == whole.weights_key
     records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "light")]

@@ -14,13 +14,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +34,11 @@ from ..files import read_json, read_lines, write_json
 from ..machine import describe_checkout, describe_machine, list_versions
 from ..model import open_torch_model
 from ..model.model import RandSlotModel, load, make_student
-from ..model.reader import Identity, PageReader, check_query, is_url, read_identity
+from ..model.reader import Identity, check_query, is_url, read_identity
 from .data import list_queries, read_rows
 
 OPTIONS, RUN, CHECKPOINT = "distill.json", "run.json", "checkpoint.pt"
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-MAX_HELD_OUT = 1000
 POOL = 1024  # queries that are sorted by length before they are encoded in batches of 64
 
 
@@ -89,7 +87,15 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     folder = Path(options.output)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError("distillation runs in one process: start it without torchrun")
-    _check_folder(folder, options, resume)
+    if (folder / OPTIONS).is_file():
+        if not resume:
+            raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
+        before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))
+        for name in now.keys() - {"output", "cache", "save_every"}:
+            if (old := before.get(name)) != now[name]:
+                raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {now[name]!r}")
+    elif (folder / "randslot.json").is_file() or (folder / "config.json").is_file():
+        raise UsageError(f"{folder} holds a model already: choose another output")
     if (folder / RUN).is_file():
         console.print(f"{folder} is finished already")
         return load(folder)
@@ -100,30 +106,12 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     except OSError as error:
         raise UsageError(f"cannot write into output {folder}: {error.strerror or error}") from error
     try:
-        taught = TaughtQueries(Path(options.cache) if options.cache else folder / "teacher", queries)
-        if not (resume and taught.teacher and taught.count() >= len(queries)):
-            taught.load_teacher(options, console)
-        return StudentTraining(options, taught, console).go()
+        place = Path(options.cache) if options.cache else folder / "teacher"
+        teacher, vectors = teach(place, queries, options, console)
+        return StudentTraining(options, queries, teacher, vectors, console).go()
     except KeyboardInterrupt:
         console.print("stopped: --resume resumes it")
         raise
-
-
-def _check_folder(folder: Path, options: Distillation, resume: bool) -> None:
-    """Refuse to overwrite another run or one of the models, and to resume with other options."""
-    for model in (options.teacher, options.student):
-        if Path(model).is_dir() and Path(model).resolve() == folder.resolve():
-            raise UsageError(f"output {folder} is the folder of {model}: choose another output")
-    if not (folder / OPTIONS).is_file():
-        if (folder / "randslot.json").is_file() or (folder / "config.json").is_file():
-            raise UsageError(f"{folder} holds a model already: choose another output")
-        return
-    if not resume:
-        raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
-    before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))
-    for name in now.keys() - {"output", "cache", "save_every"}:
-        if (old := before.get(name)) != now[name]:
-            raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {now[name]!r}: choose another output")
 
 
 def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
@@ -148,114 +136,104 @@ def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
     return list(found)
 
 
-class TaughtQueries:
-    """Queries, and a folder with the vectors (N, K, D) that a teacher makes of them, complete or not."""
-
-    def __init__(self, folder: Path, queries: list[str]) -> None:
-        self.folder, self.queries = folder, queries
-        self.key = blake2b("\n".join(queries).encode(), digest_size=12).hexdigest()
-        self.teacher: Identity | None = None
-        if (folder / TEACHER).is_file():
-            about = read_json(folder / TEACHER)
-            if about.get("queries") != self.key:
-                raise UsageError(f"{folder} has vectors of other queries: choose another folder")
-            try:
-                self.teacher = read_identity(about["teacher"])
-            except (KeyError, TypeError, AttributeError) as error:
-                raise RandSlotError(f"{folder / TEACHER} does not name a model: {error}") from error
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape (N, K, D) of all vectors."""
-        assert self.teacher is not None
-        num = self.teacher.num_vectors("query")
-        assert num is not None
-        return len(self.queries), num, self.teacher.dimension
-
-    def count(self) -> int:
-        """Return how many queries have their vectors on disk."""
-        file = self.folder / VECTORS
-        return file.stat().st_size // (2 * self.shape[1] * self.shape[2]) if file.is_file() else 0
-
-    def load_teacher(self, options: Distillation, console: Console) -> None:
-        """Load the teacher, compute the missing vectors, and free its memory for the student."""
-        console.print(f"encoding {len(self.queries):,} queries with {options.teacher}")
-        trust = options.trust_remote_code and not is_url(options.teacher)
-        reader = open_torch_model(options.teacher, trust_remote_code=trust or None)
-        with show_progress(console, "teacher", len(self.queries)) as progress:
-            self.backfill(reader, progress)
-        del reader
-        gc.collect()
-
-    def backfill(self, reader: PageReader, progress: Any) -> None:
-        """Compute the missing vectors."""
-        num, teacher, before = reader.num_vectors("query"), reader.identity, self.teacher
-        if num is None:
-            raise UsageError(f"{teacher} has a vector for every token of a query: a student needs a fixed number")
-        if (own := getattr(reader, "teacher", None)) is not None:
-            raise UsageError(f"{teacher} is a student itself: name its teacher, {own}")
-        teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
-        if before is None:
-            write_json(self.folder / TEACHER, {"queries": self.key, "teacher": teacher.as_dict()})
-        elif before.weights != teacher.weights or before.settings != teacher.settings:
-            raise UsageError(f"{self.folder} has vectors of {before}, not of {teacher}: choose another folder")
-        self.teacher = teacher
-        done = self.count()
-        with (self.folder / VECTORS).open("ab") as file:
-            file.truncate(done * 2 * self.shape[1] * self.shape[2])  # a kill may leave half a row
-            for start in range(done, len(self.queries), POOL):
-                pool = self.queries[start : start + POOL]
-                by_length, rows = sorted(pool, key=len), {}
-                for first in range(0, len(pool), 64):
-                    progress(start + first)
-                    batch = by_length[first : first + 64]
-                    for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
-                        lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-                        if vectors.shape != self.shape[1:] or not np.isfinite(lengths).all() or not lengths.all():
-                            raise RandSlotError(f"the teacher makes invalid vectors of {query[:80]!r}")
-                        rows[query] = (vectors / lengths).astype("<f2").tobytes()
-                file.write(b"".join(rows[query] for query in pool))
-                file.flush()
-        progress(len(self.queries))
+def teach(
+    folder: Path, queries: list[str], options: Distillation, console: Console
+) -> tuple[Identity, NDArray[np.float16]]:
+    """Return the teacher and its vectors (N, K, D) of queries, computing those that the folder lacks."""
+    key = blake2b("\n".join(queries).encode(), digest_size=12).hexdigest()
+    file, before = folder / VECTORS, None
+    if (folder / TEACHER).is_file():
+        about = read_json(folder / TEACHER)
+        if about["queries"] != key:
+            raise UsageError(f"{folder} has vectors of other queries: choose another folder")
+        before = read_identity(about["teacher"])
+        shape = len(queries), before.settings["query_vectors"], before.dimension
+        is_own = before.name in (options.teacher, str(Path(options.teacher).resolve()))
+        if is_own and file.is_file() and file.stat().st_size == 2 * math.prod(shape):
+            return before, np.memmap(file, np.float16, "r", shape=shape)
+    console.print(f"encoding {len(queries):,} queries with {options.teacher}")
+    trust = options.trust_remote_code and not is_url(options.teacher)
+    reader = open_torch_model(options.teacher, trust_remote_code=trust or None)
+    num, teacher = reader.num_vectors("query"), reader.identity
+    if num is None:
+        raise UsageError(f"{teacher} has a vector for every token of a query: a student needs a fixed number")
+    if (own := getattr(reader, "teacher", None)) is not None:
+        raise UsageError(f"{teacher} is a student itself: name its teacher, {own}")
+    teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
+    if before and (before.weights, before.settings) != (teacher.weights, teacher.settings):
+        raise UsageError(f"{folder} has vectors of {before}, not of {teacher}: choose another folder")
+    write_json(folder / TEACHER, {"queries": key, "teacher": teacher.as_dict()})
+    shape = len(queries), num, teacher.dimension
+    row_bytes = 2 * num * teacher.dimension
+    done = file.stat().st_size // row_bytes if file.is_file() else 0
+    with file.open("ab") as output, show_progress(console, "teacher") as progress:
+        output.truncate(done * row_bytes)  # a kill may leave half a row
+        for start in progress.track(range(done, len(queries), POOL)):
+            pool = queries[start : start + POOL]
+            by_length, rows = sorted(pool, key=len), {}
+            for first in range(0, len(pool), 64):
+                batch = by_length[first : first + 64]
+                for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
+                    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+                    if vectors.shape != shape[1:] or not np.isfinite(lengths).all() or not lengths.all():
+                        raise RandSlotError(f"the teacher makes invalid vectors of {query[:80]!r}")
+                    rows[query] = (vectors / lengths).astype("<f2").tobytes()
+            output.write(b"".join(rows[query] for query in pool))
+            output.flush()
+    del reader
+    gc.collect()  # its memory is for the student
+    return teacher, np.memmap(file, np.float16, "r", shape=shape)
 
 
-@contextmanager
-def show_progress(console: Console, what: str, total: int) -> Iterator[Any]:
-    """Show a progress bar on a terminal; yield the function that updates it."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=total, status="")
-        yield lambda done, status="": progress.update(bar, completed=done, status=status)
+def show_progress(console: Console, what: str) -> Progress:
+    """Make a progress bar, which is shown on a terminal only."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
 
 
 class StudentTraining:
     """The training of a student. The seed decides the order of queries in each epoch."""
 
-    def __init__(self, options: Distillation, taught: TaughtQueries, console: Console) -> None:
-        assert taught.teacher is not None
-        self.options, self.taught, self.console = options, taught, console
-        self.vectors = np.memmap(taught.folder / VECTORS, np.float16, "r", shape=taught.shape)
+    def __init__(
+        self,
+        options: Distillation,
+        queries: list[str],
+        teacher: Identity,
+        vectors_NKD: NDArray[np.float16],
+        console: Console,
+    ) -> None:
+        self.options, self.queries, self.teacher, self.vectors, self.console = (
+            options,
+            queries,
+            teacher,
+            vectors_NKD,
+            console,
+        )
         self.folder = Path(options.output)
-        self.student = make_student(options.student, taught.teacher, layers=options.layers, seed=options.seed)
+        self.student = make_student(options.student, teacher, layers=options.layers, seed=options.seed)
         if options.still_embeddings:
             self.student.encoder.backbone.get_input_embeddings().requires_grad_(False)
         trained = [weight for weight in self.student.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
         on_gpu = self.student.device.type == "cuda"
         self.autocast = options.precision == "bf16-anywhere" or (options.precision == "bf16" and on_gpu)
-        order = np.random.default_rng(options.seed).permutation(len(taught.queries))
-        num = min(round(options.validation * len(order)), MAX_HELD_OUT)
+        order = np.random.default_rng(options.seed).permutation(len(queries))
+        num = min(round(options.validation * len(order)), 1000)
         num = max(num, 1) if options.validation else 0
         self.held_out, self.learned = np.sort(order[:num]), np.sort(order[num:])
         self.steps_per_epoch = math.ceil(len(self.learned) / options.batch)
         self.num_steps = options.epochs * self.steps_per_epoch
         self.step = 0
         self.cosines: list[float] = []  # on held-out queries, after each epoch
-        self.constant_cosine = self._compare_mean() if num else None
+        self.constant_cosine: float | None = None  # of a student that answers every query with the mean of the others
+        if num:
+            mean = vectors_NKD[self.learned[:1000]].astype(np.float32).mean(0)
+            mean /= np.linalg.norm(mean, axis=-1, keepdims=True)
+            self.constant_cosine = float((vectors_NKD[self.held_out].astype(np.float32) * mean).sum(-1).mean())
 
     def go(self) -> RandSlotModel:
         """Train and save the student."""
-        started = time.perf_counter()
+        started, batch, every = time.perf_counter(), self.options.batch, self.options.save_every
         self._read_checkpoint()
         size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
         self.console.print(
@@ -267,19 +245,22 @@ class StudentTraining:
         if self.step:
             self.console.print(f"resuming from step {self.step} of {self.num_steps}")
         self.student.encoder.plain_queries = True  # as in a library
-        order = self.learned
-        with show_progress(self.console, "student", self.num_steps) as progress:
-            while self.step < self.num_steps:
-                epoch, place = divmod(self.step, self.steps_per_epoch)
-                if place == 0 or order is self.learned:
-                    order = self.order_queries(epoch)
-                cosine = 1 - self.train_step(order[place * self.options.batch : (place + 1) * self.options.batch])
-                progress(self.step, f"cosine {cosine:.4f}")
-                if self.step % self.steps_per_epoch == 0:
-                    self._end_epoch(epoch, cosine)
-                every = self.options.save_every
-                if every and self.step % every == 0 and self.step < self.num_steps:
-                    self._write_checkpoint()
+        with show_progress(self.console, "student") as progress:
+            bar = progress.add_task("", total=self.num_steps)
+            for epoch in range(self.step // self.steps_per_epoch, self.options.epochs):
+                order = self.order_queries(epoch)
+                cosine = 0.0
+                while self.step < (epoch + 1) * self.steps_per_epoch:
+                    place = self.step % self.steps_per_epoch * batch
+                    cosine = 1 - self.train_step(order[place : place + batch])
+                    progress.update(bar, completed=self.step, description=f"cosine {cosine:.4f}")
+                    if self.step == (epoch + 1) * self.steps_per_epoch:
+                        self._end_epoch(epoch, cosine)
+                    if every and self.step % every == 0 and self.step < self.num_steps:
+                        part = self.folder / f"{CHECKPOINT}.part"
+                        state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
+                        torch.save(state | {"step": self.step, "cosines": self.cosines}, part)
+                        os.replace(part, self.folder / CHECKPOINT)
         self.student.encoder.plain_queries = False
         self._finish(time.perf_counter() - started)
         return self.student
@@ -287,7 +268,7 @@ class StudentTraining:
     def order_queries(self, epoch: int) -> NDArray[np.int64]:
         """Return the queries of an epoch in batches of similar length, to save padding; batches are shuffled."""
         dice, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
-        lengths = np.array([len(query) for query in self.taught.queries])
+        lengths = np.array([len(query) for query in self.queries])
         order = dice.permutation(self.learned)
         for start in range(0, len(order), 32 * batch):
             pool = order[start : start + 32 * batch]
@@ -319,7 +300,7 @@ class StudentTraining:
 
     def compare(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the cosines (B, K) between the vectors of student and teacher."""
-        features = self.student.preprocessor([self.taught.queries[row] for row in rows], task="query")
+        features = self.student.preprocessor([self.queries[row] for row in rows], task="query")
         device = self.student.device
         features = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in features.items()}
         with torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext():
@@ -339,18 +320,6 @@ class StudentTraining:
             line += f", {self.cosines[-1]:.4f} on {len(self.held_out):,} held-out queries"
         self.console.print(line)
 
-    def _compare_mean(self) -> float:
-        """Return the held-out cosine of a student that answers every query with the mean of the others."""
-        mean = self.vectors[self.learned[:MAX_HELD_OUT]].astype(np.float32).mean(0)
-        mean /= np.linalg.norm(mean, axis=-1, keepdims=True)
-        return float((self.vectors[self.held_out].astype(np.float32) * mean).sum(-1).mean())
-
-    def _write_checkpoint(self) -> None:
-        part = self.folder / f"{CHECKPOINT}.part"
-        state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state | {"step": self.step, "cosines": self.cosines}, part)
-        os.replace(part, self.folder / CHECKPOINT)
-
     def _read_checkpoint(self) -> None:
         file = self.folder / CHECKPOINT
         if not file.is_file():
@@ -364,7 +333,6 @@ class StudentTraining:
             raise RandSlotError(f"{file} is damaged: delete it to start again") from error
 
     def _finish(self, seconds: float) -> None:
-        assert self.taught.teacher is not None
         self.student.eval()
         self.student.model_card_data.trained_on = (
             f"{self.step} steps of {self.options.batch} queries out of {len(self.learned):,}, by the cosine to the "
@@ -380,7 +348,7 @@ class StudentTraining:
             "held_out": len(self.held_out),
             "cosines": self.cosines,
             "constant_cosine": self.constant_cosine,
-            "teacher": self.taught.teacher.as_dict(),
+            "teacher": self.teacher.as_dict(),
             **describe_checkout(),
             "machine": describe_machine(),
             "versions": list_versions(),
