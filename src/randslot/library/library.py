@@ -85,7 +85,7 @@ class Library:
                 about = {"format": FORMAT, "model": described, "words": {"language": None, "each": True}}
                 self.location.write(about)
             else:
-                self._check_format(about)
+                check_format(about, self.name)
                 if about["model"] is not None:
                     self.models.open(about["model"], model)
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
@@ -94,8 +94,13 @@ class Library:
             self.models.reading_check = ReadingCheck(**about["trust"]) if about.get("trust") else None
             self.sketches = LibrarySketches(self.location)
             self._follow(about)
-            if about["model"] is None and model is not None:
-                self._adopt(model, create)
+            if about["model"] is None and model is not None:  # pages get vectors with the next `add`
+                if not create:
+                    self.models.need_binding()
+                binding = self.models.bind(model)
+                with self.write():
+                    self.store.prepare(binding.dimension)
+                    self._update({"model": binding.as_dict(), "trust": None})
             self.binding = self.models.binding
             self.has_student = query_model is not None
             if query_model is not None:
@@ -103,28 +108,6 @@ class Library:
         except BaseException:
             self.location.abandon()
             raise
-
-    def _check_format(self, about: dict[str, Any]) -> None:
-        if about.get("format") not in FORMATS:
-            raise RandSlotError(
-                f"library {self.name} has format {about.get('format')!r}, and this version of randslot reads "
-                f"{' and '.join(map(str, FORMATS))}"
-            )
-        language = (about.get("words") or {}).get("language")
-        if "model" not in about or not isinstance(language, str | None):
-            raise RandSlotError(
-                f"what is written about library {self.name} (library.json) is damaged: bring it back from a copy, or "
-                "index into another folder"
-            )
-
-    def _adopt(self, model: Name | PageReader | Identity, create: bool) -> None:
-        """Give a model to a library that has none; its pages get vectors with the next `add`."""
-        if not create:
-            self.models.need_binding()
-        binding = self.models.bind(model)
-        with self.write():
-            self.store.prepare(binding.dimension)
-            self._update({"model": binding.as_dict(), "trust": None})
 
     def _read_about(self) -> dict[str, Any]:
         about = self.location.read()
@@ -197,10 +180,15 @@ class Library:
                 reader = self._make_reader(pool, batch, ray)
                 Ingest(self, pool, reader, metadata, progress, summary).run([*listing.files, *images])
                 summary.encoded += Backfill(self, pool, progress).complete(reader)
-                if self.models.loaded is not None:
-                    self._check_reading()
+                if self.models.loaded is not None:  # does it read these pages? Searches want to know
+                    check = self.models.check_reading(
+                        self.store, {file.id for file in self.manifest.find(state="done")}
+                    )
+                    if check is not None and check != self.models.reading_check:
+                        self.models.reading_check = check
+                        self._update({"trust": asdict(check)})
             if prune:
-                summary.removed = self._drop(self._find_gone(listing.folders))
+                summary.removed = self.forget(self.list_gone(listing.folders))
             summary.without_text = self.count_without_text()
         finally:
             summary.seconds = round(time.monotonic() - start, 3)
@@ -255,14 +243,6 @@ class Library:
         with self.write():
             self.sketches.remove()
 
-    def _check_reading(self) -> None:
-        """Check whether the model can read the pages, and keep the answer for searches."""
-        visible = {file.id for file in self.manifest.find(state="done")}
-        check = self.models.check_reading(self.store, visible)
-        if check is not None and check != self.models.reading_check:
-            self.models.reading_check = check
-            self._update({"trust": asdict(check)})
-
     def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
         reader: FileReader
         if ray is None:
@@ -293,15 +273,14 @@ class Library:
 
     def list_gone(self, paths: Iterable[Name] | Name) -> list[str]:
         """Return the files of named folders that the library has, and that are gone from the disk."""
-        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        folders = [found for path in given for found in expand(path) if os.path.isdir(found)]
-        return [file.source for file in self._find_gone(folders)]
-
-    def _find_gone(self, folders: list[str]) -> list[File]:
+        folders: list[str] = []
+        for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+            folders += filter(os.path.isdir, expand(path))
         gone = []
-        for file in self.manifest.find(state="done") + self.manifest.find(state="pending"):
-            if any(is_below(file.source, folder) for folder in folders) and is_gone(file.source):
-                gone.append(file)
+        for file in self.manifest.find():
+            is_named = file.state != "gone" and any(is_below(file.source, folder) for folder in folders)
+            if is_named and is_gone(file.source):
+                gone.append(file.source)
         return gone
 
     def remove(self, *patterns: str) -> list[str]:
@@ -309,12 +288,20 @@ class Library:
 
         Errors: UsageError for a pattern that nothing in the library matches.
         """
-        return self._drop(self.find_files(*patterns))
+        return self.forget(file.source for file in self.find_files(*patterns))
 
     def forget(self, sources: Iterable[str]) -> list[str]:
-        """Forget files by their exact paths, as `files` has them."""
+        """Forget files by their exact paths, as `files` has them; return those that were there."""
         wanted = set(sources)
-        return self._drop([file for file in self.manifest.find() if file.source in wanted])
+        files = [file for file in self.manifest.find() if file.source in wanted]
+        with self.write():
+            clear(self.manifest, self.store, files)
+        for file in files:
+            if is_kept(file, str(self.folder.absolute())):
+                Path(file.source).unlink(missing_ok=True)
+        if files:
+            self.store.optimize()
+        return [file.source for file in files]
 
     def find_files(self, *patterns: str) -> list[File]:
         """Return the files that match paths, names, folders or wildcards; UsageError if one matches nothing."""
@@ -328,16 +315,6 @@ class Library:
                 raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")
             found |= matching
         return [file for file in files if file.id in found]
-
-    def _drop(self, files: list[File]) -> list[str]:
-        with self.write():
-            clear(self.manifest, self.store, files)
-        for file in files:
-            if is_kept(file, str(self.folder.absolute())):
-                Path(file.source).unlink(missing_ok=True)
-        if files:
-            self.store.optimize()
-        return [file.source for file in files]
 
     # -- pages out
 
@@ -498,6 +475,20 @@ class Library:
         Errors: RandSlotError if the manifest itself is damaged.
         """
         return verify_library(self, progress, repair=repair) + self.sketches.find_problems()
+
+
+def check_format(about: dict[str, Any], library: str) -> None:
+    """Raise RandSlotError for a library that this version cannot read."""
+    if about.get("format") not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
+        raise RandSlotError(
+            f"library {library} has format {about.get('format')!r}, and this version of randslot reads {known}"
+        )
+    language = (about.get("words") or {}).get("language")
+    if "model" not in about or not isinstance(language, str | None):
+        raise RandSlotError(
+            f"library.json of {library} is damaged: restore it from a copy, or index into another folder"
+        )
 
 
 def _open_pool(workers: int) -> WorkerPool:
