@@ -36,7 +36,10 @@ BLOCK_BYTES = 2**27  # of similarities in memory
 
 @dataclass(frozen=True)
 class CachedSubset:
-    """One subset of a task, such as a language: what was judged, and the folders of vectors."""
+    """One subset of a task, such as a language: what was judged, and the folders of vectors.
+
+    has_prefixes: whether the vectors of a smaller budget are the first ones of a larger.
+    """
 
     judged: Judged
     folders: dict[Side, Path]
@@ -44,29 +47,28 @@ class CachedSubset:
 
     def load(self) -> tuple[Tensor, Tensor]:
         """Return the vectors of all queries (Q, K, D) and all pages (P, K, D)."""
-        return self._read("query", self.judged.query_keys), self._read("page", self.judged.page_keys)
-
-    def _read(self, side: Side, keys: list[str]) -> Tensor:
-        folder = self.folders[side]
-        cache = VectorCache(folder, larger_caches(folder) if self.has_prefixes else [])
-        if not all(key in cache for key in keys):
-            raise RandSlotError(f"vectors are missing from {folder}. Evaluate again.")
-        found = cache.read(keys)
-        num = min(len(item) for item in found)
-        return torch.stack([item[:num] for item in found])
+        stacked = []
+        for side, keys in zip(SIDES, (self.judged.query_keys, self.judged.page_keys), strict=True):
+            folder = self.folders[side]
+            cache = VectorCache(folder, larger_caches(folder) if self.has_prefixes else [])
+            if not cache.rows.keys() >= set(keys):
+                raise RandSlotError(f"vectors are missing from {folder}. Evaluate again.")
+            found = cache.read(keys)
+            num = min(len(item) for item in found)
+            stacked.append(torch.stack([item[:num] for item in found]))
+        return stacked[0], stacked[1]
 
 
 @dataclass(frozen=True)
 class CachedRun:
     """One model under one setting, with the subsets of each task that it was evaluated on.
 
-    left_out: results of it that are not used, for people. has_prefixes: whether the vectors of a smaller budget are the
-    first ones of a larger.
+    num_vectors: of the side that has fewer. left_out: results of it that are not used, for people.
     """
 
     name: str
     benchmark: str
-    num_vectors: int  # of the side that has fewer
+    num_vectors: int
     tasks: dict[str, list[CachedSubset]]
     left_out: tuple[str, ...] = ()
     has_prefixes: bool = True
@@ -79,18 +81,17 @@ class CachedRun:
 
     def check_readouts(self, num: int, what: str, *, sweep: bool = False) -> None:
         """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
+        problem = ""
         if num < 2 and not sweep:
-            raise UsageError(f"{what} needs at least 2 vectors a side, not {num}")
-        if self.num_vectors < num:
-            raise UsageError(
-                f"{what} needs {num} vectors a side, and {self.name} was evaluated with {self.num_vectors}. "
-                f"Evaluate with --query-vectors {num} --page-vectors {num}."
-            )
-        if (sweep or self.num_vectors > num) and not self.has_prefixes:
-            raise UsageError(
-                f"{what} needs the vectors of smaller budgets, which {self.name} does not contain. "
-                f"Evaluate with each budget, or analyse it with --vectors {self.num_vectors}."
-            )
+            problem = f"needs at least 2 vectors a side, not {num}"
+        elif self.num_vectors < num:
+            problem = f"needs {num} vectors a side, and {self.name} was evaluated with {self.num_vectors}. "
+            problem += f"Evaluate with --query-vectors {num} --page-vectors {num}."
+        elif (sweep or self.num_vectors > num) and not self.has_prefixes:
+            problem = f"needs the vectors of smaller budgets, which {self.name} does not contain. "
+            problem += f"Evaluate with each budget, or analyse it with --vectors {self.num_vectors}."
+        if problem:
+            raise UsageError(f"{what} {problem}")
 
 
 def read_runs(folders: Sequence[Path]) -> list[CachedRun]:
@@ -102,24 +103,26 @@ def read_runs(folders: Sequence[Path]) -> list[CachedRun]:
     if not groups:
         raise UsageError("these results are of searches, which have no cached vectors. Evaluate a model.")
     names = name_runs(list(groups))
-    runs = [_make_run(names[key], results) for key, results in groups.items()]
-    for run in runs[1:]:
-        if (run.benchmark, set(run.tasks)) != (runs[0].benchmark, set(runs[0].tasks)):
+    runs: list[CachedRun] = []
+    for key, results in groups.items():
+        run = _make_run(names[key], results)
+        if runs and (run.benchmark, set(run.tasks)) != (runs[0].benchmark, set(runs[0].tasks)):
             first, second = (f"{one.name} has {one.benchmark} ({', '.join(one.tasks)})" for one in (runs[0], run))
             raise UsageError(f"{first}, and {second}. Analyse them one by one, or evaluate both on the same tasks.")
+        runs.append(run)
     return runs
 
 
 def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
     """Make a run from the results of its largest budget."""
-    benchmarks = list(dict.fromkeys(result.benchmark for result in results))
-    if len(benchmarks) > 1:
-        raise UsageError(f"{name} has results of {' and '.join(benchmarks)}. Name the folder of one benchmark.")
+    benchmark = results[0].benchmark
     budgets: dict[tuple[int, int], list[Result]] = defaultdict(list)
     for result in results:
         query, page = result.counts["query"], result.counts["page"]
         if query is None or page is None or "kind" in result.settings:
             raise UsageError(f"{name} has no slots to analyse: it is not a RandSlot model, or keeps all tokens")
+        if result.benchmark != benchmark:
+            raise UsageError(f"{name} has results of {benchmark} and {result.benchmark}. Name the folder of one.")
         budgets[query, page].append(result)
     largest = max(budgets, key=lambda budget: (min(budget), sum(budget)))
     chosen = budgets.pop(largest)
@@ -127,23 +130,17 @@ def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
     for (query, page), others in budgets.items():
         tasks = ", ".join(result.task for result in others)
         left_out.append(f"{name}, {query}/{page} vectors ({tasks}): {largest[0]}/{largest[1]} are analysed")
-    has_prefixes = all(_has_prefixes(result) for result in chosen)
-    tasks_of_run: dict[str, list[CachedSubset]] = {}
+    has_prefixes = chosen[0].settings["inference"] in STRATEGIES  # not for an unknown strategy
+    if has_prefixes:
+        settings = Settings(**chosen[0].settings)
+        has_prefixes = settings.has_prefixes("query") and settings.has_prefixes("page")
+    subsets: dict[str, list[CachedSubset]] = defaultdict(list)
     for result in chosen:
-        root = result.cache_folder
-        folders = {side: root / folder for side, folder in result.vectors.items()}
-        tasks_of_run[result.task] = []
+        folders = {side: result.cache_folder / folder for side, folder in result.vectors.items()}
         for subset in result.subsets.values():
-            tasks_of_run[result.task].append(CachedSubset(read_judged(root, subset.judged), folders, has_prefixes))
-    return CachedRun(name, benchmarks[0], min(largest), tasks_of_run, tuple(left_out), has_prefixes)
-
-
-def _has_prefixes(result: Result) -> bool:
-    """Whether the vectors of a smaller budget are the first ones of a larger; not for an unknown strategy."""
-    if result.settings["inference"] not in STRATEGIES:
-        return False
-    settings = Settings(**result.settings)
-    return settings.has_prefixes("query") and settings.has_prefixes("page")
+            judged = read_judged(result.cache_folder, subset.judged)
+            subsets[result.task].append(CachedSubset(judged, folders, has_prefixes))
+    return CachedRun(name, benchmark, min(largest), dict(subsets), tuple(left_out), has_prefixes)
 
 
 # -- scores

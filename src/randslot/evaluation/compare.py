@@ -121,13 +121,7 @@ def _scores(results: dict[str, Result]) -> dict[str, float]:
 # -- models on your pages
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A search to compare: by words, by the vectors of a model, or by both."""
-
-    label: str
-    by: By
-    library: Library
+Candidate = tuple[str, By, Library]  # a search to compare, with its label
 
 
 @dataclass(frozen=True)
@@ -178,42 +172,42 @@ def compare_models(
             library = Library(place_library(task, output, model), model, trust_remote_code=trust_remote_code)
             fill_library(stack.enter_context(library), pages, tell)
             label = Path(name).name or name
-            candidates.append(Candidate(label, "vectors" if model else "words", library))
+            candidates.append((label, "vectors" if model else "words", library))
             if model and both:
-                candidates.append(Candidate(f"{label} and words", "both", library))
+                candidates.append((f"{label} and words", "both", library))
             if model:
                 encode_seconds[library] = _time_encoding(library.models.model, subsets[0].pages)
         scores: list[list[Scores]] = []
-        for one in candidates:
-            tell(f"searching by {one.label}")
-            found = [ask_library(one.library, subset, one.by, pages) for subset in subsets]
-            scores.append([100 * np.array(result.each) for result in found])
+        for label, by, library in candidates:
+            tell(f"searching by {label}")
+            scores.append([100 * np.array(ask_library(library, subset, by, pages).each) for subset in subsets])
         queries: list[str] = []
         for subset in subsets:
             queries += subset.queries.values()
-        search_seconds = _time_searches(candidates, queries)
-        compared = []
-        for one, own, seconds in zip(candidates, scores, search_seconds, strict=True):
+        compared: list[ComparedSearch] = []
+        for (label, by, library), own, seconds in zip(
+            candidates, scores, _time_searches(candidates, queries), strict=True
+        ):
             differences = [after - before for after, before in zip(own, scores[0], strict=True)]
             difference, low, high, verdict = judge_tasks({"set": differences}, np.random.default_rng(42), draws)["set"]
-            status, binding = one.library.status(), one.library.binding
+            status, binding = library.status(), library.binding
             vectors, everything = status.vector_bytes_per_page, status.bytes_per_page
-            size = {"words": everything - vectors, "vectors": vectors, "both": everything}[one.by]
-            dimension = 0 if one.by == "words" or binding is None else binding.dimension
-            row = ComparedSearch(
-                search=one.label,
+            size = {"words": everything - vectors, "vectors": vectors, "both": everything}[by]
+            dimension = 0 if by == "words" or binding is None else binding.dimension
+            one = ComparedSearch(
+                search=label,
                 ndcg=float(np.mean([subset.mean() for subset in own])),
                 difference=difference,
                 low=low,
                 high=high,
-                verdict="base" if one is candidates[0] else verdict,
+                verdict=verdict if compared else "base",
                 vectors=vectors / BYTES_PER_NUMBER / dimension if dimension else 0.0,
                 dimension=dimension,
                 bytes=max(size, 0),
-                encode_seconds=encode_seconds.get(one.library),
+                encode_seconds=encode_seconds.get(library),
                 search_ms=1000 * seconds,
             )
-            compared.append(row)
+            compared.append(one)
     write_json(output / "compare.json", [asdict(one) for one in compared])
     return compared
 
@@ -240,9 +234,9 @@ def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> l
     """Return the median seconds of each search over about 15 queries, each asked of all searches in turn."""
     seconds: list[list[float]] = [[] for _ in candidates]
     for query in queries[:: max(len(queries) // 15, 1)]:
-        for one, times in zip(candidates, seconds, strict=True):
+        for (_, by, library), times in zip(candidates, seconds, strict=True):
             start = time.perf_counter()
-            one.library.search(query, by=one.by)
+            library.search(query, by=by)
             times.append(time.perf_counter() - start)
     return [median(times[1:] or times) for times in seconds]  # the first warms up
 

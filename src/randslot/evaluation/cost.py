@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError
 from ..library.library import Library
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "1-bit": 0.125}  # of one number
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """The vectors of a query and a page, their dimension and type of number."""
 
     name: str
@@ -26,10 +24,6 @@ class Budget:
     page_vectors: int
     dim: int = 2048
     dtype: str = "fp16"
-
-    @property
-    def page_bytes(self) -> float:
-        return self.page_vectors * self.dim * BYTES[self.dtype]
 
 
 # The budgets that the paper compares.
@@ -41,9 +35,8 @@ def list_costs(budgets: Sequence[Budget], pages: int = 100_000) -> Table:
     rows: list[list[Cell]] = []
     for one in budgets:
         products = one.query_vectors * one.page_vectors
-        size = [one.page_bytes / 1024, pages * one.page_bytes / 1024**3]
-        what: list[Cell] = [one.name, one.query_vectors, one.page_vectors, one.dim, one.dtype]
-        rows.append([*what, *size, products, products * one.dim])
+        size = one.page_vectors * one.dim * BYTES[one.dtype]
+        rows.append([*one, size / 1024, pages * size / 1024**3, products, products * one.dim])
     pages_head = f"GiB for {pages:,} pages"
     heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB a page", pages_head, "dot products", "multiply-adds"]
     return Table("Cost of the vectors alone; products are those of one query with one page", heads, rows, digits=2)
@@ -78,7 +71,6 @@ def measure_files(runs: Sequence[CachedRun]) -> Table:
         for folder in folders:
             size += sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         num, dim = run.page_shape()
-        vectors = Budget(run.name, run.num_vectors, num, dim, "fp32").page_bytes
-        rows.append([run.name, num, dim, len(keys), vectors, size / len(keys)])
+        rows.append([run.name, num, dim, len(keys), 4.0 * num * dim, size / len(keys)])
     heads = ["run", "Kd", "dimensions", "pages", "bytes a page, vectors alone", "bytes a page, files"]
     return Table("Files of vectors that the evaluation left, float32", heads, rows, digits=0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -47,13 +47,11 @@ class Protocol:
     strategies: tuple[str, ...] = tuple(name for name, one in STRATEGIES.items() if not one.every_token)
 
     def __post_init__(self) -> None:
-        for number in (self.rows, self.columns, self.query_tokens, self.samples, *self.budgets):
-            if number < 1:
-                raise UsageError(f"sizes, samples and budgets must be 1 or more, not {number}")
+        if (least := min(self.rows, self.columns, self.query_tokens, self.samples, *self.budgets)) < 1:
+            raise UsageError(f"sizes, samples and budgets must be 1 or more, not {least}")
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """One way to some vectors: a strategy, a budget, and whether all come from one pass."""
 
     strategy: str
@@ -79,15 +77,12 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
             seconds[side] = _time(functions, tracked, protocol.warmup)
     rows: list[list[Cell]] = []
     for way in ways:
-        latency = 1000 * statistics.median(seconds["query"][way])
-        shown = "one pass" if way.one_pass else "step by step"
-        rows.append([way.strategy, way.vectors, shown, latency, protocol.samples / sum(seconds["page"][way])])
+        speeds = [1000 * statistics.median(seconds["query"][way]), protocol.samples / sum(seconds["page"][way])]
+        rows.append([way.strategy, way.vectors, "one pass" if way.one_pass else "step by step", *speeds])
     grid = model.page_grid(pages[0])
     size = f"{grid[0]} x {grid[1]} merged visual tokens" if grid else f"{pages[0]['input_ids'].shape[1]} positions"
-    title = (
-        f"Encoding: queries of {protocol.query_tokens} tokens, pages of {size}, one at a time, "
-        f"{protocol.samples} samples"
-    )
+    title = f"Encoding: queries of {protocol.query_tokens} tokens, pages of {size}, one at a time, "
+    title += f"{protocol.samples} samples"
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
 
 

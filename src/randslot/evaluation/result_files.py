@@ -19,7 +19,6 @@ from ..model.reader import Side
 
 CUTS = (5, 10)  # nDCG@5 and nDCG@10
 LIBRARIES = "libraries"  # the folder, beside the results, of libraries that searches were evaluated on
-JSON_NAMES = {"label": "how", "version": "randslot"}  # where a field has another name in the file
 
 
 class RunKey(NamedTuple):
@@ -110,21 +109,21 @@ def _as_json(item: Result | SubsetResult) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in vars(item).items():
         if name == "ndcg":
-            values |= {f"ndcg@{cut}": score for cut, score in value.items()}
+            values |= {f"ndcg@{cut}": value[cut] for cut in CUTS}
         elif name == "subsets":
             values[name] = {subset: _as_json(scores) for subset, scores in value.items()}
         elif name != "file":
-            values[JSON_NAMES.get(name, name)] = value
+            values[{"label": "how", "version": "randslot"}.get(name, name)] = value
     return values
 
 
 def name_file(output: Path, model: str, setting: str, task: str) -> Path:
     """Return the file of a result: in a folder of the model, in one of the setting."""
-    parts = []
+    file = output
     for name in (model, setting, f"{task}.json"):
         safe = "".join(letter if letter.isalnum() or letter in "._-()" else "-" for letter in name)
-        parts.append(safe.strip(".") or "model")
-    return output.joinpath(*parts)
+        file /= safe.strip(".") or "model"
+    return file
 
 
 def read_results(*folders: Path) -> list[Result]:
@@ -132,74 +131,55 @@ def read_results(*folders: Path) -> list[Result]:
 
     Where encoding does not draw from the seed, results with another seed belong to one run, under the first seed found.
     """
-    results = []
+    results: list[Result] = []
     first: dict[tuple[str, str, str], int] = {}
     for folder in folders:
-        for result in _read_folder(folder):
-            seed = first.setdefault((result.model, result.label, result.weights), result.seed)
-            if seed != result.seed and not _draws_from_seed(result):
-                result = replace(result, settings=result.settings | {"seed": seed})
+        num_before = len(results)
+        for file in sorted(folder.rglob("*.json")):
+            if LIBRARIES in file.relative_to(folder).parts:
+                continue
+            try:
+                values = json.loads(file.read_text(encoding="utf-8"))
+                if not isinstance(values, dict) or not values.keys() >= {"model", "task", "benchmark"}:
+                    continue
+                result = _read_result(file, values)
+                seed = first.setdefault((result.model, result.label, result.weights), result.seed)
+                if seed != result.seed:
+                    from ..model.settings import draws_from_seed  # imports torch
+
+                    if not draws_from_seed(result.settings):
+                        result = replace(result, settings=result.settings | {"seed": seed})
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise RandSlotError(f"{file} is not a result of this version ({error}). Evaluate again.") from error
             results.append(result)
+        if len(results) == num_before:
+            raise UsageError(f"no results in {folder}. Make some: randslot evaluate ... -o {folder}")
     return results
 
 
-def _draws_from_seed(result: Result) -> bool:
-    from ..model.settings import draws_from_seed
-
-    try:
-        return draws_from_seed(result.settings)
-    except (TypeError, UsageError) as error:
-        raise RandSlotError(f"{result.file} has unknown settings ({error}). Evaluate again.") from error
-
-
-def _read_folder(folder: Path) -> list[Result]:
-    found = []
-    for file in sorted(folder.rglob("*.json")):
-        if LIBRARIES in file.relative_to(folder).parts:
-            continue
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RandSlotError(f"{file} is not valid JSON: {error}") from error
-        if isinstance(values, dict) and values.keys() >= {"model", "task", "benchmark"}:
-            found.append(_read_result(file, values))
-    if not found:
-        raise UsageError(f"no results in {folder}. Make some: randslot evaluate ... -o {folder}")
-    return found
-
-
 def _read_result(file: Path, values: dict[str, Any]) -> Result:
-    texts = ("model", "weights", "benchmark", "task", "cache")
-    tables = ("settings", "counts", "vectors")
-    _check(file, values, dict.fromkeys((*texts, "how"), str) | dict.fromkeys((*tables, "subsets"), dict))
-    _check(file, values["settings"], {"seed": int})
-    kinds = {"queries": int, "pages": int, "judged": str, "each": list, "asked": str}
     subsets = {}
-    for name, subset in values["subsets"].items():
-        _check(file, subset, kinds)
-        subsets[name] = SubsetResult(ndcg=_read_ndcg(file, subset), **{key: subset[key] for key in kinds})
+    for name, row in values["subsets"].items():
+        ndcg = {cut: float(row[f"ndcg@{cut}"]) for cut in CUTS}
+        subsets[name] = SubsetResult(ndcg, row["queries"], row["pages"], row["judged"], row["each"], row["asked"])
     return Result(
         file=file,
+        model=values["model"],
+        weights=values["weights"],
+        settings=values["settings"],
         label=values["how"],
+        counts=values["counts"],
+        benchmark=values["benchmark"],
+        task=values["task"],
         dataset=values.get("dataset", ""),
         revision=values.get("revision"),
-        ndcg=_read_ndcg(file, values),
+        ndcg={cut: float(values[f"ndcg@{cut}"]) for cut in CUTS},
         subsets=subsets,
+        vectors=values["vectors"],
         version=values.get("randslot", ""),
         date=values.get("date", ""),
-        **{key: values[key] for key in (*texts, *tables)},
+        cache=values["cache"],
     )
-
-
-def _read_ndcg(file: Path, values: dict[str, Any]) -> dict[int, float]:
-    _check(file, values, {f"ndcg@{cut}": (int, float) for cut in CUTS})
-    return {cut: values[f"ndcg@{cut}"] for cut in CUTS}
-
-
-def _check(file: Path, values: Any, kinds: Mapping[str, Any]) -> None:
-    for key, kind in kinds.items():
-        if not isinstance(values, dict) or not isinstance(values.get(key), kind):
-            raise RandSlotError(f"{file}: {key!r} is missing or has a wrong value. Evaluate again.")
 
 
 def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:

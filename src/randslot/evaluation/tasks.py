@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..model.hub import check_dataset
-from ..pages import PageInput, list_pages, page_file
+from ..pages import list_pages, page_file
 from .published import TASKS
 
 # The paper's name of each task, and mteb's.
@@ -55,18 +55,47 @@ def content_key(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-class Pages(Protocol):
-    """The pages of a corpus; they stay undecoded until opened."""
+class DatasetPages:
+    """The pages of a `datasets` corpus; images stay encoded."""
 
-    ids: list[str]
+    def __init__(self, corpus: Any, id_column: str) -> None:
+        from datasets import Image
+
+        self.ids = [str(id) for id in corpus[id_column]]
+        self.images = corpus.select_columns(["image"]).cast_column("image", Image(decode=False))
 
     def key(self, index: int) -> str:
         """Return the hash of a page's content."""
-        ...
+        return content_key(self.open(index))
 
-    def open(self, index: int) -> PageInput:
+    def open(self, index: int) -> bytes:
         """Return a page as `encode_document` takes it."""
-        ...
+        image = self.images[index]["image"]
+        return bytes(image["bytes"]) if image["bytes"] else Path(image["path"]).read_bytes()
+
+
+class FolderPages:
+    """The pages below a folder: each image, and each page of each PDF, named by its path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ids = list_pages(folder)
+        self.hashes: dict[Path, bytes] = {}
+
+    def key(self, index: int) -> str:
+        """Return the hash of a page's content."""
+        page = self.open(index)
+        file = page_file(page)
+        if file not in self.hashes:
+            self.hashes[file] = content_key(file.read_bytes()).encode()
+        return content_key(self.hashes[file], page.removeprefix(str(file)).encode())
+
+    def open(self, index: int) -> str:
+        """Return a page as `encode_document` takes it."""
+        return str(self.folder / self.ids[index])
+
+
+Pages = DatasetPages | FolderPages
 
 
 @dataclass(frozen=True)
@@ -126,20 +155,16 @@ def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path 
         if benchmark not in TASKS:
             raise UsageError(f"unknown benchmark {benchmark!r}. Known: {', '.join(TASKS)}")
         chosen |= dict.fromkeys(TASKS[benchmark], benchmark)
-    wanted = set() if names else set(chosen)
-    for name in names:
-        found = [task for task in chosen if _plain(name) in _aliases(task)]
-        if not found:
-            raise UsageError(f"unknown task {name!r}. Known: {', '.join(chosen)}")
-        wanted.update(found)
+    by_alias: dict[str, str] = {}
+    for task in chosen:
+        name = MTEB_NAMES[task]
+        middle = name.removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
+        for alias in (task, name, re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle)):  # Fin-E, Vidore3..., Finance_En
+            by_alias[_plain(alias)] = task
+    if unknown := [name for name in names if _plain(name) not in by_alias]:
+        raise UsageError(f"unknown task {unknown[0]!r}. Known: {', '.join(chosen)}")
+    wanted = {by_alias[_plain(name)] for name in names} or chosen
     return [_vidore_task(benchmark, task, data_root) for task, benchmark in chosen.items() if task in wanted]
-
-
-def _aliases(task: str) -> set[str]:
-    """Return the names of a task on the command line, such as fin_e and finance_en for Vidore3FinanceEnRetrieval."""
-    name = MTEB_NAMES[task]
-    middle = name.removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
-    return {_plain(task), _plain(name), re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle).lower()}
 
 
 def _plain(name: str) -> str:
@@ -251,23 +276,6 @@ def make_subset(name: str, pages: Pages, queries: dict[str, str], grades: dict[s
     return Subset(name, pages, kept, {id: grades[id] for id in kept}, len(queries) - len(kept))
 
 
-class DatasetPages:
-    """The pages of a `datasets` corpus; images stay encoded."""
-
-    def __init__(self, corpus: Any, id_column: str) -> None:
-        from datasets import Image
-
-        self.ids = [str(id) for id in corpus[id_column]]
-        self.images = corpus.select_columns(["image"]).cast_column("image", Image(decode=False))
-
-    def key(self, index: int) -> str:
-        return content_key(self.open(index))
-
-    def open(self, index: int) -> bytes:
-        image = self.images[index]["image"]
-        return bytes(image["bytes"]) if image["bytes"] else Path(image["path"]).read_bytes()
-
-
 # -- your own set
 
 
@@ -320,25 +328,6 @@ class FolderTask(Task):
         relevant = {query: by_page for query, by_page in grades.items() if any(by_page.values())}
         for language, texts in by_language.items() or [("default", {})]:
             yield make_subset(language, pages, texts, relevant)
-
-
-class FolderPages:
-    """The pages below a folder: each image, and each page of each PDF, named by its path."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ids = list_pages(folder)
-        self.hashes: dict[Path, bytes] = {}
-
-    def key(self, index: int) -> str:
-        page = self.open(index)
-        file = page_file(page)
-        if file not in self.hashes:
-            self.hashes[file] = content_key(file.read_bytes()).encode()
-        return content_key(self.hashes[file], page.removeprefix(str(file)).encode())
-
-    def open(self, index: int) -> str:
-        return str(self.folder / self.ids[index])
 
 
 def _read_rows(file: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
