@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # research/ is not installed
 
 import numpy as np
 import torch

@@ -94,6 +94,22 @@ def test_hooks_call_targets_of_the_makefile_and_templates_can_be_read():
         assert "body" in content or "blank_issues_enabled" in content
 
 
+# -- scripts
+
+
+@pytest.mark.nightly
+def test_scripts_find_what_they_import(tmp_path):
+    """Each is started by its path, or as a module of research; their own arguments are not looked at."""
+    files = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/*.py")]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in ROOT.glob("research/**/*.py")]
+    code = "import runpy, sys\nfor file in sys.argv[1:]: runpy.run_path(file, run_name='started')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("benchmarks", "tools"))}
+    subprocess.run([sys.executable, "-c", code, *map(str, files)], cwd=tmp_path, env=environment, check=True)
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    started = [name for name in modules if not name.endswith(("__init__", "__main__"))]
+    subprocess.run([sys.executable, "-c", code, *started], cwd=ROOT, env=environment, check=True)
+
+
 # -- versions
 
 
