@@ -198,7 +198,7 @@ def library(golden: dict[str, Any], folder: Path) -> None:
         golden["status"] = {key: value for key, value in opened.status().as_dict().items() if "bytes" not in key}
         golden["status"]["folder"] = ""
     content = json.loads((folder / "library" / "library.json").read_text())
-    content["folder"] = ""
+    content["folder"] = content["words"]["root"] = ""
     golden["library.json"] = json.dumps(content)
 
 
