@@ -48,6 +48,20 @@ def test_the_site_has_every_page_once():
     assert sorted(listed) == sorted([*PAGES, ROOT / "CHANGELOG.md"])
 
 
+def test_files_and_names_of_the_architecture_are_in_the_code():
+    """A file is named from the package or the project on, or alone after others of its folder."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "randslot"
+    files = {file.name for file in package.rglob("*")}
+    code = [*package.rglob("*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("research/**/*.py")]
+    known = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in code)))
+    for name in re.findall(r"`([^`\n]+)`", text):
+        if name.endswith((".py", "/")):
+            assert (package / name).exists() or (ROOT / name).exists() or name in files, name
+        elif re.fullmatch(r"\w[\w.]*", name):
+            assert set(name.split(".")) <= known | {"json"}, name
+
+
 def test_every_page_begins_with_its_title():
     for file in PAGES:
         first = read_texts(file).splitlines()[0]
