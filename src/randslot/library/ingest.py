@@ -32,21 +32,22 @@ SAMPLE = 40  # pages to detect the language of a library from
 class FileJob:
     """A file on its way into the library: what it replaces, and which of its pages are missing.
 
-    reuse: ids of pages of the old version, by the hash of what was read of them.
+    reuse: ids of pages of the old version, by the hash of what was read of them. is_begun: the manifest has it as
+    pending.
     """
 
     file: File
     old: File | None
     missing: set[int]
     reuse: dict[str, str]
+    is_begun: bool = False
 
 
 @dataclass
 class Ingest:
     """One run over some files of a library whose write lease is held.
 
-    jobs: files in progress by id, without those that failed. complete: files to make visible. begun: ids of files that
-    the manifest has as pending.
+    jobs: files in progress by id, without those that failed. complete: files to make visible.
     """
 
     library: Library
@@ -57,56 +58,44 @@ class Ingest:
     summary: Summary
     jobs: dict[str, FileJob] = field(default_factory=dict)
     complete: list[FileJob] = field(default_factory=list)
-    begun: set[str] = field(default_factory=set)
-    num_files: int = 0
-    num_pages: int = 0
-    files_done: int = 0
-    pages_done: int = 0
-    bytes: int = 0
-    safe_at: float = 0.0
+    progress: Progress = field(default_factory=lambda: Progress(0, 0, 0, 0))
+    vector_bytes: int = 0
+    flushed_at: float = 0.0
 
     def run(self, sources: list[str]) -> None:
         """Bring the library up to date with some files, and complete the summary."""
         known = [file.source for file in self.library.manifest.find() if not is_kept(file, str(self.library.folder))]
         self.library.words.take_root([*known, *sources])
-        jobs = self._inspect_all(sources)
-        self.jobs = {job.file.id: job for job in jobs}
-        self.num_files, self.num_pages = len(jobs), sum(len(job.missing) for job in jobs)
-        self.complete = [job for job in jobs if not job.missing]
-        self.safe_at = time.monotonic()
-        wanted = []
-        for job in jobs:
-            if job.missing:
-                numbers = tuple(sorted(job.missing))
-                wanted.append(WantedPages(job.file.id, job.file.source, numbers, frozenset(job.reuse)))
-        try:
-            if wanted:  # a model is not loaded before it is needed
-                self._report()  # the first pages wait for the model
-                self._choose_language(jobs)
-                for pages in self.reader.read(wanted):
-                    for page in pages:
-                        if page.error and page.file in self.jobs:
-                            self._fail(page)
-                    self._store([page for page in pages if page.file in self.jobs])
-        finally:
-            self._show_complete()  # also when it is stopped
-        if jobs:
-            self.library.store.optimize()
-
-    # -- what changed
-
-    def _inspect_all(self, sources: list[str]) -> list[FileJob]:
-        """Return the files to read: neither unchanged nor only moved."""
-        jobs: list[FileJob] = []
         inspected = self.pool.ahead(self._inspect, sources, 4 * len(self.pool.workers))
         for num, (source, future) in enumerate(inspected, start=1):
             try:
-                if job := self._judge(source, *future.result()):
-                    jobs.append(job)
+                if job := self._find_changes(source, *future.result()):
+                    self.jobs[job.file.id] = job
             except RandSlotError as error:
                 self.summary.failed[source] = str(error)
             self.report(Progress(num, len(sources), 0, 0))
-        return jobs
+        wanted = []
+        for job in self.jobs.values():
+            if job.missing:
+                numbers = tuple(sorted(job.missing))
+                wanted.append(WantedPages(job.file.id, job.file.source, numbers, frozenset(job.reuse)))
+            else:
+                self.complete.append(job)
+        self.progress = Progress(0, len(self.jobs), 0, sum(len(pages.numbers) for pages in wanted))
+        self.flushed_at = time.monotonic()
+        has_changes = bool(self.jobs)
+        try:
+            if wanted:  # a model is not loaded before it is needed
+                self.report(self.progress)  # the first pages wait for the model
+                self._choose_language(wanted)
+                for pages in self.reader.read(wanted):
+                    self._store(pages)
+        finally:
+            self._show_complete()  # also when it is stopped
+        if has_changes:
+            self.library.store.optimize()
+
+    # -- what changed
 
     def _inspect(self, source: str) -> tuple[File | None, os.stat_result, Inspected]:
         """Inspect a file, unless size and time say that it has not changed; return also what was known of it."""
@@ -121,12 +110,13 @@ class Ingest:
             return old, stat, Inspected(old.hash, old.num_pages)
         return old, stat, self.pool.inspect(source)
 
-    def _judge(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> FileJob | None:
+    def _find_changes(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> FileJob | None:
         """Return a file as a job, if it has to be read; otherwise update what is known of it."""
         known = old if old and old.hash == found.hash else None
-        if known is None:
-            moved = [file for file in self.library.manifest.find(hash=found.hash, state="done") if is_gone(file.source)]
-            known = moved[0] if moved else None
+        for file in [] if known else self.library.manifest.find(hash=found.hash, state="done"):
+            if is_gone(file.source):  # it was moved here
+                known = file
+                break
         metadata = self.metadata
         if metadata is None:
             metadata = known.metadata if known else {}
@@ -175,74 +165,74 @@ class Ingest:
 
     # -- from files to pages
 
-    def _choose_language(self, jobs: list[FileJob]) -> None:
+    def _choose_language(self, wanted: list[WantedPages]) -> None:
         """Detect the language of a new library from pages all over the files, which are not read twice."""
         if self.library.words.language is not None:
             return
-        pages = [(job.file.source, number) for job in jobs for number in sorted(job.missing)]
-
-        def read(page: tuple[str, int]) -> str:
-            return self.pool.read_text(*page, keep=True).text
-
+        places = [(pages.source, number) for pages in wanted for number in pages.numbers]
+        sample = places[:: max(len(places) // SAMPLE, 1)]
         texts = []
-        for _, future in self.pool.ahead(read, pages[:: max(len(pages) // SAMPLE, 1)], 2 * len(self.pool.workers)):
+        read = self.pool.ahead(lambda place: self.pool.read_text(*place, keep=True), sample, 2 * len(self.pool.workers))
+        for _, future in read:
             if future.exception() is None:  # else the page fails again when it is stored
-                texts.append(future.result())
+                texts.append(future.result().text)
         self.library.words.decide(texts)
 
-    def _fail(self, page: ReadPage) -> None:
-        """Give up a file, one of whose pages cannot be opened."""
-        file = self.jobs.pop(page.file).file
-        reason = f"page {page.number}: {page.error}" if file.num_pages > 1 else page.error
-        self.summary.failed[file.source] = reason
-        self.files_done += 1
-        clear(self.library.manifest, self.library.store, [file])
-
     def _store(self, pages: list[ReadPage]) -> None:
-        """Store pages, and note which files are complete now."""
+        """Store pages, and note which files are complete now, or have failed."""
+        manifest, store = self.library.manifest, self.library.store
+        for page in pages:
+            if page.error and page.file in self.jobs:
+                file = self.jobs.pop(page.file).file
+                reason = f"page {page.number}: {page.error}" if file.num_pages > 1 else page.error
+                self.summary.failed[file.source] = reason
+                self.progress = replace(self.progress, files_done=self.progress.files_done + 1)
+                clear(manifest, store, [file])
+        pages = [page for page in pages if page.file in self.jobs]
         if not pages:
             return
-        new = {page.file: self.jobs[page.file].file for page in pages if page.file not in self.begun}
-        if new:  # hidden before the first page is stored: searches leave out pending files
-            self.library.manifest.put(*new.values())
-            self.begun.update(new)
-        stored = self._make_stored(pages)
-        self.library.store.add(stored)
-        for one, page in zip(stored, pages, strict=True):
-            self.bytes += 0 if one.vectors is None else BYTES_PER_NUMBER * one.vectors.size
+        begun: list[File] = []
+        reused: dict[tuple[str, int], str] = {}
+        for page in pages:
+            job = self.jobs[page.file]
+            if not job.is_begun:
+                begun.append(job.file)
+                job.is_begun = True
+            if page.vectors is None and page.hash in job.reuse:
+                reused[page.file, page.number] = job.reuse[page.hash]
+        if begun:  # hidden before the first page is stored: searches leave out pending files
+            manifest.put(*begun)
+        old_pages = store.read(list(reused.values())) if reused else {}
+        stored = []
+        for page in pages:
+            old = old_pages.get(reused.get((page.file, page.number), ""))
+            stored.append(self._make_stored(page, old))
+        store.add(stored)
+        for page, one in zip(pages, stored, strict=True):
+            self.vector_bytes += 0 if one.vectors is None else BYTES_PER_NUMBER * one.vectors.size
             self.summary.encoded += page.vectors is not None
             job = self.jobs[page.file]
             job.missing.discard(page.number)
             if not job.missing:
                 self.complete.append(job)
-        self.pages_done += len(pages)
-        self.summary.vector_bytes_per_page = self.bytes // self.pages_done
-        if time.monotonic() - self.safe_at >= SAFE_SECONDS:
+        self.progress = replace(self.progress, pages_done=self.progress.pages_done + len(pages))
+        self.summary.vector_bytes_per_page = self.vector_bytes // self.progress.pages_done
+        if time.monotonic() - self.flushed_at >= SAFE_SECONDS:
             self._show_complete()
         else:
-            self._report()
+            self.report(self.progress)
 
-    def _make_stored(self, pages: list[ReadPage]) -> list[StoredPage]:
-        """Return pages as they are stored, with vectors and OCR text of an equal page of the old version."""
-        ids: dict[int, str] = {}
-        for i, page in enumerate(pages):
-            reuse = self.jobs[page.file].reuse
-            if page.vectors is None and page.hash in reuse:
-                ids[i] = reuse[page.hash]
-        found = self.library.store.read(list(ids.values()))
-        stored = []
-        for i, page in enumerate(pages):
-            old = found[ids[i]] if i in ids else None
-            vectors = old.vectors if old else page.vectors
-            if vectors is not None and not len(vectors):  # a text that a model scores nothing of
-                vectors = None
-            source = self.jobs[page.file].file.source
-            text = self.library.words.read_page(page.text, "layer", source) if page.text is not None else None
-            if old and old.text and old.text.origin == "ocr" and text and text.origin == "none":
+    def _make_stored(self, page: ReadPage, old: StoredPage | None) -> StoredPage:
+        """Return a page as it is stored. old: an equal page of the old version, whose vectors and OCR text it takes."""
+        vectors = old.vectors if old else page.vectors
+        if vectors is not None and not len(vectors):  # a text that a model scores nothing of
+            vectors = None
+        text = None
+        if page.text is not None:
+            text = self.library.words.read_page(page.text, "layer", self.jobs[page.file].file.source)
+            if text.origin == "none" and old and old.text and old.text.origin == "ocr":
                 text = old.text
-            cut = page.cut or bool(old and old.cut)
-            stored.append(StoredPage(page.file, page.number, page.hash, vectors, text, cut))
-        return stored
+        return StoredPage(page.file, page.number, page.hash, vectors, text, page.cut or bool(old and old.cut))
 
     # -- from pages to visible files
 
@@ -252,19 +242,15 @@ class Ingest:
         Also without complete files: after a crash the engine replays what was not flushed, and that takes time.
         """
         self.library.store.flush()
-        if self.pages_done:
+        if self.progress.pages_done:
             self.library.words.save()
         for job in self.complete:
             self._show(job.file)
             (self.summary.changed if job.old else self.summary.added).append(job.file.source)
             self.summary.pages += job.file.num_pages
-        self.files_done += len(self.complete)
-        finished = tuple(job.file.source for job in self.complete)
-        self.complete, self.safe_at = [], time.monotonic()
-        self._report(finished)
+        self.progress = replace(self.progress, files_done=self.progress.files_done + len(self.complete))
+        self.report(replace(self.progress, finished=tuple(job.file.source for job in self.complete)))
+        self.complete, self.flushed_at = [], time.monotonic()
 
     def _show(self, file: File) -> None:
         clear(self.library.manifest, self.library.store, self.library.manifest.show(file))
-
-    def _report(self, finished: tuple[str, ...] = ()) -> None:
-        self.report(Progress(self.files_done, self.num_files, self.pages_done, self.num_pages, finished))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -87,7 +89,7 @@ COMMON_WORDS = {
 
 def is_plain(word: str) -> bool:
     """Whether a word needs no cleaning."""
-    return word.isascii() and word.isprintable()
+    return word.isascii() and word.isprintable() and "`" not in word
 
 
 def clean_word(word: str, known: Collection[str] = ()) -> str:
@@ -95,8 +97,13 @@ def clean_word(word: str, known: Collection[str] = ()) -> str:
 
     known: words that the page has elsewhere, as `find_known` gives them.
     """
-    word = join_accents(decode(join_parts(word, known)))
-    if is_plain(word):
+    return _clean(join_parts(word, known))
+
+
+@lru_cache(100_000)
+def _clean(word: str) -> str:
+    word = join_accents(decode(word))
+    if word.isascii() and word.isprintable():
         return word
     # What takes no room: soft hyphens, zero-width characters, marks of direction, variation selectors, non-characters.
     word = re.sub(
@@ -175,19 +182,22 @@ def is_legible(words: Sequence[str]) -> bool:
 
     They are not if more words are lost than found, or if they become text when their letters are moved.
     """
-    lost = sum(_is_lost(word) for word in words)
-    if lost >= 3:
+    distinct = set(words)
+    lost_words = set(filter(_is_lost, distinct))
+    if lost_words:
         # A word is found by three letters in a row, a number, or one sign of a script that has no spaces.
         sign = re.compile(r"[^\W\d_]{3}|\d\d|[\u0900-\u11ff\u2e80-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
-        found = sum(sign.search(word) is not None and not _is_lost(word) for word in words)
-        if lost > found and (lost >= 10 or not found):
+        num_lost = sum(word in lost_words for word in words)
+        num_found = sum(word not in lost_words and sign.search(word) is not None for word in words)
+        if num_lost >= 3 and num_lost > num_found and (num_lost >= 10 or not num_found):
             return False
-    return not _is_shifted(words)
+    return not _is_shifted(distinct)
 
 
+@lru_cache(100_000)
 def _is_lost(word: str) -> bool:
     """Whether what looks like a word cannot be read: a few glyphs, as in music and formulae, are not words."""
-    if is_plain(word):
+    if word.isascii() and word.isprintable():
         if "(cid:" in word:  # some programs write (cid:12) for a glyph without a meaning
             return re.search(r"\(cid:\d+\)", word) is not None
         return re.fullmatch(r"[!-/:-@\[-`{-~]{4,}", word) is not None and len(set(word)) >= 3
@@ -202,18 +212,36 @@ def _is_lost(word: str) -> bool:
     return len(word) >= 4 and 5 * controls >= len(word) > len(unreadable)
 
 
-def _is_shifted(words: Sequence[str]) -> bool:
+def _is_shifted(words: AbstractSet[str]) -> bool:
     """Whether moving every letter by the same number gives several times as many common words.
 
     Fonts without a map give the numbers of their glyphs: the letters of the alphabet, moved by as much.
     """
     text = " ".join(words)
     num_common = len(COMMON_WORDS.intersection(text.lower().split()))
-    if 3 * num_common >= len(COMMON_WORDS):
-        return False
     for shift in (29, 31, 28, 30):
-        moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
         # Three different ones: one may be an abbreviation that a table repeats.
-        if len(COMMON_WORDS.intersection(moved.split())) >= max(3, 3 * num_common + 1):
+        wanted = max(3, 3 * num_common + 1)
+        if text.isprintable():  # no sign of it becomes a space
+            common = _find_moved(shift)
+            num_moved = len({common[word] for word in common.keys() & words})
+        else:
+            moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
+            num_moved = len(COMMON_WORDS.intersection(moved.split()))
+        if num_moved >= wanted:
             return True
     return False
+
+
+@cache
+def _find_moved(shift: int) -> dict[str, str]:
+    """Return what becomes a common word when letters below 127 - `shift` are moved, with that word."""
+    found: dict[str, str] = {}
+    for word in COMMON_WORDS:
+        choices = []
+        for letter in word:
+            moved = chr(ord(letter) - shift)
+            choices.append(moved + letter if ord(letter) >= 127 - shift else moved)
+        for letters in product(*choices):
+            found["".join(letters)] = word
+    return found
