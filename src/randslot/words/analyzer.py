@@ -17,14 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 import Stemmer
 
 from .language import DEFAULT, IS_UNSPACED, NO_STEMS, UNSPACED, list_function_words
 
+T = TypeVar("T")
 # The second class: vowels and accents that `\w` does not know.
 LETTER = rf"(?:[^\W_]|[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0dff{UNSPACED}])"
 COMPOUND = re.compile(rf"{LETTER}+(?:[-._/:,'\u2019\u2010\u2011]{LETTER}+)*(?:(?:\+\+|#)(?!{LETTER}))?")
@@ -84,7 +86,7 @@ class Analyzer:
         self.others = [get_page_analyzer(other, language) for other in others]
         self.function_words = list_function_words().get(language, frozenset())
         self._stem = _make_stem(language)
-        self._compounds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._known = Memo(self._read_word)
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
         """Return the distinct terms of a query's token: in the usual language, then in others."""
@@ -120,20 +122,17 @@ class Analyzer:
 
         fields: the texts of some of `FIELD_WEIGHTS`. mean_length: terms of a page, in the mean of the library.
         """
-        counts: Counter[str] = Counter()
-        words: list[str] = []
-        for compound in COMPOUND.findall(text):
-            terms, own = self._read_compound(compound)
-            counts.update(terms)
-            words += own
+        read = [self._known[word] for word in text.split()]
+        counts = Counter(chain.from_iterable(terms for terms, _ in read))
+        words = " ".join([own for _, own in read if own])
         k1, b = 1.2, 0.5  # saturation, and how much the length of a page counts
         norm = k1 * (1 - b + b * counts.total() / mean_length)
         scores: dict[str, float] = dict(counts)
         named: set[str] = set()
         for field, content in (fields or {}).items():
             found: set[str] = set()
-            for compound in COMPOUND.findall(content):
-                found.update(self._read_compound(compound)[0])
+            for word in content.split():
+                found.update(self._known[word][0])
             for term in found:
                 scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
             if field in ("name", "folder"):
@@ -142,22 +141,40 @@ class Analyzer:
             scores[term] = score * (k1 + 1) / (score + norm)
         for term in named:
             scores[make_name_term(term)] = NAME_WEIGHT
-        return number_terms(scores), " ".join(words)
+        return number_terms(scores), words
 
     def count_terms(self, text: str) -> int:
         """Return the length of a text in terms."""
-        return sum(len(self._read_compound(compound)[0]) for compound in COMPOUND.findall(text))
+        return sum(len(self._known[word][0]) for word in text.split())
 
-    def _read_compound(self, compound: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the terms of a compound, and its words without accents; most compounds were seen before."""
-        found = self._compounds.get(compound)
-        if found is None:
-            tokens = split_compound(compound)
-            terms = tuple(self.find_term(token) for token in tokens)
-            found = terms, tuple(remove_accents(token.text) for token in tokens if not token.extra)
-            if len(self._compounds) >= 200_000:
-                self._compounds.clear()
-            self._compounds[compound] = found
+    def _read_word(self, word: str) -> tuple[tuple[str, ...], str]:
+        """Return the terms of what stands between two spaces of a page, and its words for phrases."""
+        core = word.strip(".,;:!?()[]\"'")
+        if core.isascii() and core.isalpha() and core[1:].islower() and len(core) <= MAX_LENGTH:  # most words
+            core = core.lower()
+            term = self._stem(core)
+            return (self.usual.find_term(Token(term, 0, 0)) if self.usual else term,), core
+        terms, words = [], []
+        for compound in COMPOUND.findall(word):
+            for token in split_compound(compound):
+                terms.append(self.find_term(token))
+                if not token.extra:
+                    words.append(remove_accents(token.text))
+        return tuple(terms), " ".join(words)
+
+
+class Memo(dict[str, T]):
+    """Remembers what a function returned for a word: most words of a page were seen before."""
+
+    def __init__(self, find: Callable[[str], T]) -> None:
+        self.find = find
+
+    def __missing__(self, word: str) -> T:
+        found = self.find(word)
+        if len(self) >= 200_000:
+            self.clear()
+        if len(word) <= MAX_LENGTH:  # a longer one is not worth remembering
+            self[word] = found
         return found
 
 
@@ -188,11 +205,16 @@ def _make_stem(language: str) -> Callable[[str], str]:
     return stem
 
 
+_NUMBERS = Memo(lambda term: crc32(term.encode("utf-8", "surrogatepass")))
+
+
 def number_terms(weights: Mapping[str, float]) -> Terms:
     """Number terms by their hashes; two that have the same number by chance are one, with the larger weight."""
+    numbers = tuple(map(_NUMBERS.__getitem__, weights))
+    if len(set(numbers)) == len(weights):
+        return Terms(numbers, tuple(weights.values()))
     numbered: dict[int, float] = {}
-    for term, weight in weights.items():
-        number = crc32(term.encode("utf-8", "surrogatepass"))
+    for number, weight in zip(numbers, weights.values(), strict=True):
         numbered[number] = max(weight, numbered.get(number, 0.0))
     return Terms(tuple(numbered), tuple(numbered.values()))
 

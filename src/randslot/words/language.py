@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from itertools import islice
 from typing import Any
 
 from ..errors import UsageError
@@ -88,8 +89,9 @@ def find_query_language(query: str, usual: str) -> str:
 def recognize(text: str, min_words: int = 3) -> tuple[str | None, float]:
     """Return the likeliest language of a text and its probability; None for too few words, or a language not known."""
     text = text[:20_000].lower()
-    words = WORD.findall(text)[:300]
-    if sum(map(len, IS_UNSPACED.findall(text))) > sum(map(len, words)) / 2:
+    unspaced = [] if text.isascii() else IS_UNSPACED.findall(text)
+    words = [found[0] for found in islice(re.finditer(WORD if unspaced else r"[^\W\d_]+", text), 300)]
+    if sum(map(len, unspaced)) > sum(map(len, words)) / 2:
         return NO_STEMS, 1.0
     if len(set(words)) < min_words:
         return None, 0.0
