@@ -252,6 +252,7 @@ class TextLayer:
 
     def read(self, text_page: pdfium.PdfTextPage, num: int) -> None:
         """Add the lines and words of the first characters of a text page."""
+        self.address = ctypes.cast(text_page.raw, ctypes.c_void_p).value
         characters = _read_characters(text_page, num)
         is_soft = re.search(SOFT_BREAK, characters) is not None
         word_pattern = rf"(?:{SOFT_BREAK}|\S)+" if is_soft else r"\S+"
@@ -260,7 +261,7 @@ class TextLayer:
         if not spans:
             return
         known = set(find_known(characters)) if HYPHEN in characters else set()
-        boxes = self._turn(_find_boxes(text_page, spans))
+        boxes = self._turn(self._find_boxes(text_page, spans))
         kept = np.all((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1), axis=1).tolist()
         first = 0  # of a line's words
         for line in re.findall(line_pattern, characters):
@@ -269,7 +270,7 @@ class TextLayer:
             if is_plain(line) and all(kept[first:last]):  # most lines
                 self.raw_words += raws
                 if raws:
-                    self._end_line(text_page, raws, spans[first][0])
+                    self._end_line(raws, spans[first][0])
                 first = last
                 continue
             words: list[str] = []
@@ -282,16 +283,39 @@ class TextLayer:
                     first = first if words else i
                     words.append(text)
                 if words and (HYPHEN in raw or (is_soft and re.search(SOFT_BREAK, raw))):
-                    self._end_line(text_page, words, spans[first][0])  # the word ends on the next line
+                    self._end_line(words, spans[first][0])  # the word ends on the next line
                     words = []
             if words:
-                self._end_line(text_page, words, spans[first][0])
+                self._end_line(words, spans[first][0])
             first = last
         self.boxes.append(boxes[kept])
 
-    def _end_line(self, text_page: pdfium.PdfTextPage, words: list[str], start: int) -> None:
+    def _end_line(self, words: list[str], start: int) -> None:
         self.lines.append(" ".join(words))
-        self.sizes.append(round(pdf_api.FPDFText_GetFontSize(text_page, start), 1))
+        self.sizes.append(round(_get_font_size(self.address, start), 1))
+
+    def _find_boxes(self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]) -> NDArray[np.float64]:
+        """Return left, bottom, right, top in points around each span of characters.
+
+        Characters without an area count only if all are so. pdfium gives a few rectangles that hold the characters,
+        mostly one for a word: three times as fast as a box of each character.
+        """
+        boxes = np.empty((len(spans), 4))
+        page, address = self.address, boxes.ctypes.data
+        for i, (start, end) in enumerate(spans):
+            num = _count_rects(page, start, end - start)
+            box = address + 32 * i
+            _get_rect(page, 0, box, box + 24, box + 16, box + 8)
+            if num != 1:
+                parts = [boxes[i].copy()]
+                for place in range(1, num):
+                    _get_rect(page, place, box, box + 24, box + 16, box + 8)
+                    parts.append(boxes[i].copy())
+                if not num:
+                    parts = [text_page.get_charbox(place) for place in range(start, end)]
+                lefts, bottoms, rights, tops = zip(*parts, strict=True)
+                boxes[i] = min(lefts), min(bottoms), max(rights), max(tops)
+        return boxes
 
     def _turn(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Turn left, bottom, right, top in points into left, top, right, bottom in fractions of what is seen."""
@@ -327,36 +351,13 @@ def _read_character(text_page: pdfium.PdfTextPage, i: int) -> str:
     return character
 
 
-def _find_boxes(text_page: pdfium.PdfTextPage, spans: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """Return left, bottom, right, top in points around each span of characters.
-
-    Characters without an area count only if all are so. pdfium gives a few rectangles that hold the characters, mostly
-    one for a word: three times as fast as a box of each character.
-    """
-    boxes = np.empty((len(spans), 4))
-    page, address = ctypes.cast(text_page.raw, ctypes.c_void_p).value, boxes.ctypes.data
-    for i, (start, end) in enumerate(spans):
-        num = _count_rects(page, start, end - start)
-        box = address + 32 * i
-        _get_rect(page, 0, box, box + 24, box + 16, box + 8)
-        if num != 1:
-            parts = [boxes[i].copy()]
-            for place in range(1, num):
-                _get_rect(page, place, box, box + 24, box + 16, box + 8)
-                parts.append(boxes[i].copy())
-            if not num:
-                parts = [text_page.get_charbox(place) for place in range(start, end)]
-            lefts, bottoms, rights, tops = zip(*parts, strict=True)
-            boxes[i] = min(lefts), min(bottoms), max(rights), max(tops)
-    return boxes
-
-
-def _declare(function: Any, *arguments: Any) -> Any:
+def _declare(function: Any, result: Any, *arguments: Any) -> Any:
     """Return a function of pdfium that takes addresses as numbers, which saves half of a call's time."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
-    return ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(address)
+    return ctypes.PYFUNCTYPE(result, *arguments)(address)
 
 
-_count_rects = _declare(pdf_api.FPDFText_CountRects, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-_get_rect = _declare(pdf_api.FPDFText_GetRect, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4)
+_count_rects = _declare(pdf_api.FPDFText_CountRects, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+_get_rect = _declare(pdf_api.FPDFText_GetRect, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4)
+_get_font_size = _declare(pdf_api.FPDFText_GetFontSize, ctypes.c_double, ctypes.c_void_p, ctypes.c_int)
