@@ -152,7 +152,7 @@ class AgentTools:
         """Give the library for a few calls."""
         raise NotImplementedError
 
-    def draw(self, source: str, number: int, pixels: int) -> Image.Image:
+    def draw(self, file: File, number: int, pixels: int) -> Image.Image:
         """Draw a page of a document, in a process with limits of time and memory."""
         raise NotImplementedError
 
@@ -240,7 +240,7 @@ class AgentTools:
         image = None
         if picture != "none":
             try:
-                image = to_jpeg(self.draw(file.source, page, PICTURE_PIXELS[picture]), PICTURE_BYTES)
+                image = to_jpeg(self.draw(file, page, PICTURE_PIXELS[picture]), PICTURE_BYTES)
             except (RandSlotError, OSError):  # its reason may name the path, which is not for every agent
                 about.append("the page cannot be drawn: its file is gone, or has changed or broken")
         return "\n".join(about), text[start:end], image

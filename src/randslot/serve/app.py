@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +20,10 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import BusyError, RandSlotError
+from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
+from ..pages import KINDS
 from ..words.snippets import Box, Snippet
 from .access import BUSY, COOKIE, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
 from .embeddings import add_embedding_routes
@@ -30,9 +31,11 @@ from .mcp_http import add_mcp_route
 from .service import (
     MAX_HITS,
     MAX_NAME,
+    SEARCH_SECONDS,
     Choice,
     Choices,
     Explanation,
+    ImageSize,
     Options,
     PageWords,
     Ranks,
@@ -225,9 +228,11 @@ def _add_searches(app: FastAPI, service: Service) -> None:
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
         options = Options(body.k, None, body.exact, body.by, body.collapse, body.offset)
-        found = await service.search(body.query, options, body)
-        hits = [_show_hit(hit, found.documents, service) for hit in found.hits]
-        return SearchAnswer(hits=hits, unknown=found.unknown, note=found.note)
+        found, documents = await service.search(body.query, options, body)
+        hits = [_show_hit(hit, documents, service) for hit in found.hits]
+        note = f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing"
+        unknown = [] if body.offset else found.unknown
+        return SearchAnswer(hits=hits, unknown=unknown, note=note if found.is_cut else None)
 
     @app.post("/api/words", tags=["search"])
     def words(body: ExplainBody) -> PageWords:
@@ -274,7 +279,7 @@ def _show_document(file: File, service: Service) -> Document:
         pages=file.num_pages,
         bytes=file.size,
         modified=show_modified(file),
-        uploaded=service.is_uploaded(file),
+        uploaded=is_kept(file, str(service.library.folder.absolute())),
         metadata=dict(file.metadata),
         file=f"/api/documents/{file.id}/file",
     )
@@ -318,8 +323,15 @@ def _add_documents(app: FastAPI, service: Service) -> None:
     )
     def file(id: UUID) -> FileResponse:
         """Return the file of a document."""
-        path, name, kind = service.content(str(id))
-        return FileResponse(path, media_type=kind, filename=name, content_disposition_type="inline")
+        found = service.document(str(id))
+        path = service.check_file(found)
+        kind = KINDS.get(path.suffix.lower())
+        return FileResponse(
+            path,
+            media_type=kind.media_type if kind else "application/octet-stream",
+            filename=show_name(found),
+            content_disposition_type="inline",
+        )
 
     @app.get(
         "/api/documents/{id}/pages/{number}/image",
@@ -327,11 +339,14 @@ def _add_documents(app: FastAPI, service: Service) -> None:
         response_class=Response,
         responses={200: {"content": {"image/jpeg": BINARY}}},
     )
-    async def image(id: UUID, number: int, size: Literal["small", "large", "full"] = "small") -> Response:
+    async def image(request: Request, id: UUID, number: int, size: ImageSize = "small") -> Response:
         """Return a page as a JPEG."""
-        loop = asyncio.get_running_loop()
-        content = await loop.run_in_executor(service.threads, service.image, str(id), number, size)
+        content = await service.image(str(id), number, size, _address(request), request.is_disconnected)
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _add_uploads(app: FastAPI, service: Service) -> None:
@@ -351,8 +366,7 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         length = request.headers.get("content-length", "")
         size = int(length) if length.isdecimal() and len(length) < 20 else 0
         try:
-            address = request.client.host if request.client else ""
-            return await get_uploads().receive(name, request.stream(), size, address)
+            return await get_uploads().receive(name, request.stream(), size, _address(request))
         except ClientDisconnect as error:
             raise Refused(400, "the upload was cut off") from error
 

@@ -40,12 +40,13 @@ class ServiceTools(AgentTools):
             raise Refused(503, BUSY) from error
 
     def find(self, query: str, k: int, document: File | None) -> QueryResult:
-        source = None if document is None else frozenset([document.source])
+        sources = None if document is None else frozenset([document.source])
         with self.use():
-            return self.service.searches.ask(Options(k, source, collapse=True), query).result(60)
+            return self.service.searches.ask(Options(k, sources, collapse=True), query).result(60)
 
-    def draw(self, source: str, number: int, pixels: int) -> Image.Image:
-        return self.service.threads.submit(self.service.pool.render, source, number, pixels).result()
+    def draw(self, file: File, number: int, pixels: int) -> Image.Image:
+        path = str(self.service.check_file(file))
+        return self.service.threads.submit(self.service.pool.render, path, number, pixels).result()
 
     def link(self, file: File, page: int, base: str) -> str:
         return f"{base}/?open={file.id}:{page}"

@@ -181,8 +181,8 @@ class LocalTools(AgentTools):
     def use(self) -> AbstractContextManager[Library | LibraryClient]:
         return self.shared.use()
 
-    def draw(self, source: str, number: int, pixels: int) -> PIL.Image:
-        return self.pool.render(source, number, pixels)
+    def draw(self, file: File, number: int, pixels: int) -> PIL.Image:
+        return self.pool.render(file.source, number, pixels)
 
     def link(self, file: File, page: int, base: str) -> str:
         return f"{Path(file.source).as_uri()}#page={page}"

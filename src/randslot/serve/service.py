@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -22,14 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import RandSlotError, first_line
 from ..library.library import Library
-from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name, tell_apart
 from ..library.results import By, Hit, QueryResult
 from ..library.search import has_metadata
-from ..library.sources import is_match
 from ..library.stores.points import page_id
 from ..library.workers import WorkerPool
-from ..pages import KINDS
 from ..pages.formats import show_pages
 from ..words.analyzer import tokenize
 from ..words.query import read_query
@@ -41,16 +38,17 @@ from .uploads import UploadLimits, Uploads
 
 LOG = logging.getLogger("randslot")
 MAX_HITS = 100  # of one answer
-SEARCH_SECONDS = 2.0  # of work on the hits of a query, after which what was found is the answer
 MAX_NAME = 300  # characters of a name or pattern
-PIXELS = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}  # of page images
 MAX_COLUMNS = 64  # page vectors that an explanation shows in full
+MAX_IMAGES = 30  # that one visitor may wait for
+SEARCH_SECONDS = 2.0  # of work on the hits of a query, after which what was found is the answer
 HEALTH_SECONDS = 3.0  # for a library to answer, and for how long its answer is cached
 Sort = Literal["name", "folder", "pages", "size", "modified"]
+ImageSize = Literal["small", "large", "full"]
 
 
 class Choice(BaseModel):
-    """A filter of documents: all fields that are given must match."""
+    """A filter of documents by what visitors are shown of them: all fields that are given must match."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -65,22 +63,20 @@ class Choice(BaseModel):
     modified_to: date | None = Field(default=None, strict=False, description="last day")
     metadata: dict[str, str | int | float | bool] = Field(default={}, max_length=20, description="values by their keys")
 
-    @property
-    def is_pattern(self) -> bool:
-        """Return whether nothing but the source is given."""
-        return not (self.name or self.folder is not None or self.modified_from or self.modified_to or self.metadata)
-
     def allows(self, file: File) -> bool:
         """Return whether a document matches."""
-        name, part = show_name(file).lower(), self.name.lower()
+        name, folder, part = show_name(file), show_folder(file), self.name.lower()
         day = show_modified(file).date()
+        if self.source is not None:
+            shown = (name, folder, f"{folder}/{name}")
+            if self.source not in shown and not any(fnmatchcase(one, self.source) for one in shown):
+                return False
         return (
-            (part in name or fnmatchcase(name, part))
-            and (self.folder is None or show_folder(file) == self.folder)
+            (part in name.lower() or fnmatchcase(name.lower(), part))
+            and (self.folder is None or folder == self.folder)
             and (self.modified_from is None or day >= self.modified_from)
             and (self.modified_to is None or day <= self.modified_to)
             and has_metadata(file, self.metadata)
-            and (self.source is None or is_match(self.source, file.source))
         )
 
 
@@ -95,27 +91,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a search; queries with equal options are answered together.
-
-    source: a pattern, or the paths of the files to search.
-    """
+    """Options of a search; queries with equal options are answered together. sources: the files to search, or all."""
 
     k: int = 10
-    source: str | frozenset[str] | None = None
+    sources: frozenset[str] | None = None
     exact: bool = False
     by: By | None = None
     collapse: bool = False
     offset: int = 0
-
-
-@dataclass(frozen=True)
-class Found:
-    """Pages that were found, their documents by id, words of the query that no page has, and a note."""
-
-    hits: list[Hit]
-    documents: dict[str, File]
-    unknown: list[str]
-    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -183,13 +166,15 @@ class Service:
             _ = library.models.query_model  # the first search should not wait for it
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
+        self.drawing: Counter[str] = Counter()  # images that visitors wait for, by address
         self.searches: Batches[Options, str, QueryResult] = Batches(
             "searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3
         )
         self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, self.pool, upload_limits or UploadLimits())
         self._draw_cached = lru_cache(300)(self._draw)
-        self._places: tuple[float, dict[str, str]] | None = None
+        self._hash = lru_cache(1000)(_hash_file)
+        self._places: tuple[float, dict[str, str]] = (-1.0, {})
         self._health: tuple[float, Future[Any]] | None = None
         self._health_thread = ThreadPoolExecutor(1, "health")
 
@@ -209,7 +194,7 @@ class Service:
         self, choice: Choice, sort: Sort, descending: bool, offset: int, limit: int
     ) -> tuple[int, list[File]]:
         """Return how many documents match, and some of them in order; equal ones by name."""
-        found = self._choose(choice)
+        found = [file for file in self.library.manifest.find(state="done") if choice.allows(file)]
         found.sort(key=lambda file: (show_name(file).lower(), file.source), reverse=descending and sort == "name")
         if sort == "folder":
             found.sort(key=lambda file: show_folder(file).lower(), reverse=descending)
@@ -217,9 +202,6 @@ class Service:
             attribute = {"pages": "num_pages"}.get(sort, sort)
             found.sort(key=lambda file: getattr(file, attribute), reverse=descending)
         return len(found), found[offset : offset + limit]
-
-    def _choose(self, choice: Choice) -> list[File]:
-        return [file for file in self.library.manifest.find(state="done") if choice.allows(file)]
 
     def choices(self, limit: int = 200) -> Choices:
         """Return the values to filter documents by."""
@@ -232,22 +214,16 @@ class Service:
             for key, value in file.metadata.items():
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 metadata.setdefault(key, Counter())[text] += 1
-        return Choices(
-            dict(folders.most_common(limit)),
-            dict(sorted(years.items(), reverse=True)[:limit]),
-            {key: dict(values.most_common(limit)) for key, values in sorted(metadata.items())[:limit]},
-        )
+        common = {}
+        for key in sorted(metadata)[:limit]:
+            common[key] = dict(metadata[key].most_common(limit))
+        return Choices(dict(folders.most_common(limit)), dict(sorted(years.items(), reverse=True)[:limit]), common)
 
     def place(self, file: File) -> str:
         """Return the folder of a document if others have its name; cached for two seconds."""
-        now = time.monotonic()
-        if self._places is None or now - self._places[0] > 2:
-            self._places = now, tell_apart(self.library.manifest.find(state="done"))
+        if time.monotonic() - self._places[0] > 2:
+            self._places = time.monotonic(), tell_apart(self.library.manifest.find(state="done"))
         return self._places[1].get(file.id, "")
-
-    def is_uploaded(self, file: File) -> bool:
-        """Return whether the library keeps the file itself, and deletes it with the document."""
-        return is_kept(file, str(self.library.folder.absolute()))
 
     def remove(self, id: str) -> None:
         """Remove a document; of its files, only an uploaded one is deleted."""
@@ -269,51 +245,78 @@ class Service:
             raise Refused(404, f"the document has {show_pages(file.num_pages)}, so there is no page {number}")
         return file
 
-    def content(self, id: str) -> tuple[Path, str, str]:
-        """Return the path, name and media type of a document's file."""
-        file = self.document(id)
+    def check_file(self, file: File) -> Path:
+        """Return the path of a document, if it still leads to the content that was indexed."""
         path = Path(file.source)
-        if not path.is_file():
-            raise Refused(404, "the file is not where it was when it was indexed")
-        kind = KINDS.get(path.suffix.lower())
-        return path, show_name(file), kind.media_type if kind else "application/octet-stream"
+        try:
+            stat = path.stat()
+            if not path.is_file():
+                raise FileNotFoundError
+            is_same = (stat.st_size, stat.st_mtime_ns) == (file.size, file.modified)
+            is_same = is_same or (
+                stat.st_size == file.size and self._hash(path, stat.st_mtime_ns, stat.st_ino) == file.hash
+            )
+        except OSError as error:
+            raise Refused(404, "the file is not where it was when it was indexed") from error
+        if not is_same:
+            raise Refused(410, "the file has changed since it was indexed: index it again")
+        return path
 
-    def image(self, id: str, number: int, size: str) -> bytes:
-        """Return a page as a JPEG, rendered in a process with limits of time and memory."""
+    async def image(
+        self, id: str, number: int, size: ImageSize, address: str, is_gone: Callable[[], Awaitable[bool]]
+    ) -> bytes:
+        """Return a page as a JPEG for a visitor; it is not drawn if the visitor has gone before its turn."""
+        if self.drawing[address] >= MAX_IMAGES:
+            raise Refused(429, f"{MAX_IMAGES} images are on their way to you: wait for some")
+        self.drawing[address] += 1
+        drawn = self.threads.submit(self._draw_page, id, number, size)
+        try:
+            waiting = asyncio.wrap_future(drawn)
+            while not (await asyncio.wait([waiting], timeout=0.5))[0]:
+                if await is_gone():
+                    raise Refused(408, "nobody waits for this image")
+            return await waiting
+        finally:
+            drawn.cancel()
+            self.drawing[address] -= 1
+            self.drawing += Counter()  # forgets addresses without any
+
+    def _draw_page(self, id: str, number: int, size: ImageSize) -> bytes:
         file = self.page(id, number)
+        pixels = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}[size]
         draw = self._draw if size == "full" else self._draw_cached  # those are megabytes, and browsers cache them
         try:
-            return draw(file.source, number, PIXELS[size], os.stat(file.source).st_mtime_ns)
+            return draw(str(self.check_file(file)), number, pixels, file.id)
         except (OSError, RandSlotError) as error:
-            raise Refused(404, "this page cannot be shown: its file is gone, or has changed or broken") from error
+            if isinstance(error, Refused):
+                raise
+            raise Refused(404, "this page cannot be shown: its file is broken") from error
 
-    def _draw(self, source: str, number: int, pixels: int, modified: int) -> bytes:
-        """Render a page; `modified` is part of the cache key."""
+    def _draw(self, source: str, number: int, pixels: int, version: str) -> bytes:
+        """Render a page in a process with limits of time and memory; `version` is part of the cache key."""
         buffer = BytesIO()
         self.pool.render(source, number, pixels).save(buffer, "JPEG", quality=88)
         return buffer.getvalue()
 
     # -- searches
 
-    async def search(self, query: str, options: Options, choice: Choice) -> Found:
-        """Find the best pages of the documents that match.
+    async def search(self, query: str, options: Options, choice: Choice) -> tuple[QueryResult, dict[str, File]]:
+        """Find the best pages of the documents that match; return also their documents, and those of copies, by id.
 
-        Pages of a document that has just been removed are left out. Unknown words come with the first pages only.
+        Pages of a document that has just been removed are left out.
         """
         options = await asyncio.to_thread(self._filter, options, choice)
         result = await asyncio.wrap_future(self.searches.ask(options, query))
         documents = await asyncio.to_thread(self._find_documents, result.hits)
-        hits = [hit for hit in result.hits if hit.file in documents]
-        note = f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing"
-        return Found(hits, documents, [] if options.offset else result.unknown, note if result.is_cut else None)
+        result.hits = [hit for hit in result.hits if hit.file in documents]
+        return result, documents
 
     def _search_together(self, options: Options, queries: list[str]) -> list[QueryResult]:
-        filters = {} if options.source is None else {"source": options.source}
         return self.library.search_results(
             queries,
             options.k,
             by=options.by,
-            filters=filters,
+            filters={} if options.sources is None else {"source": options.sources},
             exact=options.exact,
             collapse=options.collapse,
             offset=options.offset,
@@ -321,13 +324,13 @@ class Service:
         )
 
     def _filter(self, options: Options, choice: Choice) -> Options:
-        """Add the documents that match to the options, as the library's filter takes them."""
-        if choice.is_pattern:
-            return replace(options, source=choice.source)
-        return replace(options, source=frozenset(file.source for file in self._choose(choice)))
+        """Add the documents that match to the options."""
+        if not any(getattr(choice, name) for name in Choice.model_fields) and choice.folder is None:
+            return options
+        _, files = self.documents(choice, "name", False, 0, 2**31)
+        return replace(options, sources=frozenset(file.source for file in files))
 
     def _find_documents(self, hits: list[Hit]) -> dict[str, File]:
-        """Look up the documents of hits and of their copies."""
         ids = {hit.file for hit in hits}
         for hit in hits:
             ids.update(copy.file for copy in hit.copies)
@@ -356,7 +359,7 @@ class Service:
         """Return the similarities behind the score of a page."""
         self.page(id, number)
         similarities = self.library.compare(query, page_id(id, number))
-        winners = [int(one) + 1 for one in similarities.argmax(1)]
+        winners = (similarities.argmax(1) + 1).tolist()
         columns = list(range(1, similarities.shape[1] + 1))
         if len(columns) > MAX_COLUMNS:
             columns = sorted(set(winners))
@@ -421,3 +424,9 @@ class Service:
             "read_only": self.uploads is None,
             "uploads_waiting": self.uploads.num_waiting() if self.uploads else 0,
         }
+
+
+def _hash_file(path: Path, modified: int, inode: int) -> str:
+    """Return the hash of a file's content, as the manifest has it; `modified` and `inode` are part of the cache key."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
