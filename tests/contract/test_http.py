@@ -49,6 +49,7 @@ ROUTES = {
     "POST /api/uploads",
     "GET /api/uploads",
     "GET /api/uploads/{id}",
+    "DELETE /api/uploads/{id}",
     "POST /api/session",
     "GET /v1/models",
     "POST /v1/embeddings",

@@ -158,12 +158,14 @@ class Library:
         workers: int = 0,
         ray: str | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
+        pool: WorkerPool | None = None,
     ) -> Summary:
         """Index files, folders (with all below them), patterns and images; unchanged files are skipped.
 
         metadata: what searches may filter by. prune: forget files that are gone from the named folders. batch: pages to
         encode at once. workers: processes that open files; by default one less than cores. ray: the address of a Ray
-        cluster that opens and encodes pages; "" takes the one of this machine, or starts it.
+        cluster that opens and encodes pages; "" takes the one of this machine, or starts it. pool: workers of the
+        caller, who may close it from another thread to interrupt the run.
 
         Files that cannot be read do not stop the others: the summary has them with the reason.
         """
@@ -176,7 +178,7 @@ class Library:
         listing = list_files([one for one in given if not isinstance(one, Image.Image)], self.folder)
         summary = Summary(others=listing.others, failed=listing.failed)
         try:
-            with self.write(), _open_pool(workers) as pool:
+            with self.write(), pool or _open_pool(workers) as pool:
                 reader = self._make_reader(pool, batch, ray)
                 Ingest(self, pool, reader, metadata, progress, summary).run([*listing.files, *images])
                 summary.encoded += Backfill(self, pool, progress).complete(reader)

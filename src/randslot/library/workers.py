@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock, Timer
+from threading import Event, Lock, Thread, Timer
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,10 +39,15 @@ from ..pages.ocr import OCR_PIXELS, read_image_text
 T = TypeVar("T")
 R = TypeVar("R")
 MAX_MEMORY = 4 * 2**30  # bytes that one file may take
+FILE_SECONDS = 2.0  # a page of a file, in the mean
 
 
 class WorkerEnded(RandSlotError):
     """A worker died or took too long."""
+
+
+class Interrupted(Exception):
+    """The pool was closed while somebody waited for it; nothing is wrong with the file."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class WorkerPool:
             self.idle.put(worker)
         self.threads = ThreadPoolExecutor(num)
         self.kept: dict[tuple[str, int], PageText] = {}
+        self.used: defaultdict[str, float] = defaultdict(float)  # seconds by file
+        self.budgets: dict[str, float] = {}  # seconds that the pages of a file may take together
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +80,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers at once."""
+        """End the workers at once, also from another thread: whoever waits for them gets `Interrupted`."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()
@@ -80,6 +89,7 @@ class WorkerPool:
     def inspect(self, file: str) -> Inspected:
         """Hash a file and count its pages. Errors: RandSlotError with the reason why it cannot be opened."""
         reply, _ = self._ask({"file": file}, self.seconds)
+        self.budgets[file] = self.seconds + FILE_SECONDS * reply["num_pages"]
         return Inspected(reply["hash"], reply["num_pages"])
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
@@ -127,10 +137,13 @@ class WorkerPool:
 
         def take() -> tuple[T, Future[R]]:
             piece, future = waiting.popleft()
-            future.exception()  # waits
+            if future.cancelled() or isinstance(future.exception(), Interrupted):  # waits
+                raise Interrupted
             return piece, future
 
         for piece in work:
+            if self.workers[0].closed:
+                raise Interrupted
             waiting.append((piece, self.threads.submit(do, piece)))
             if len(waiting) > depth:
                 yield take()
@@ -138,10 +151,15 @@ class WorkerPool:
             yield take()
 
     def _ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
-        worker = self.idle.get()
+        file = request["file"]
+        budget = self.budgets.get(file, math.inf)
+        if self.used[file] > budget and "ocr" not in request:
+            raise RandSlotError(f"its pages took more than {budget:.0f} s together")
+        worker, start = self.idle.get(), time.monotonic()
         try:
             return worker.ask(request, seconds)
         finally:
+            self.used[file] += time.monotonic() - start
             self.idle.put(worker)
 
 
@@ -178,6 +196,8 @@ class Worker:
                 raise EOFError
         except (OSError, ValueError, EOFError) as error:
             self._end()
+            if self.closed:
+                raise Interrupted from error
             reason = f"took more than {seconds:g} s" if late.is_set() else "opening it ended the worker process"
             raise WorkerEnded(reason) from error
         finally:
@@ -195,7 +215,7 @@ class Worker:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.lock:
             if self.closed:
-                raise RandSlotError("stopped")
+                raise Interrupted
             if self.process is None or self.process.poll() is not None:
                 self._end()
                 self.process = subprocess.Popen(
@@ -203,7 +223,7 @@ class Worker:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                    env=_make_environment(),
                 )
             return self.process
 
@@ -217,6 +237,16 @@ class Worker:
                     pipe.close()
 
 
+def _make_environment() -> dict[str, str]:
+    """Return what a worker needs of the environment: no tokens and keys, which a bad file could get at."""
+    kept = r"PATH|HOME|LANG|LANGUAGE|TMPDIR|TEMP|TMP|SYSTEMROOT|\w*LIBRARY_PATH|TESSDATA_PREFIX|RANDSLOT_OCR"
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    for name, value in os.environ.items():
+        if re.fullmatch(rf"{kept}|LC_\w+|XDG_\w+|PYTHON\w+|VIRTUAL_ENV", name):
+            environment[name] = value
+    return environment
+
+
 # -- the worker process
 
 
@@ -228,6 +258,8 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))  # of files that an OCR engine writes
+    Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
     kept = OpenPdf()
@@ -245,6 +277,13 @@ def main() -> None:
     except BrokenPipeError:
         with suppress(BrokenPipeError):
             out.close()  # Python would print a traceback when it closes the pipe at exit
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, also in the middle of a page."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], bytes]:

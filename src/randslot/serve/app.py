@@ -380,6 +380,11 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         """Show one upload and its progress."""
         return get_uploads().find_job(str(id))
 
+    @app.delete("/api/uploads/{id}", status_code=204, tags=["uploads"])
+    def cancel(id: UUID) -> None:
+        """Cancel an upload that waits or is being read, and delete its file."""
+        get_uploads().cancel(str(id))
+
 
 def _add_state(app: FastAPI, service: Service, access: Access) -> None:
     @app.get("/api/health", tags=["service"])

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Timer
 from typing import ClassVar
 
 import uvicorn
@@ -118,23 +119,27 @@ def serve(folder: str, settings: Settings) -> None:
             trust_remote_code=settings.trust_remote_code,
         )
 
-    with (
-        listen(settings.host, settings.port) as listener,
-        take_over(folder, open_library) as library,
-        LibraryServer(library),
-    ):
-        service = Service(library, read_only=settings.read_only, add_from=allowed)
-        app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}))
-        where = show_address(settings.host, listener.getsockname()[1])
-        print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
-        config = uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5)
-        _run(config, listener)
-        if waiting := service.uploads.num_waiting() if service.uploads else 0:
-            print(f"stopping: {plural(waiting, 'upload')} still to be read (Ctrl-C: on the next start)", flush=True)
-        try:
-            service.close()
-        except KeyboardInterrupt:
-            os._exit(130)  # the library survives a kill, and threads need not end in order
+    watchdog = Timer(4.0, os._exit, [0])  # the library survives a kill, whatever a thread is doing
+    watchdog.daemon = True
+    try:
+        with (
+            listen(settings.host, settings.port) as listener,
+            take_over(folder, open_library) as library,
+            LibraryServer(library),
+        ):
+            service = Service(library, read_only=settings.read_only, add_from=allowed)
+            app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}))
+            where = show_address(settings.host, listener.getsockname()[1])
+            print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
+            _run(uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5), listener)
+            watchdog.start()
+            service.close(2.0)
+            if waiting := service.uploads.num_waiting() if service.uploads else 0:
+                print(f"stopped: {plural(waiting, 'upload')} left for the next start", flush=True)
+    except KeyboardInterrupt:
+        os._exit(130)
+    finally:
+        watchdog.cancel()
     print("stopped", file=sys.stderr)
 
 

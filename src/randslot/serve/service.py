@@ -171,22 +171,22 @@ class Service:
             "searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3
         )
         self.embeddings = Embeddings(library)
-        self.uploads = None if read_only else Uploads(library, self.pool, upload_limits or UploadLimits())
+        self.uploads = None if read_only else Uploads(library, upload_limits or UploadLimits())
         self._draw_cached = lru_cache(300)(self._draw)
         self._hash = lru_cache(1000)(_hash_file)
         self._places: tuple[float, dict[str, str]] = (-1.0, {})
         self._health: tuple[float, Future[Any]] | None = None
         self._health_thread = ThreadPoolExecutor(1, "health")
 
-    def close(self) -> None:
-        """Answer and index what is waiting, then stop; the library stays open."""
+    def close(self, seconds: float | None = None) -> None:
+        """Answer and index what is waiting, for some seconds, then stop; the library stays open."""
+        if self.uploads:
+            self.uploads.close(seconds)
         self.searches.close()
         self.embeddings.close()
-        if self.uploads:
-            self.uploads.close()
+        self.pool.close()
         self.threads.shutdown(cancel_futures=True)
         self._health_thread.shutdown(wait=False, cancel_futures=True)
-        self.pool.close()
 
     # -- documents and pages
 

@@ -1,8 +1,9 @@
 """Uploads: receive files, and index them in a thread while searches continue.
 
 An upload is acknowledged once its file is on disk, in the library's folder `uploads/`. From then on it is a job of the
-queue; jobs that a stopped process left behind are queued again at the next start. A file that cannot be indexed is
-deleted, and its job says why.
+queue, which goes round: an upload that takes long lets the others come first. Jobs that a stopped process left behind
+are queued again at the next start; after three starts that did not survive one, it fails. A file that cannot be
+indexed is deleted, and its job says why.
 """
 
 from __future__ import annotations
@@ -12,35 +13,39 @@ import filecmp
 import logging
 import os
 import tempfile
+import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Queue
-from threading import Event, Lock, Thread
+from threading import Condition, Thread, Timer
 from typing import Any, Literal
 
 from ..errors import BusyError, RandSlotError
+from ..files import read_json, write_json
 from ..library.library import Library
-from ..library.location import UPLOADS
+from ..library.location import UPLOADS, clear
 from ..library.manifest import show_name
 from ..library.results import Progress
-from ..library.workers import WorkerPool
+from ..library.workers import Interrupted, WorkerPool
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from ..pages.ocr import find_engine
 from .access import Refused
 
 LOG = logging.getLogger("randslot")
-PART = ".part"
 MAX_NAME_BYTES = 255  # what file systems take
+MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Limits of one upload, of uploads in progress, and the pause before a retry while another process writes.
+    """Limits of one upload and of uploads in progress.
 
     coming, coming_from: how many may be on their way, at all and from one address. waiting: to be indexed.
+    page_seconds: that a page may take. turn_seconds: after which the next upload comes first. retry_seconds: before the
+    next attempt while another process writes.
     """
 
     bytes: int = 100 * 2**20
@@ -48,6 +53,8 @@ class UploadLimits:
     coming: int = 40
     coming_from: int = 8
     waiting: int = 20
+    page_seconds: float = 20.0
+    turn_seconds: float = 10.0
     retry_seconds: float = 5.0
 
     def check_size(self, size: int) -> None:
@@ -62,7 +69,7 @@ class UploadJob:
 
     id: str
     name: str
-    state: Literal["waiting", "reading", "done", "failed"] = "waiting"
+    state: Literal["waiting", "reading", "done", "failed", "cancelled"] = "waiting"
     pages_done: int = 0
     num_pages: int = 0
     error: str | None = None
@@ -72,7 +79,7 @@ class UploadJob:
 
     @property
     def is_over(self) -> bool:
-        return self.state in ("done", "failed")
+        return self.state not in ("waiting", "reading")
 
 
 def check_name(name: str) -> None:
@@ -95,30 +102,43 @@ def check_head(name: str, head: bytes) -> None:
 
 
 class Uploads:
-    """Receives files, and indexes them one after the other."""
+    """Receives files, and indexes them in turns."""
 
-    def __init__(self, library: Library, pool: WorkerPool, limits: UploadLimits) -> None:
-        self.library, self.pool, self.limits = library, pool, limits
+    def __init__(self, library: Library, limits: UploadLimits) -> None:
+        self.library, self.limits = library, limits
         self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, UploadJob] = {}
         self.coming: Counter[str] = Counter()  # uploads that are being received, by address
-        self.lock = Lock()
-        self.closing = Event()
-        self.waiting: Queue[tuple[str, Path] | None] = Queue()
+        self.queue: list[str] = []  # ids of jobs that wait
+        self.used: defaultdict[str, float] = defaultdict(float)  # seconds that workers have spent on each file
+        self.pool: WorkerPool | None = None  # of the upload that has its turn
+        self.turn_began = 0.0
+        self.is_closing = False
+        self.changed = Condition()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(self.folder.iterdir()):  # what a stopped process left behind
-            if file.suffix == PART:
+        self.attempts_file = self.folder.with_name("uploads.json")
+        self.attempts: dict[str, int] = read_json(self.attempts_file) if self.attempts_file.is_file() else {}
+        for file in sorted(self.folder.iterdir(), key=lambda file: (self.attempts.get(file.name, 0), file.name)):
+            if file.suffix == ".part":  # was on its way when the process was killed
                 file.unlink()
             elif not library.manifest.find(source=str(file), state="done"):
                 self._queue(file)
         self.thread = Thread(target=self._run, name="uploads", daemon=True)
         self.thread.start()
 
-    def close(self) -> None:
-        """Index what was acknowledged, then stop; what waits for another process is left for the next start."""
-        self.closing.set()
-        self.waiting.put(None)
-        self.thread.join()
+    def close(self, seconds: float | None = None) -> None:
+        """Index what was acknowledged, for some seconds; leave the rest for the next start."""
+        with self.changed:
+            self.is_closing = True
+            self.changed.notify_all()
+        self.thread.join(seconds)
+        if self.thread.is_alive():
+            with self.changed:
+                self.queue.clear()
+                pool = self.pool
+            if pool is not None:
+                pool.close()
+            self.thread.join(1)
 
     # -- from the network to the disk
 
@@ -152,7 +172,7 @@ class Uploads:
     async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
         """Write the content to a temporary file, and check its size and first bytes on the way."""
         head, size, is_checked = b"", 0, False
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PART, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
                 async for chunk in content:
@@ -174,7 +194,7 @@ class Uploads:
     def _give_name(self, part: Path, name: str) -> Path:
         """Rename a temporary file; a name that another file has gets a number: report-2.pdf."""
         stem, suffix = os.path.splitext(name)
-        with self.lock:
+        with self.changed:
             try:
                 file, number = self.folder / name, 1
                 while file.exists() and not filecmp.cmp(file, part, shallow=False):
@@ -195,69 +215,139 @@ class Uploads:
 
     def _queue(self, file: Path) -> UploadJob:
         job = UploadJob(str(uuid.uuid4()), file.name)
-        self._store(job)
-        self.waiting.put((job.id, file))
+        with self.changed:
+            self._store(job)
+            self.queue.append(job.id)
+            self.changed.notify_all()
+        self._end_turn()
         return job
 
     # -- from the disk into the library
 
     def _run(self) -> None:
-        while (work := self.waiting.get()) is not None:
-            id, file = work
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.queue or self.is_closing)
+                if not self.queue:
+                    return
+                job = self.jobs[self.queue.pop(0)]
+                self.pool, self.turn_began = WorkerPool(1, self.limits.page_seconds), time.monotonic()
+                self.pool.used = self.used
+            timer = Timer(self.limits.turn_seconds, self._end_turn)
+            timer.start()
             try:
-                self._index(id, file)
-                self._read_scans()
-            except BusyError:  # another process writes, or the library is out of reach
-                self._update(id, state="waiting")
-                if not self.closing.wait(self.limits.retry_seconds):
-                    self.waiting.put(work)
-            except RandSlotError as error:
-                file.unlink(missing_ok=True)
-                self._update(id, state="failed", error=str(error).replace(str(file), file.name))
-            except Exception:  # the thread must survive; the file is tried again at the next start
-                LOG.exception("could not index %r", str(file))
-                self._update(id, state="failed", error="an error of the service: see its log")
+                self._index(job.id, self.folder / job.name, self.pool)
+            finally:
+                timer.cancel()
+                self.pool.close()
+            with suppress(RandSlotError):  # scans are read while no upload waits, or after the next one
+                if not self.queue and find_engine() and self.library.count_without_text():
+                    self.library.read_words(ocr="missing", workers=1, stop=lambda: bool(self.queue or self.is_closing))
 
-    def _index(self, id: str, file: Path) -> None:
-        def report(now: Progress) -> None:
-            self._update(id, pages_done=now.pages_done, num_pages=now.num_pages)
+    def _end_turn(self) -> None:
+        """Let the next upload come first, if one waits and this one has had its time."""
+        with self.changed:
+            is_due = self.queue and time.monotonic() - self.turn_began >= self.limits.turn_seconds
+            pool = self.pool
+        if is_due and pool is not None:
+            pool.close()
 
+    def _index(self, id: str, file: Path, pool: WorkerPool) -> None:
+        """Index an upload until it is done, has failed, or its turn ends."""
+        attempts = self.attempts.get(file.name, 0)
         self._update(id, state="reading")
-        found = self.pool.inspect(str(file))
+        try:
+            if attempts >= MAX_ATTEMPTS:
+                raise RandSlotError(f"the service ended {attempts} times while it was read")
+            self._count(file, attempts + 1)
+            num, same_as = self._add(id, file, pool)
+            self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
+            self._count(file, 0)
+        except (Interrupted, BusyError) as error:  # its turn ended; or another process writes
+            if self.jobs[id].state == "cancelled":
+                self._discard(file)
+                return
+            self._count(file, attempts)
+            with self.changed:
+                if isinstance(error, BusyError):
+                    self.changed.wait_for(lambda: self.is_closing, self.limits.retry_seconds)
+                if not self.is_closing:
+                    self._update(id, state="waiting")
+                    self.queue.append(id)
+        except RandSlotError as error:
+            self._discard(file)
+            self._update(id, state="failed", error=str(error).replace(str(file), file.name))
+        except Exception:  # the thread must survive; the file is tried again at the next start
+            LOG.exception("could not index %r", str(file))
+            self._update(id, state="failed", error="an error of the service: see its log")
+
+    def _add(self, id: str, file: Path, pool: WorkerPool) -> tuple[int, str | None]:
+        """Add a file to the library; return how many pages it has, and which document has the same content."""
+
+        def report(now: Progress) -> None:
+            if now.stage == "reading" and now.num_pages:  # those that are left, after an earlier turn
+                self._update(id, pages_done=num - now.num_pages + now.pages_done, num_pages=num)
+
+        found = pool.inspect(str(file))
         num = found.num_pages
         if num > self.limits.pages:
             raise RandSlotError(f"{file.name} has {num:,} pages, more than {self.limits.pages:,}")
-        same_as = self._find_same(found.hash, file)
-        if same_as is None:
-            summary = self.library.add([file], workers=1, progress=report)
-            if summary.failed:
-                raise RandSlotError(next(iter(summary.failed.values())))
-        self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
-
-    def _find_same(self, hash: str, file: Path) -> str | None:
-        """Return the name of a document with this content, and delete the file if it is another one."""
-        same = [one for one in self.library.manifest.find(hash=hash, state="done") if os.path.isfile(one.source)]
-        if not same:
-            return None
+        same = [one for one in self.library.manifest.find(hash=found.hash, state="done") if os.path.isfile(one.source)]
         for one in same:
             if one.source == str(file):
-                return show_name(one)
-        file.unlink()
-        return show_name(same[0])
+                return num, show_name(one)
+        if same:
+            file.unlink()
+            return num, show_name(same[0])
+        summary = self.library.add([file], progress=report, pool=pool)
+        if summary.failed:
+            raise RandSlotError(next(iter(summary.failed.values())))
+        return num, None
 
-    def _read_scans(self) -> None:
-        """Run OCR on pages without text while no upload waits."""
-        if self.waiting.empty() and find_engine() and self.library.count_without_text():
-            self.library.read_words(ocr="missing", workers=1, stop=lambda: not self.waiting.empty())
+    def _count(self, file: Path, attempts: int) -> None:
+        """Remember how often a file was begun and not finished, also after a crash."""
+        self.attempts.pop(file.name, None)
+        if attempts:
+            self.attempts[file.name] = attempts
+        write_json(self.attempts_file, self.attempts)
+
+    def _discard(self, file: Path) -> None:
+        """Delete an upload that is not in the library, and what was stored of it."""
+        self._count(file, 0)
+        manifest = self.library.manifest
+        if not manifest.find(source=str(file), state="done"):
+            if pending := manifest.find(source=str(file), state="pending"):
+                with self.library.write():
+                    clear(manifest, self.library.store, pending)
+            file.unlink(missing_ok=True)
 
     # -- state
 
+    def cancel(self, id: str) -> None:
+        """Stop an upload and delete its file."""
+        with self.changed:
+            job = self.find_job(id)
+            if job.is_over:
+                raise Refused(409, "this upload is over already")
+            self._update(id, state="cancelled")
+            is_waiting = id in self.queue
+            if is_waiting:
+                self.queue.remove(id)
+            pool = self.pool
+        if is_waiting:
+            self._discard(self.folder / job.name)
+        elif pool is not None:
+            pool.close()
+
     def _update(self, id: str, **changes: Any) -> None:
-        self._store(replace(self.jobs[id], **changes))
+        with self.changed:
+            job = self.jobs[id]
+            if job.state != "cancelled" or changes.get("state") == "done":  # too late to cancel
+                self._store(replace(job, **changes))
 
     def _store(self, job: UploadJob) -> None:
         """Store the state of a job; of jobs that are over, only the last hundred are kept."""
-        with self.lock:
+        with self.changed:
             self.jobs[job.id] = job
             over = [one.id for one in self.jobs.values() if one.is_over]
             for id in over[:-100]:
@@ -265,12 +355,12 @@ class Uploads:
 
     def list_jobs(self) -> list[UploadJob]:
         """Return the recent uploads, latest first."""
-        with self.lock:
+        with self.changed:
             return list(reversed(self.jobs.values()))
 
     def find_job(self, id: str) -> UploadJob:
         """Return one upload."""
-        with self.lock:
+        with self.changed:
             if id not in self.jobs:
                 raise Refused(404, "no such upload")
             return self.jobs[id]

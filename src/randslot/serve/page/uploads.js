@@ -21,9 +21,10 @@ export function addFiles(files) {
 function uploadRow(file) {
   const bar = make("progress", { max: 1, value: 0, ariaLabel: `Progress of ${file}` });
   const text = make("span", { className: "state", textContent: "sending" });
-  $("uploads").prepend(make("li", {}, name(file), text, bar));
+  const cancel = make("button", { type: "button", textContent: "Cancel", ariaLabel: `Cancel ${file}`, hidden: true });
+  $("uploads").prepend(make("li", {}, name(file), text, bar, cancel));
   $("tray").hidden = false;
-  return { bar, text };
+  return { bar, text, cancel };
 }
 
 function send(file, row) {
@@ -41,6 +42,8 @@ function send(file, row) {
     }
     if (request.status !== 202) return failed(row, answer.error ?? `refused (${request.status})`);
     rows.set(answer.id, row);
+    row.cancel.hidden = false;
+    row.cancel.onclick = () => call(`/api/uploads/${answer.id}`, undefined, "DELETE").catch(() => {}); // it may be over
     row.text.textContent = "waiting";
     row.bar.removeAttribute("value");
     poll();
@@ -81,7 +84,14 @@ function showUpload(upload) {
     row.text.textContent = upload.same_as === null ? `Added, ${plural(upload.num_pages, "page")}`
       : upload.same_as === upload.name ? "Already in the library" : `Already in the library as ${upload.same_as}`;
   }
-  if (["failed", "done"].includes(upload.state)) rows.delete(upload.id);
+  if (upload.state === "cancelled") {
+    row.bar.hidden = true;
+    row.text.textContent = "Cancelled";
+  }
+  if (["failed", "done", "cancelled"].includes(upload.state)) {
+    row.cancel.hidden = true;
+    rows.delete(upload.id);
+  }
 }
 
 // -- what people do
