@@ -17,7 +17,7 @@ from PIL import Image
 
 from randslot.errors import RandSlotError
 from randslot.library import workers
-from randslot.library.workers import Worker, WorkerPool
+from randslot.library.workers import Interrupted, Worker, WorkerPool
 from randslot.pages import NO_TEXT, Page, open_page
 from support.libraries import write_tiff
 from support.models import noise
@@ -217,7 +217,7 @@ def test_closing_ends_workers_whatever_they_do(tmp_path):
     while pool.workers[0].process is None:
         time.sleep(0.01)
     pool.close()
-    assert isinstance(waiting.exception(), RandSlotError)
+    assert isinstance(waiting.exception(), Interrupted)
     assert pool.workers[0].process.poll() is not None
 
 
@@ -235,7 +235,7 @@ def test_closing_while_a_process_is_being_started_ends_it(monkeypatch):
     process = one._start()
     closing[0].join()
     assert process.poll() is not None
-    with pytest.raises(RandSlotError, match="stopped"):
+    with pytest.raises(Interrupted):
         one.ask({"file": "x.png"}, 60)
 
 
@@ -336,3 +336,15 @@ def test_a_huge_image_takes_less_than_a_gigabyte(mode, suffix, tmp_path):
         asked.close()
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))  # KB
     assert peak < 10**9 / 1024
+
+
+def test_a_worker_gets_no_secrets(monkeypatch, tmp_path):
+    for name in ("RANDSLOT_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "QDRANT_API_KEY"):
+        monkeypatch.setenv(name, "secret")
+    (tmp_path / "empty.png").write_bytes(b"")
+    with WorkerPool(1) as pool:
+        with pytest.raises(RandSlotError, match="empty"):
+            pool.inspect(str(tmp_path / "empty.png"))
+        environment = Path(f"/proc/{pool.workers[0].process.pid}/environ").read_bytes()
+    assert b"PATH=" in environment
+    assert b"secret" not in environment

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RandSlotError
 
+LOG = logging.getLogger("randslot")
 MAX_QUERY = 1_000  # characters
 BODY_SECONDS, MIN_RATE = 10.0, 32 * 2**10  # for a body to come; bytes a second of a long one
+FULL = "the disk of the service is full: searches work, and documents can be added once there is room"
 BUSY = "the library is out of reach or in use for now: try again later"
 COOKIE = "randslot"
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -130,8 +134,11 @@ class Guard:
             return
         path = scope["path"]
         receive = limit_pace(receive)
+        has_begun = False
 
         async def respond(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             if message["type"] == "http.response.start":
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message).update(HEADERS)
@@ -142,15 +149,22 @@ class Guard:
             if path in ("/v1/embeddings", "/pooling"):  # a body may hold the image of a page
                 async with self.large:
                     await self.app(scope, await _read_body(receive, 32 * 2**20), respond)
-                return
-            if path != "/api/uploads":
-                receive = await _read_body(receive, 64 * 2**10)
-        except Refused as error:
-            challenge = {"www-authenticate": "Bearer"} if error.status == 401 else None
-            answer = JSONResponse(describe_error(path, error.status, str(error)), error.status, challenge)
-            await answer(scope, receive, respond)
-            return
-        await self.app(scope, receive, respond)
+            elif path == "/api/uploads":
+                await self.app(scope, receive, respond)
+            else:
+                await self.app(scope, await _read_body(receive, 64 * 2**10), respond)
+        except Exception as error:
+            if has_begun:
+                raise
+            status, reason, headers = 500, "an error of the service: see its log", None
+            if isinstance(error, Refused):
+                status, reason = error.status, str(error)
+                headers = {"www-authenticate": "Bearer"} if status == 401 else None
+            elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                status, reason = 507, FULL
+            else:
+                LOG.exception("could not answer %s %s", scope["method"], path)
+            await JSONResponse(describe_error(path, status, reason), status, headers)(scope, receive, respond)
 
 
 def limit_pace(receive: Receive) -> Receive:

@@ -19,13 +19,13 @@ from starlette.exceptions import HTTPException  # the base class of FastAPI's ow
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
-from ..errors import BusyError, RandSlotError
+from ..errors import BusyError, DiskFullError, RandSlotError
 from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
 from ..pages import KINDS
 from ..words.snippets import Box, Snippet
-from .access import BUSY, COOKIE, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
+from .access import BUSY, COOKIE, FULL, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
 from .embeddings import add_embedding_routes
 from .mcp_http import add_mcp_route
 from .service import (
@@ -169,7 +169,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if access.token else [],
-        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, 503, "4XX")},
+        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX", "5XX")},
     )
     _add_errors(app, service)
     for path, file in list_pages().items():
@@ -199,6 +199,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         status, reason, headers = 400, str(error), None
         if isinstance(error, Refused):
             status = error.status
+        elif isinstance(error, DiskFullError):
+            LOG.warning("%s", error)  # it names a folder
+            status, reason = 507, FULL
         elif isinstance(error, BusyError):
             LOG.warning("refused for now: %s", error)  # it names the server, which is not for visitors
             status, reason = 503, BUSY

@@ -200,7 +200,7 @@ def read_image(url: str) -> Image.Image:
 def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
     """Add the routes to an app."""
     errors: dict[int | str, dict[str, Any]] = {}
-    for status in (422, 503, "4XX"):
+    for status in (422, "4XX", "5XX"):
         errors[status] = {"model": ProblemAnswer, "description": "refused, and why"}
 
     @app.get("/v1/models", tags=["vectors"], responses=errors)

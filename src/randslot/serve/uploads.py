@@ -23,8 +23,8 @@ from pathlib import Path
 from threading import Condition, Thread, Timer
 from typing import Any, Literal
 
-from ..errors import BusyError, RandSlotError
-from ..files import read_json, write_json
+from ..errors import BusyError, DiskFullError, RandSlotError
+from ..files import check_space, read_json, write_json
 from ..library.library import Library
 from ..library.location import UPLOADS, clear
 from ..library.manifest import show_name
@@ -32,7 +32,7 @@ from ..library.results import Progress
 from ..library.workers import Interrupted, WorkerPool
 from ..pages import DOCUMENT_SUFFIXES, HEAD, KINDS
 from ..pages.ocr import find_engine
-from .access import Refused
+from .access import FULL, Refused
 
 LOG = logging.getLogger("randslot")
 MAX_NAME_BYTES = 255  # what file systems take
@@ -150,6 +150,7 @@ class Uploads:
         self.limits.check_size(size)
         check_name(name)
         self._check_room()
+        await asyncio.to_thread(check_space, self.folder, size)
         if self.coming[address] >= self.limits.coming_from or self.coming.total() >= self.limits.coming:
             raise Refused(429, "too many uploads are on their way: wait until some have arrived")
         self.coming[address] += 1
@@ -184,7 +185,7 @@ class Uploads:
                         is_checked = True
                     await asyncio.to_thread(file.write, chunk)
                 check_head(name, head)
-                file.flush()
+                await asyncio.to_thread(file.flush)
                 await asyncio.to_thread(os.fsync, file.fileno())
             except BaseException:
                 part.unlink()
@@ -255,7 +256,7 @@ class Uploads:
     def _index(self, id: str, file: Path, pool: WorkerPool) -> None:
         """Index an upload until it is done, has failed, or its turn ends."""
         attempts = self.attempts.get(file.name, 0)
-        self._update(id, state="reading")
+        self._update(id, state="reading", error=None)
         try:
             if attempts >= MAX_ATTEMPTS:
                 raise RandSlotError(f"the service ended {attempts} times while it was read")
@@ -263,16 +264,17 @@ class Uploads:
             num, same_as = self._add(id, file, pool)
             self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
             self._count(file, 0)
-        except (Interrupted, BusyError) as error:  # its turn ended; or another process writes
+        except (Interrupted, BusyError, DiskFullError) as error:  # its turn ended; or the same may work later
             if self.jobs[id].state == "cancelled":
                 self._discard(file)
                 return
             self._count(file, attempts)
             with self.changed:
-                if isinstance(error, BusyError):
+                is_full = isinstance(error, DiskFullError)
+                self._update(id, state="waiting", error=FULL if is_full else None)
+                if not isinstance(error, Interrupted):
                     self.changed.wait_for(lambda: self.is_closing, self.limits.retry_seconds)
                 if not self.is_closing:
-                    self._update(id, state="waiting")
                     self.queue.append(id)
         except RandSlotError as error:
             self._discard(file)
@@ -309,7 +311,8 @@ class Uploads:
         self.attempts.pop(file.name, None)
         if attempts:
             self.attempts[file.name] = attempts
-        write_json(self.attempts_file, self.attempts)
+        with suppress(OSError):  # a full disk is no reason to stop
+            write_json(self.attempts_file, self.attempts)
 
     def _discard(self, file: Path) -> None:
         """Delete an upload that is not in the library, and what was stored of it."""
