@@ -6,27 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from randslot.errors import BusyError, RandSlotError
 from randslot.library.stores.qdrant_records import Held, WriteLease, read_name
-
-
-class RecordsInMemory:
-    """Records as a server keeps them."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, dict[str, Any]] = {}
-
-    def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        self.kept.update({id: dict(record) for id, record in records.items()})
-
-    def get(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        return {id: self.kept[id] for id in ids if id in self.kept}
 
 
 class NamesInMemory:
@@ -73,10 +59,9 @@ class FakeClock:
 @dataclass
 class Server:
     names: NamesInMemory = field(default_factory=NamesInMemory)
-    records: RecordsInMemory = field(default_factory=RecordsInMemory)
 
     def lease(self, seconds: float = 60.0, clock: FakeClock | None = None) -> WriteLease:
-        lease = WriteLease(self.names, self.records, "id", "papers", seconds)
+        lease = WriteLease(self.names, "papers", seconds)
         if clock is not None:
             lease.now = lease.monotonic = clock
         return lease
@@ -106,13 +91,12 @@ def test_the_lease_of_a_dead_process_is_taken_at_once_and_that_of_another_machin
     dead.wait()
     time_now = FakeClock()
     lease = server.lease(clock=time_now)
-    left = Held(7, time_now.value + 50, "x")
-    who = {**lease.owner, "kind": "turn", "token": "x", "pid": dead.pid, "until": left.until}
-    server.names.kept, server.records.kept = {str(left)}, {"id": who}
+    left = Held(7, time_now.value + 50, f"{dead.pid}.{lease.machine}.x.host")
+    server.names.kept = {str(left)}
     with lease.hold():
         assert lease.number == 8
-    server.names.kept, server.records.kept = {str(left)}, {"id": {**who, "machine": "another"}}
-    with pytest.raises(BusyError, match=f"process {dead.pid} of"), lease.hold():
+    server.names.kept = {str(replace(left, token=f"{dead.pid}.another.x.some.host"))}
+    with pytest.raises(BusyError, match=f"process {dead.pid} of some.host"), lease.hold():
         pass
     time_now.value += 51
     with lease.hold():

@@ -1,10 +1,10 @@
 """What a library on a Qdrant server has beside its pages: its description, its files, and the write lease.
 
 COLLECTION-files holds points without vectors, called records here: one about the library (format and model), one for
-each file (the manifest), and one that says who holds the lease. It has one shard, so that one request is one step.
+each file (the manifest), and parts of blobs. It has one shard, so that one request is one step.
 
-The lease is an alias of that collection. A process acquires it by renaming the alias that it has seen to its own, which
-says until when it is valid. A server refuses to rename an alias that is not there any more, and the nodes of a
+The lease is an alias of that collection, whose name says who holds it and until when. A process acquires it by renaming
+the alias that it has seen to its own. A server refuses to rename an alias that does not exist, and the nodes of a
 cluster agree on the order of all renames by consensus. So of two processes one is refused, whichever nodes they ask and
 whichever nodes are lost meanwhile. See "Why there is one writer" in docs/scale.md.
 """
@@ -14,12 +14,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import count
 from threading import Event, RLock, Thread
 from typing import Any, NoReturn
@@ -37,7 +39,6 @@ from .qdrant_connection import LISTED_POINTS, Connection, NotFoundError, connect
 from .store import mean_numbers
 
 ABOUT_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:library"))
-LEASE_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "randslot:turn"))
 LEASE_PREFIX = "randslot-lease"  # of an alias
 RAW = "bytes:"  # before the hexadecimal bytes of a path that is not valid text
 
@@ -99,14 +100,6 @@ class ServerRecords:
         records = self.connection.scroll(self.name, _match(values))
         return {str(record.id): record.payload for record in records}
 
-    def forget(self, id: str) -> None:
-        """Delete a record."""
-        self.connection.write("delete", collection_name=self.name, points_selector=[id])
-
-    def tally(self, key: str, **values: str) -> dict[str, int]:
-        """Count the records with these values, by the values of a key."""
-        return self.connection.facet(self.name, key, _match(values), self.connection.count(self.name) + 1)
-
 
 def _match(values: Mapping[str, str | tuple[str, ...] | None]) -> models.Filter:
     must: list[Any] = []
@@ -117,14 +110,11 @@ def _match(values: Mapping[str, str | tuple[str, ...] | None]) -> models.Filter:
     return models.Filter(must=must)
 
 
-# -- files
-
-
 class ServerManifest(Manifest):
     """The files of a library, as records."""
 
     def __init__(self, records: ServerRecords) -> None:
-        self.records = records
+        self.records, self.connection = records, records.connection
 
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
         path = None if source is None else _write_source(source)
@@ -157,10 +147,12 @@ class ServerManifest(Manifest):
             self.records.put(records)
 
     def forget(self, file: File) -> None:
-        self.records.forget(file.id)
+        self.connection.write("delete", collection_name=self.records.name, points_selector=[file.id])
 
     def totals(self) -> tuple[int, int]:
-        tally = self.records.tally("num_pages", kind="file", state="done")
+        visible = _match({"kind": "file", "state": "done"})
+        limit = self.connection.count(self.records.name) + 1
+        tally = self.connection.facet(self.records.name, "num_pages", visible, limit)
         return sum(tally.values()), sum(int(num) * count for num, count in tally.items())
 
     def check(self) -> None:
@@ -231,7 +223,10 @@ def _delete_alias(name: str) -> models.DeleteAliasOperation:
 
 @dataclass(frozen=True)
 class Held:
-    """What the name of a lease says: how often it had been acquired, until when it is valid, and by whom."""
+    """What the name of a lease says: how often it had been acquired, until when it is valid, and by whom.
+
+    token: of one acquisition, as in "PID.MACHINE.RANDOM.HOST".
+    """
 
     number: int
     until: float
@@ -243,7 +238,7 @@ class Held:
 
 def read_name(name: str) -> Held | None:
     """Read the name of a lease; None if it is another name."""
-    prefix, *parts = name.split(".")
+    prefix, *parts = name.split(".", 3)
     if prefix != LEASE_PREFIX or len(parts) != 3:
         return None
     return Held(int(parts[0]), int(parts[1]) / 1000, parts[2])
@@ -257,14 +252,14 @@ class WriteLease:
     clocks of the machines should agree within some seconds.
     """
 
-    def __init__(self, names: LeaseNames, records: ServerRecords, id: str, library: str, seconds: float = 60.0) -> None:
-        """id: of the record that says who holds it. library: its name in messages. seconds: that it is valid."""
-        self.names, self.records, self.id, self.library, self.seconds = names, records, id, library, seconds
+    def __init__(self, names: LeaseNames, library: str, seconds: float = 60.0) -> None:
+        """library: its name in messages. seconds: that the lease is valid."""
+        self.names, self.library, self.seconds = names, library, seconds
         self.now, self.monotonic = time.time, time.monotonic  # what machines share, and what nobody can set
         self.held: Held | None = None
         self.ended: set[str] = set()  # tokens of leases that this process released, even if the server was away
         self.safe_until = 0.0  # by the monotonic clock
-        self.owner = {"host": socket.gethostname(), "machine": _identify_machine(), "pid": os.getpid()}
+        self.machine = _identify_machine()
         self._lock = RLock()
 
     @property
@@ -281,7 +276,13 @@ class WriteLease:
             self._release()  # it may have been stopped halfway
             raise
         over = Event()
-        thread = Thread(target=self._keep_renewing, args=[over], name="write lease", daemon=True)
+
+        def keep_renewing() -> None:
+            while not over.wait(self.seconds / 6):
+                with suppress(RandSlotError):  # a server that is away for a moment: retried until the lease expires
+                    self.renew()
+
+        thread = Thread(target=keep_renewing, name="write lease", daemon=True)
         thread.start()
         try:
             yield
@@ -326,11 +327,13 @@ class WriteLease:
         seen = self._list()
         self._check_free(seen)
         if not seen:
-            seen = [Held(0, 0.0, str(uuid.uuid4()))]
+            seen = [Held(0, 0.0, uuid.uuid4().hex)]
             self.names.add(str(seen[0]))
         last = max(seen, key=lambda held: held.number)
         others = [str(held) for held in seen if held != last]
-        if not self._rename(last, Held(last.number + 1, self._expiry(), str(uuid.uuid4())), others):
+        host = re.sub(r"[^\w.-]", "_", socket.gethostname()[:100], flags=re.ASCII)
+        token = f"{os.getpid()}.{self.machine}.{uuid.uuid4().hex}.{host}"
+        if not self._rename(last, Held(last.number + 1, self._expiry(), token), others):
             self._fail_busy(self._list())
         # Two processes that saw no lease may each have added one: the second one sees the first, and steps back.
         rivals = [held for held in self._list() if held != self.held]
@@ -338,40 +341,28 @@ class WriteLease:
             mine, self.held = self.held, None
             self.names.drop(str(mine))
             self._fail_busy(rivals)
-        self._write_owner()
 
     def _list(self) -> list[Held]:
         read = [read_name(name) for name in self.names.list()]
         return [held for held in read if held is not None]
 
     def _check_free(self, seen: list[Held]) -> None:
-        """Raise BusyError if another process holds the lease and is alive, as far as one can see."""
-        owner = self._read_owner()
+        """Raise BusyError if another process holds the lease and is alive, as far as can be seen from here."""
         for held in seen:
-            is_here = held.token == owner.get("token") and owner["machine"] == self.owner["machine"]
-            is_dead = is_here and owner["pid"] != os.getpid() and has_ended(int(owner["pid"]))
+            pid, machine, *_ = (*held.token.split("."), "")
+            is_dead = machine == self.machine and int(pid) != os.getpid() and has_ended(int(pid))
             if held.until > self.now() and held.token not in self.ended and not is_dead:
                 self._fail_busy([held])
 
     def _fail_busy(self, held: Sequence[Held]) -> NoReturn:
-        owner = self._read_owner()
         process = "another process"
-        if owner.get("token") in [one.token for one in held]:
-            process = f"process {owner['pid']} of {owner['host']}"
+        for one in held:
+            pid, *more = one.token.split(".", 3)
+            if len(more) == 3:
+                process = f"process {pid} of {more[2]}"
         raise BusyError(
             f"library {self.library} is being written by {process}: wait until it ends, or a minute if it was killed"
         )
-
-    def _read_owner(self) -> dict[str, Any]:
-        return self.records.get([self.id]).get(self.id, {})
-
-    def _write_owner(self) -> None:
-        """Record who holds the lease: for messages, and to see whether it is dead."""
-        held = self.held
-        if held is not None:
-            record = {"kind": "turn", **self.owner, "token": held.token, "until": held.until}
-            with suppress(RandSlotError):
-                self.records.put({self.id: record})
 
     def _release(self) -> None:
         with self._lock:
@@ -380,28 +371,19 @@ class WriteLease:
             self.ended.add(self.held.token)
             try:
                 with suppress(RandSlotError):  # it will expire by itself
-                    free = replace(self.held, until=0.0)
-                    if self.names.rename(str(self.held), str(free)):
-                        self.held = free
-                        self._write_owner()
+                    self.names.rename(str(self.held), str(replace(self.held, until=0.0)))
             finally:
                 self.held = None
 
-    def _keep_renewing(self, over: Event) -> None:
-        while not over.wait(self.seconds / 6):
-            with suppress(RandSlotError):  # a server that is away for a moment: tried again until the lease expires
-                self.renew()
-                self._write_owner()
-
 
 def _identify_machine() -> str:
-    """Return what two processes share if one can see whether the other is alive."""
+    """Return a hash of what two processes share if one can see whether the other is alive."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:
             parts.append(file.read().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
+    return blake2b(" ".join(parts).encode(), digest_size=8).hexdigest()
 
 
 # -- the library
@@ -418,7 +400,7 @@ class ServerLocation(Location):
         self.connection = connect(address)
         self.records = ServerRecords(self.connection)
         self.manifest = ServerManifest(self.records)
-        self.lease = WriteLease(LeaseNames(self.connection), self.records, LEASE_ID, self.name)
+        self.lease = WriteLease(LeaseNames(self.connection), self.name)
         self.records.lease_number = lambda: self.lease.number
         self.connection.check_write = self.lease.check
         self.connection.catch_up = self.lease.renew
