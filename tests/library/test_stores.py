@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ import pytest
 from randslot.library.address import read_address
 from randslot.library.languages import LibraryWords
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.points import StoredPage, StoredText, page_id
+from randslot.library.stores.points import Filter, StoredPage, StoredText, page_id
 from randslot.library.stores.qdrant import ServerStore
 from randslot.library.stores.qdrant_connection import connect
-from randslot.library.stores.store import DEFAULT_TUNING, Contents, Store, StoreQuery, Tuning, Where
+from randslot.library.stores.store import DEFAULT_TUNING, Contents, Store, StoreHit, StoreQuery, Tuning, Where
 from randslot.pages.text import PageText, pack_boxes
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
@@ -327,7 +328,7 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared)
         return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
 
     pages = [StoredPage(FILES[0], i, "", blur(centres[random.integers(0, 40, 4)], 0.7)) for i in range(1, num + 1)]
-    store, exact = EdgeStore(tmp_path / "pages", dim, Tuning(candidates=200)), ExactStore(dim)
+    store, exact = EdgeStore(tmp_path / "pages", dim), ExactStore(dim)
     for one in (store, exact):
         one.add(pages)
         one.optimize()
@@ -342,41 +343,85 @@ def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared)
     store.close()
 
 
-CODED = Tuning(codes_from=DIM, compress_from=1, candidates=25, witness_rank=20)
+class CountingStore(EdgeStore):
+    """Counts the pages that are scored in full."""
+
+    num_scored = 0
+
+    def _query(self, requests: list[Any]) -> list[list[StoreHit]]:
+        for request in requests:
+            self.num_scored += self.count(Filter()) if request.filter is None else len(request.filter.must[0].point_ids)
+        return super()._query(requests)
 
 
-@pytest.mark.parametrize(("alike", "certainty"), [(True, 1.5), (True, 0.0), (False, 1.5)])
-def test_codes_are_not_trusted_where_all_scores_are_alike(tmp_path, alike, certainty):
-    """Pages of noise are all scored in full; those that a query is near to are found by their codes."""
+def make_clusters(random: np.random.Generator, num: int, dim: int) -> np.ndarray:
+    """Make pages around topics, as benchmarks/search.py does."""
+    topics = random.standard_normal((num // 50, dim), dtype=np.float32)
+    values = topics[random.integers(0, len(topics), (num, 4))]
+    values = values + 0.8 * random.standard_normal(values.shape, dtype=np.float32)
+    return values / np.linalg.norm(values, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", ["clusters", "noise"])
+def test_a_search_by_codes_scores_few_pages_in_full_or_skips_codes(tmp_path, kind):
+    """Work is counted, not seconds. Codes tell nothing about noise: after some searches they are left out."""
     random = np.random.default_rng(0)
-    queries = [unit(random, 4) for _ in range(5)]
-    pages = [StoredPage(FILES[0], number, "", unit(random, 4)) for number in range(1, 601)]
-    if not alike:
-        near = [query + 0.05 * random.standard_normal(query.shape) for query in queries for _ in range(6)]
-        pages += [StoredPage(FILES[1], i + 1, "", (v / np.linalg.norm(v, axis=1)[:, None])) for i, v in enumerate(near)]
-    store = EdgeStore(tmp_path / "pages", DIM, replace(CODED, certainty=certainty))
-    store.add(pages)
+    num, dim = 3000, 1024
+    pages = make_clusters(random, num, dim)
+    queries = pages[:40] + (0.5 / dim**0.5) * random.standard_normal((40, 4, dim), dtype=np.float32)
+    if kind == "noise":
+        queries, pages = (random.standard_normal((size, 4, dim), dtype=np.float32) for size in (40, num))
+        pages /= np.linalg.norm(pages, axis=-1, keepdims=True)
+    queries /= np.linalg.norm(queries, axis=-1, keepdims=True)
+    store = CountingStore(tmp_path / "pages", dim)
+    store.add([StoredPage(FILES[0], number, "", page) for number, page in enumerate(pages, start=1)])
     store.optimize()
-    found = store.search(by_vectors(queries), 5, Where(), exact=False)
-    in_full = alike and certainty > 0
-    assert store.warm == in_full  # all vectors were read
-    for exact in (False, True):
-        longer = store.search(by_vectors(queries), 10, Where(), exact)
-        assert ([hits[:5] for hits in longer] == found) == (in_full or not alike)
+    listings = []
+    search_by_codes = store._search_by_codes
+    store._search_by_codes = lambda requests: listings.append(requests) or search_by_codes(requests)
+    shared = 0
+    for query in by_vectors(list(queries)):
+        (exact,) = store.search([query], 5, Where(), exact=True)
+        assert store.num_scored == num
+        store.num_scored = 0
+        (found,) = store.search([query], 5, Where(), exact=False)
+        assert store.num_scored <= num // 4 or kind == "noise"
+        store.num_scored = 0
+        shared += len({hit.id for hit in exact} & {hit.id for hit in found})
+    assert shared >= 0.99 * 5 * 40
+    assert len(listings) == 40 if kind == "clusters" else len(listings) <= 10
     store.close()
 
 
-def test_a_server_is_asked_again_where_all_scores_are_alike(node):
+def test_pages_without_codes_yet_are_found(tmp_path):
+    """A library of words that gets vectors has codes once it is optimized."""
     random = np.random.default_rng(0)
-    queries = [unit(random, 4) for _ in range(5)]
-    pages = [StoredPage(file, number, "", unit(random, 4)) for file in FILES for number in range(1, 101)]
-    with on_server(node, DIM, CODED) as store:
-        store.add(pages)
-        for where in (Where(), Where(files=frozenset(FILES[:3]))):
-            found = store.search(by_vectors(queries), 5, where, exact=False)
-            assert found == store.search(by_vectors(queries), 5, where, exact=True)
-            longer = store.search(by_vectors(queries), 30, where, exact=False)
-            assert [hits[:5] for hits in longer] == found
+    pages = make_clusters(random, 2500, 1024)
+    stored = [StoredPage(FILES[0], number, "", page) for number, page in enumerate(pages, start=1)]
+    store = EdgeStore(tmp_path / "pages", None)
+    store.prepare(1024)
+    store.add(stored[:2400])
+    assert not store.has_codes
+    store.optimize()
+    assert store.has_codes
+    store.add(stored[2400:])
+    for number in (0, 2450):
+        (hits,) = store.search([StoreQuery(pages[number])], 1, Where(), exact=False)
+        assert hits[0].number == number + 1
+    store.close()
+
+
+def test_filters_hold_for_searches_by_codes(tmp_path):
+    random = np.random.default_rng(0)
+    pages = make_clusters(random, 1000, 1024)
+    store = EdgeStore(tmp_path / "pages", 1024)
+    store.add([StoredPage(FILES[i % 4], i // 4 + 1, "", page) for i, page in enumerate(pages)])
+    store.optimize()
+    for where in (Where(frozenset(FILES[:2])), Where(hidden=frozenset(FILES[2:])), Where(last=3), Where(first=900)):
+        queries = by_vectors(list(pages[:3]))
+        found = store.search(queries, 5, where, exact=False)
+        assert found == store.search(queries, 5, where, exact=True)
+    store.close()
 
 
 # -- memory
@@ -386,7 +431,7 @@ import sys, uuid
 from pathlib import Path
 import numpy as np
 from randslot.library.stores.edge import EdgeStore
-from randslot.library.stores.points import (StoredPage)
+from randslot.library.stores.points import Filter, StoredPage, StoredText, page_id
 
 store = EdgeStore(Path(sys.argv[1]), 1024)
 vectors = np.full((4, 1024), 1 / 32, np.float32)

@@ -8,15 +8,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import qdrant_edge as edge
+from numpy.typing import NDArray
 
 from ...errors import DiskFullError, RandSlotError, first_line
 from ...files import check_space, read_json
+from ...words.analyzer import Terms
 from .points import (
     PAYLOAD_INDEXES,
     SKETCH,
@@ -27,6 +31,7 @@ from .points import (
     NamedVectors,
     Point,
     StoredPage,
+    Vectors,
     convert_vector,
     make_filter,
     measure_page,
@@ -34,6 +39,7 @@ from .points import (
 )
 from .store import DEFAULT_TUNING, DamagedError, Nearest, Store, StoreHit, Tuning, make_hit
 
+MAX_LISTED = 2000  # pages by their codes, from which those that are scored in full are chosen
 SEGMENT_BYTES = 2**26  # of an empty segment, where files cannot be sparse
 
 
@@ -48,8 +54,10 @@ class EdgeStore(Store):
             self._create()
         self._check_disk()
         self.warm = False  # whether all vectors were read once
+        self.doubt, self.num_coded = 0.0, 0  # the share of late searches that codes did not decide, and their number
         _read_through(folder, "quantized*")
         self.shard = self._load()
+        self._find_codes()
 
     def _create(self) -> None:
         """Create an empty store atomically."""
@@ -111,15 +119,18 @@ class EdgeStore(Store):
         made = [edge.Point(point.id, _convert(point.vectors), point.payload) for point in points]
         self._update(edge.UpdateOperation.upsert_points(made))
 
-    def set_vectors(self, vectors: Mapping[str, NamedVectors]) -> None:
-        points = [edge.PointVectors(id, _convert(own)) for id, own in vectors.items()]
-        self._update(edge.UpdateOperation.update_vectors(points))
-
-    def delete_vectors(self, ids: Sequence[str], name: str) -> None:
-        self._update(edge.UpdateOperation.delete_vectors(list(ids), [name]))
-
-    def set_payloads(self, payloads: Mapping[str, dict[str, Any]]) -> None:
-        for id, payload in payloads.items():
+    def change(
+        self,
+        vectors: Mapping[str, NamedVectors],
+        payloads: Mapping[str, dict[str, Any]] | None = None,
+        without_terms: Sequence[str] = (),
+    ) -> None:
+        if vectors:
+            points = [edge.PointVectors(id, _convert(own)) for id, own in vectors.items()]
+            self._update(edge.UpdateOperation.update_vectors(points))
+        if without_terms:
+            self._update(edge.UpdateOperation.delete_vectors(list(without_terms), [TERMS_NAME]))
+        for id, payload in (payloads or {}).items():
             self._update(edge.UpdateOperation.set_payload([id], payload))
 
     def delete_points(self, some: Filter) -> None:
@@ -143,6 +154,12 @@ class EdgeStore(Store):
         self.shard.flush()
         self.shard.close()
         self.shard = self._load(self._make_config(fields))
+        self._find_codes()
+
+    def _find_codes(self) -> None:
+        """Look whether all segments have codes: those of a new field come when the store is optimized."""
+        segments = list(self.folder.glob(f"segments/*/vector_storage-{VECTOR_NAME}"))
+        self.has_codes = all((segment / "quantized.config.json").exists() for segment in segments)
 
     def _update(self, operation: edge.UpdateOperation) -> None:
         self._check_disk()
@@ -154,14 +171,62 @@ class EdgeStore(Store):
     # -- reads
 
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
-        for request in requests:
-            scans = request.field == VECTOR_NAME and request.sketch is None and not request.oversampling
-            if scans and not self.warm:
+        """Answer requests in one batch: by codes those that codes can decide, the others in full."""
+        coded = {}
+        for number, request in enumerate(requests):
+            if request.by_codes and self._pay_codes(request):
+                coded[number] = request
+        found = self._search_by_codes(coded) if coded else {}
+        rest = {number: request for number, request in enumerate(requests) if number not in found}
+        for request in rest.values():
+            if request.field == VECTOR_NAME and request.sketch is None and not self.warm:
                 _read_through(self.folder, "vectors")
                 self.warm = True
+        found |= zip(rest, self._query([_make_request(request) for request in rest.values()]), strict=True)
+        return [found[number] for number in range(len(requests))]
+
+    def _query(self, requests: list[edge.QueryRequest]) -> list[list[StoreHit]]:
         with _reading():
-            batch = edge.QueryBatchRequest([_make_request(request) for request in requests])
-            return [[make_hit(point) for point in points] for points in self.shard.query_batch(batch)]
+            answers = self.shard.query_batch(edge.QueryBatchRequest(requests)) if requests else []
+        return [[make_hit(point) for point in points] for points in answers]
+
+    def _pay_codes(self, request: Nearest) -> bool:
+        """Whether a search by codes is likely to be faster: not where the last ones were in doubt, as for noise."""
+        self.num_coded += 1
+        is_likely = self.doubt < 0.75 or self.num_coded % 16 == 0
+        return self.has_codes and request.limit <= MAX_LISTED // 4 and is_likely
+
+    def _search_by_codes(self, requests: Mapping[int, Nearest]) -> dict[int, list[StoreHit]]:
+        """List the best pages by codes, score some in full, then all that may belong to the hits.
+
+        Returns no hits for a request where more pages than were listed may belong to them.
+        """
+        asked = [_make_request(request, is_listing=True) for request in requests.values()]
+        with _reading():
+            answers = self.shard.query_batch(edge.QueryBatchRequest(asked))
+        listed = dict(zip(requests, answers, strict=True))
+        found: dict[int, list[StoreHit]] = {number: [] for number in requests}
+        num_scored = dict.fromkeys(requests, 0)
+        more = {number: max(250, 2 * request.limit) for number, request in requests.items()}
+        while more:
+            asked = []
+            for number, num in more.items():
+                ids = {point.id for point in listed[number][num_scored[number] : num]}
+                asked.append(_make_request(requests[number], ids=ids))
+            for number, hits in zip(more, self._query(asked), strict=True):
+                found[number] = nlargest(requests[number].limit, found[number] + hits, key=lambda hit: hit.score)
+            num_scored |= more
+            more = {}
+            for number in list(found):
+                codes = np.array([point.score for point in listed[number][num_scored[number] :]])
+                needed = count_needed(codes, found[number], requests[number].vector)
+                if needed and needed == len(codes) and len(listed[number]) == MAX_LISTED:
+                    del found[number]  # also pages that are not listed may belong to the hits
+                elif needed:
+                    more[number] = num_scored[number] + needed
+        for number in requests:
+            self.doubt += 0.3 * ((number not in found) - self.doubt)
+        return found
 
     def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
@@ -199,6 +264,7 @@ class EdgeStore(Store):
             return
         self.shard.optimize()
         self.shard.flush()  # frees what was optimized
+        self._find_codes()
 
     def close(self) -> None:
         self.shard.close()
@@ -250,7 +316,27 @@ def _convert(vectors: NamedVectors) -> dict[str, Any]:
     return {name: convert_vector(edge, vector) for name, vector in vectors.items()}
 
 
-def _make_request(request: Nearest) -> edge.QueryRequest:
+def count_needed(codes: NDArray[np.float64], hits: Sequence[StoreHit], query: Vectors | Terms) -> int:
+    """Return how many pages to score in full: those whose code does not rule out that they belong to the hits.
+
+    codes: scores of pages by codes, best first: for each vector of the query, bits that are equal minus bits that are
+    not. The share of equal bits of two vectors estimates their angle; its standard error is that of a binomial share.
+    A page is ruled out if its score would have to be 1.5 standard errors better than its code says. research/log.md has
+    how many of the best pages are found so.
+    """
+    assert not isinstance(query, Terms)
+    if not len(codes):
+        return 0
+    num, dim = query.shape
+    angle = np.pi / 2 * (1 - codes / (num * dim))
+    share = angle / np.pi
+    error = np.sin(angle) * np.pi * np.sqrt(num * share * (1 - share) / dim)
+    is_ruled_out = num * np.cos(angle) + 1.5 * error <= min(hit.score for hit in hits)
+    return int(np.argmax(is_ruled_out)) if is_ruled_out.any() else len(codes)
+
+
+def _make_request(request: Nearest, *, is_listing: bool = False, ids: Collection[Any] = ()) -> edge.QueryRequest:
+    """is_listing: list points with their scores by codes. ids: points to score in full."""
     some = None if request.filter == Filter() else _make_filter(request.filter)
     by_sketch = None
     if request.sketch is not None:
@@ -260,18 +346,17 @@ def _make_request(request: Nearest) -> edge.QueryRequest:
     if request.corpus is not None:
         params = edge.SearchParams(idf=edge.IdfParams(_make_filter(request.corpus)))
     else:
-        has_codes = request.oversampling > 0
-        codes = edge.QuantizationSearchParams(
-            ignore=not has_codes, rescore=True, oversampling=request.oversampling or None
-        )
-        params = edge.SearchParams(exact=not has_codes, quantization=codes)
+        codes = edge.QuantizationSearchParams(ignore=not is_listing, rescore=False)
+        params = edge.SearchParams(exact=not is_listing, quantization=codes)
+    if ids:
+        some = edge.Filter(must=[edge.HasIdCondition(set(ids))])
     return edge.QueryRequest(
-        request.limit,
+        MAX_LISTED if is_listing else request.limit,
         query=edge.Query.Nearest(convert_vector(edge, request.vector), request.field),
         prefetches=by_sketch,
         params=params,
         filter=some,
-        with_payload=["file", "number"],
+        with_payload=False if is_listing else ["file", "number"],
     )
 
 

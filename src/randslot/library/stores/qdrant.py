@@ -124,19 +124,23 @@ class ServerStore(Store):
         made = [make_message(point) for point in points]
         self.connection.upsert(messages.UpsertPoints(collection_name=self.name, wait=True, points=made))
 
-    def set_vectors(self, vectors: Mapping[str, NamedVectors]) -> None:
+    def change(
+        self,
+        vectors: Mapping[str, NamedVectors],
+        payloads: Mapping[str, dict[str, Any]] | None = None,
+        without_terms: Sequence[str] = (),
+    ) -> None:
+        changes: list[Any] = []
         points = []
         for id, own in vectors.items():
             made = {name: convert_vector(models, vector) for name, vector in own.items()}
             points.append(models.PointVectors(id=id, vector=made))
-        self.connection.write("update_vectors", collection_name=self.name, points=points)
-
-    def delete_vectors(self, ids: Sequence[str], name: str) -> None:
-        self.connection.write("delete_vectors", collection_name=self.name, vectors=[name], points=list(ids))
-
-    def set_payloads(self, payloads: Mapping[str, dict[str, Any]]) -> None:
-        changes = []
-        for id, payload in payloads.items():
+        if points:
+            changes.append(models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=points)))
+        if without_terms:
+            deleted = models.DeleteVectors(points=list(without_terms), vector=[TERMS_NAME])
+            changes.append(models.DeleteVectorsOperation(delete_vectors=deleted))
+        for id, payload in (payloads or {}).items():
             change = models.SetPayload(payload=payload, points=[id])
             changes.append(models.SetPayloadOperation(set_payload=change))
         self.connection.write("batch_update_points", collection_name=self.name, update_operations=changes)
@@ -190,7 +194,7 @@ class ServerStore(Store):
                 parts.append((number, replace(request, filter=some)))
         found: list[list[StoreHit]] = [[] for _ in requests]
         for batch in split_by_size(parts, lambda part: _measure_request(part[1]), self.limits.bytes):
-            asked = [_make_request(request) for _, request in batch]
+            asked = [_make_request(request, self.tuning) for _, request in batch]
             answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=asked)
             for (number, _), answer in zip(batch, answers, strict=True):
                 found[number] += [make_hit(point) for point in answer.points]
@@ -302,7 +306,7 @@ def _measure_request(request: Nearest) -> int:
     return size
 
 
-def _make_request(request: Nearest) -> models.QueryRequest:
+def _make_request(request: Nearest, tuning: Tuning) -> models.QueryRequest:
     some = None if request.filter == Filter() else _make_filter(request.filter)
     by_sketch = None
     if request.sketch is not None:
@@ -316,11 +320,9 @@ def _make_request(request: Nearest) -> models.QueryRequest:
     if request.corpus is not None:  # servers before 1.18 count how rare words are over all pages
         params = models.SearchParams(idf=models.IdfCorpusParams(corpus=_make_filter(request.corpus)))
     else:
-        has_codes = request.oversampling > 0
-        codes = models.QuantizationSearchParams(
-            ignore=not has_codes, rescore=True, oversampling=request.oversampling or None
-        )
-        params = models.SearchParams(exact=not has_codes, quantization=codes)
+        oversampling = max(tuning.candidates / request.limit, tuning.oversampling) if request.by_codes else None
+        codes = models.QuantizationSearchParams(ignore=not request.by_codes, rescore=True, oversampling=oversampling)
+        params = models.SearchParams(exact=not request.by_codes, quantization=codes)
     return models.QueryRequest(
         query=convert_vector(models, request.vector),
         using=request.field,

@@ -5,12 +5,11 @@ A search asks the engine for the nearest pages by each field, and `fuse` combine
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ...errors import RandSlotError
 from ...words.analyzer import Terms
@@ -41,26 +40,20 @@ MAX_NUMBERS = 2**22  # of vectors in memory at once: engines take and return Pyt
 
 @dataclass(frozen=True)
 class Tuning:
-    """When vectors get binary codes, how many pages are scored in full, and how ranks are combined.
+    """When vectors get binary codes, how many candidates are scored in full, and how ranks are combined.
 
-    candidates, oversampling: a search by codes scores at least `candidates` pages in full, and `oversampling` for each
-    hit. compress_from: KB of vectors from which a segment gets codes. codes_from: dimensions from which codes save time
-    and are exact enough.
-
-    certain_rank, witness_rank, certainty: a search by codes is certain if the score of the one is ahead of that of the
-    other by `certainty` standard errors of a code. If not, all pages are scored.
+    codes_from: dimensions from which codes save time and are exact enough. compress_from: KB of vectors from which a
+    segment is compressed. candidates, oversampling: a server that finds pages by codes or sketches scores at least
+    `candidates` in full, and `oversampling` for each hit.
 
     pool, rank_offset: a search by words and vectors takes the best `pool` pages by each (or two for each hit), and a
     page at rank r gets 1 / (rank_offset + r / weight) from each. How these were chosen: research/log.md.
     """
 
+    codes_from: int = 1024
+    compress_from: int = 1000
     candidates: int = 1000
     oversampling: int = 20
-    compress_from: int = 1000
-    codes_from: int = 1024
-    certain_rank: int = 5
-    witness_rank: int = 100
-    certainty: float = 1.5
     pool: int = 100
     rank_offset: int = 1
 
@@ -133,8 +126,7 @@ class Nearest:
     """A request for the nearest points by one field.
 
     corpus: points among which the engine counts how rare terms are. sketch: score only `num_candidates` points, those
-    nearest by their sketches. oversampling: compare codes first, and score this many points in full for each hit; 0
-    scores all.
+    nearest by their sketches. by_codes: compare codes first, and score only the best points in full.
     """
 
     field: str
@@ -144,7 +136,7 @@ class Nearest:
     corpus: Filter | None = None
     sketch: Vectors | None = None
     num_candidates: int = 0
-    oversampling: float = 0.0
+    by_codes: bool = False
 
 
 class Store(ABC):
@@ -173,19 +165,14 @@ class Store(ABC):
         """Change the vectors of stored pages, or their text, whichever is given."""
         for some in self.split(pages):
             sketches = self.sketches.sketch(some) if self.sketches else {}
-            vectors = {}
-            without_terms = []
+            vectors, payloads, without_terms = {}, {}, []
             for page in some:
                 if own := make_vectors(page, sketches.get(page.id)):
                     vectors[page.id] = own
+                payloads[page.id] = make_payload(page, is_new=False)
                 if page.text is not None and not page.text.terms.numbers:
                     without_terms.append(page.id)
-            if vectors:
-                self.set_vectors(vectors)
-            if without_terms:
-                self.delete_vectors(without_terms, TERMS_NAME)
-            # Last: the origin in the payload also says that the terms are there.
-            self.set_payloads({page.id: make_payload(page, is_new=False) for page in some})
+            self.change(vectors, payloads, without_terms)
 
     def split(self, pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
         """Split pages into writes of bounded size."""
@@ -208,7 +195,7 @@ class Store(ABC):
     def add_sketches(self, pages: Sequence[StoredPage]) -> None:
         """Add sketches to stored pages."""
         assert self.sketches is not None
-        self.set_vectors({id: {SKETCH.name: halve(sketch)} for id, sketch in self.sketches.sketch(pages).items()})
+        self.change({id: {SKETCH.name: halve(sketch)} for id, sketch in self.sketches.sketch(pages).items()})
 
     # -- searches
 
@@ -220,27 +207,9 @@ class Store(ABC):
         """
         if where.files is not None and where.files <= where.hidden:
             return [[] for _ in queries]
-        if exact:
-            return self._rank(queries, k, where)
-        if self.sketches is not None and self.sketches.candidates:
-            return self._rank(queries, k, where, first="sketches")
-        if not self.tuning.has_codes(self.dim):
-            return self._rank(queries, k, where)
-        found = self._rank(queries, k, where, first="codes")
-        doubtful = [i for i, query in enumerate(queries) if is_doubtful(query, found[i], self.tuning)]
-        if doubtful:
-            again = self._rank([queries[i] for i in doubtful], k, where)
-            for i, hits in zip(doubtful, again, strict=True):
-                found[i] = hits
-        return [hits[:k] for hits in found]
-
-    def _rank(
-        self, queries: Sequence[StoreQuery], k: int, where: Where, first: Literal["codes", "sketches", ""] = ""
-    ) -> list[list[StoreHit]]:
-        """Return the best pages of each query. first: what a search by vectors compares before it scores in full."""
         requests: list[Nearest] = []
         for query in queries:
-            requests += self._make_requests(query, k, where, first)
+            requests += self._make_requests(query, k, where, exact)
         answers = iter(self.find_nearest(requests))
         ranked = []
         for query in queries:
@@ -252,7 +221,7 @@ class Store(ABC):
             ranked.append(lists[0][0] if len(lists) == 1 else fuse(lists, self.tuning.rank_offset)[:k])
         return ranked
 
-    def _make_requests(self, query: StoreQuery, k: int, where: Where, first: str) -> list[Nearest]:
+    def _make_requests(self, query: StoreQuery, k: int, where: Where, exact: bool) -> list[Nearest]:
         """Return the requests of a query: by words, by vectors, or by both."""
         visible = Filter(none_of=_hide(where.hidden))
         some = visible if where.files is None else Filter({"file": where.files - where.hidden})
@@ -264,15 +233,12 @@ class Store(ABC):
             requests.append(Nearest(TERMS_NAME, query.terms, k, some, corpus=visible))
         if query.vectors is not None:
             request = Nearest(VECTOR_NAME, query.vectors, k, some)
-            if first == "codes":
-                limit = max(k, self.tuning.witness_rank)
-                oversampling = max(self.tuning.candidates, self.tuning.oversampling * k) / limit
-                request = replace(request, limit=limit, oversampling=oversampling)
-            elif first == "sketches":
-                assert self.sketches is not None
+            if self.sketches is not None and self.sketches.candidates and not exact:
                 sketch = self.sketches.sketcher.sketch_query(query.vectors)
                 num = max(self.sketches.candidates, self.tuning.oversampling * k)
                 request = replace(request, sketch=sketch, num_candidates=num)
+            elif self.tuning.has_codes(self.dim) and not exact:
+                request = replace(request, by_codes=True)
             requests.append(request)
         return requests
 
@@ -340,16 +306,16 @@ class Store(ABC):
         """Write points; those with the same ids are replaced."""
 
     @abstractmethod
-    def set_vectors(self, vectors: Mapping[str, NamedVectors]) -> None:
-        """Set named vectors of points by id."""
+    def change(
+        self,
+        vectors: Mapping[str, NamedVectors],
+        payloads: Mapping[str, dict[str, Any]] | None = None,
+        without_terms: Sequence[str] = (),
+    ) -> None:
+        """Set named vectors of points by id, delete terms of points, then set fields of payloads.
 
-    @abstractmethod
-    def delete_vectors(self, ids: Sequence[str], name: str) -> None:
-        """Delete a named vector of some points."""
-
-    @abstractmethod
-    def set_payloads(self, payloads: Mapping[str, dict[str, Any]]) -> None:
-        """Set some fields of the payloads of points, by id."""
+        Payloads last: the origin of a text also says that its terms are stored.
+        """
 
     @abstractmethod
     def delete_points(self, some: Filter) -> None:
@@ -404,29 +370,6 @@ def fuse(lists: Sequence[tuple[Sequence[StoreHit], float]], rank_offset: int) ->
             before = hits[hit.id].score if hit.id in hits else 0.0
             hits[hit.id] = replace(hit, score=before + weight / (rank_offset * weight + rank))
     return sorted(hits.values(), key=lambda hit: -hit.score)
-
-
-# -- codes
-
-
-def is_doubtful(query: StoreQuery, hits: Sequence[StoreHit], tuning: Tuning) -> bool:
-    """Whether codes may have missed some of the best pages, because scores are too close for them.
-
-    If there are few hits, all pages were scored in full. Scores by words and vectors are those of ranks.
-    """
-    if query.vectors is None or query.terms is not None or len(hits) < tuning.witness_rank:
-        return False
-    ahead = hits[tuning.certain_rank - 1].score - hits[tuning.witness_rank - 1].score
-    return ahead < tuning.certainty * error_of_codes(*query.vectors.shape)
-
-
-def error_of_codes(num: int, dim: int) -> float:
-    """Return the standard error of a score by binary codes.
-
-    The share of equal signs estimates the angle of two vectors. For unrelated ones, the standard error of their product
-    is pi / 2 / sqrt(dim), and those of the vectors of a query add up as independent ones.
-    """
-    return math.pi / 2 * math.sqrt(num / dim)
 
 
 # -- sizes
