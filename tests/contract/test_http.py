@@ -51,6 +51,7 @@ ROUTES = {
     "GET /api/uploads/{id}",
     "DELETE /api/uploads/{id}",
     "POST /api/session",
+    "DELETE /api/session",
     "GET /v1/models",
     "POST /v1/embeddings",
     "POST /pooling",

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
-ENDPOINTS = 21
+ENDPOINTS = 22
 QUICK = settings(
     max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -32,6 +32,10 @@ def serve(
             help="Access token (prefer RANDSLOT_TOKEN).",
         ),
     ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", rich_help_panel=ADVANCED, help="Named tokens with rights and expiry (TOML)."),
+    ] = None,
     origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,6 +60,7 @@ def serve(
         host,
         port,
         token,
+        tokens,
         tuple(origin or ()),
         new=new,
         read_only=read_only,

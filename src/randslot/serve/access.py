@@ -1,7 +1,7 @@
 """Access control: checks that every request passes, and security headers on every response.
 
 - Without a token the service answers only to the names of this machine, whatever page led a browser here.
-- With a token every route with data needs it, as a bearer token or as the session cookie.
+- With tokens every route with data needs one, as a bearer token or as the session cookie; some may only read.
 - Cross-origin requests may not change anything.
 - A body has a limit of size and of time; uploads have their own size, and few large bodies are read at a time.
 """
@@ -13,24 +13,28 @@ import errno
 import hmac
 import logging
 import time
+import tomllib
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import RandSlotError
+from ..errors import RandSlotError, UsageError, first_line
 
 LOG = logging.getLogger("randslot")
 MAX_QUERY = 1_000  # characters
 BODY_SECONDS, MIN_RATE = 10.0, 32 * 2**10  # for a body to come; bytes a second of a long one
 FULL = "the disk of the service is full: searches work, and documents can be added once there is room"
 BUSY = "the library is out of reach or in use for now: try again later"
-COOKIE = "randslot"
+COOKIE, SESSION_SECONDS = "randslot", 7 * 86_400
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -76,33 +80,71 @@ def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
     return {"error": {"message": reason, "type": types.get(status, "APIStatusError"), "code": status}}
 
 
+class TokenRow(BaseModel):
+    """A token in a file of tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(min_length=16, pattern=r"^[!-~]+$")
+    rights: Literal["read", "write"] = "read"
+    expires: date | None = Field(None, description="the last day, UTC")
+
+
 @dataclass(frozen=True)
+class Token:
+    """A token: its name in the log, whether it may change documents, and its last day."""
+
+    name: str
+    value: str
+    can_write: bool = True
+    expires: date | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        return self.expires is None or datetime.now(UTC).date() <= self.expires
+
+
+def read_tokens(file: str) -> list[Token]:
+    """Read a TOML file of tokens: a table for each name, with `token`, and perhaps `rights` and `expires`."""
+    try:
+        rows = TypeAdapter(dict[str, TokenRow]).validate_python(tomllib.loads(Path(file).read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        raise UsageError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read tokens from {file}: {first_line(error)}") from error
+    if not rows:
+        raise UsageError(f"{file} has no token")
+    return [Token(name, row.token, row.rights == "write", row.expires) for name, row in rows.items()]
+
+
 class Access:
-    """Who may use the service: clients with the token, if there is one, and pages of these origins."""
+    """Who may use the service: clients with a token, if there are any, and pages of these origins."""
 
-    token: str | None = None
-    origins: tuple[str, ...] = ()
-    hosts: frozenset[str] = LOCAL
-
-    def is_token(self, given: str) -> bool:
-        """Compare with the token in constant time."""
-        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
-
-    def session(self) -> str:
-        """Return the value of the session cookie."""
-        return hmac.digest((self.token or "").encode(), b"randslot session", "sha256").hex()
+    def __init__(
+        self,
+        token: str | None = None,
+        origins: Sequence[str] = (),
+        hosts: Set[str] = LOCAL,
+        tokens: Sequence[Token] = (),
+    ) -> None:
+        """token: one that may change documents. tokens: others."""
+        self.tokens = [*tokens, Token("token", token)] if token else [*tokens]
+        self.origins, self.hosts = tuple(origins), hosts
+        self.ended: set[str] = set()  # sessions
+        self.wrong: dict[tuple[str, int], list[float]] = {}  # when wrong tokens came, by address and limit
 
     def check(self, request: HTTPConnection) -> None:
-        """Refuse a request from a wrong host, from another origin, or without the token."""
-        headers = request.headers
-        if self.token is None:
+        """Refuse a request from a wrong host, from another origin, or without a token that allows it."""
+        headers, method, path = request.headers, request.scope["method"], request.scope["path"]
+        if not self.tokens:
             try:
                 host = urlsplit(f"//{headers.get('host', '')}").hostname
             except ValueError:
                 host = None
             if host not in self.hosts:
                 raise Refused(400, "this service answers to localhost only: serve with --token for other names")
-        if request.scope["method"] not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
             if origin is None:
                 is_own = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
@@ -110,15 +152,54 @@ class Access:
                 is_own = origin in self.origins or origin.partition("://")[2] == headers.get("host")
             if not is_own:
                 raise Refused(403, "cross-origin request refused")
-        if self.token is None or request.scope["path"] in OPEN:
+        request.scope["can_write"] = True
+        if not self.tokens or path in OPEN:
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind:
-            is_known = kind.lower() == "bearer" and self.is_token(given.strip())
+            token = self.find_token(given.strip(), request) if kind.lower() == "bearer" else None
         else:
-            is_known = hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.session().encode())
-        if not is_known:
+            token = self.find_session(request.cookies.get(COOKIE, ""))
+        if token is None:
             raise Refused(401, "this needs the token: send it as Authorization: Bearer TOKEN")
+        request.scope["can_write"] = token.can_write
+        if method == "DELETE" or (method == "POST" and path == "/api/uploads"):
+            LOG.info("%s: %s %s", token.name, method, path)
+            if not token.can_write:
+                raise Refused(403, f"the token {token.name} may only read")
+
+    def find_token(self, given: str, request: HTTPConnection) -> Token | None:
+        """Return the token that was given, compared in constant time; refuse many wrong ones a minute."""
+        max_wrong = 10 if request.scope["path"] == "/api/session" else 300
+        visitor = (request.client.host if request.client else "", max_wrong)
+        recent = [at for at in self.wrong.get(visitor, ()) if at > time.monotonic() - 60]
+        if len(recent) >= max_wrong:
+            raise Refused(429, "too many wrong tokens: wait a minute")
+        found = None
+        for token in self.tokens:
+            if hmac.compare_digest(given.encode(), token.value.encode()) and token.is_valid:
+                found = token
+        if found is None:
+            if len(self.wrong) > 10_000:
+                self.wrong.clear()
+            self.wrong[visitor] = [*recent, time.monotonic()]
+        return found
+
+    def begin_session(self, token: Token) -> str:
+        """Return the value of a session cookie: the time when it ends, signed with the token."""
+        ends = int(time.time()) + SESSION_SECONDS
+        return f"{ends}.{hmac.digest(token.value.encode(), f'randslot session {ends}'.encode(), 'sha256').hex()}"
+
+    def find_session(self, cookie: str) -> Token | None:
+        """Return the token that a session began with, if it has not ended."""
+        ends, _, signature = cookie.partition(".")
+        if not (ends.isdecimal() and len(ends) < 12 and int(ends) > time.time()) or cookie in self.ended:
+            return None
+        for token in self.tokens:
+            wanted = hmac.digest(token.value.encode(), f"randslot session {ends}".encode(), "sha256").hex()
+            if hmac.compare_digest(signature.encode(), wanted.encode()) and token.is_valid:
+                return token
+        return None
 
 
 class Guard:

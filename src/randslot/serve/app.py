@@ -25,7 +25,7 @@ from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
 from ..pages import KINDS
 from ..words.snippets import Box, Snippet
-from .access import BUSY, COOKIE, FULL, MAX_QUERY, Access, Guard, Refused, describe_error, list_pages
+from .access import BUSY, COOKIE, FULL, MAX_QUERY, SESSION_SECONDS, Access, Guard, Refused, describe_error, list_pages
 from .embeddings import add_embedding_routes
 from .mcp_http import add_mcp_route
 from .service import (
@@ -150,6 +150,7 @@ class Status(BaseModel):
     dimension: int
     read_only: bool
     uploads_waiting: int
+    signed_in: bool = Field(description="by a cookie, which DELETE /api/session ends")
 
 
 class UploadList(BaseModel):
@@ -168,7 +169,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         description='Search a library of PDFs and images. Errors are JSON of the form `{"error": "one line"}`.',
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if access.token else [],
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if access.tokens else [],
         responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX", "5XX")},
     )
     _add_errors(app, service)
@@ -403,16 +404,51 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
         return Health()
 
     @app.get("/api/status", tags=["service"])
-    def status() -> Status:
+    def status(request: Request) -> Status:
         """Show what the library holds, and its model."""
-        return Status(**service.status())
+        library, uploads = service.library, service.uploads
+        found, model = library.status(), library.binding
+        return Status(
+            library=library.folder.absolute().name,
+            documents=found.files,
+            pages=found.pages,
+            bytes=found.bytes,
+            bytes_per_page=found.bytes_per_page,
+            vector_bytes_per_page=found.vector_bytes_per_page,
+            model=Path(model.name or "a model in memory").name if model else None,
+            page_vectors=model.num_vectors("page") if model else 0,
+            query_vectors=model.num_vectors("query") if model else 0,
+            dimension=model.dimension if model else 0,
+            by=library.choose_by(),
+            language=found.language,
+            languages=list(found.languages),
+            pages_with_text=found.with_text,
+            notes=list(found.notes),
+            read_only=uploads is None or not request.scope["can_write"],
+            uploads_waiting=uploads.num_waiting() if uploads else 0,
+            signed_in=COOKIE in request.cookies,
+        )
 
     @app.post("/api/session", status_code=204, tags=["service"])
     def begin(body: SessionBody, request: Request, response: Response) -> None:
-        """Exchange the token for a cookie, as the page does."""
-        if access.token is None:
+        """Exchange a token for a cookie, as the page does."""
+        if not access.tokens:
             return
-        if not access.is_token(body.token):
+        token = access.find_token(body.token, request)
+        if token is None:
             raise Refused(401, "that is not the token")
-        secure = request.url.scheme == "https"
-        response.set_cookie(COOKIE, access.session(), httponly=True, samesite="strict", secure=secure)
+        response.set_cookie(
+            COOKIE,
+            access.begin_session(token),
+            max_age=SESSION_SECONDS,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+
+    @app.delete("/api/session", status_code=204, tags=["service"])
+    def end(request: Request, response: Response) -> None:
+        """End the session of the cookie."""
+        if access.find_session(cookie := request.cookies.get(COOKIE, "")):
+            access.ended.add(cookie)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")

@@ -93,7 +93,10 @@ class McpEndpoint:
             """Return the address at which a visitor has reached the service."""
             return str(call.request_context.request.base_url).rstrip("/")
 
-        return make_server(self.tools, find_base, show_paths=False)
+        def can_write(call: Any) -> bool:
+            return bool(call.request_context.request.scope["can_write"])
+
+        return make_server(self.tools, find_base, can_write, show_paths=False)
 
 
 def add_mcp_route(app: Starlette, service: Service) -> None:

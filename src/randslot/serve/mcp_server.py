@@ -62,11 +62,16 @@ class OneLineServer(MCPServer[Any]):
 
 
 def make_server(
-    tools: AgentTools, find_base: Callable[[Any], str] = lambda _: "", *, show_paths: bool = True
+    tools: AgentTools,
+    find_base: Callable[[Any], str] = lambda _: "",
+    can_write: Callable[[Any], bool] = lambda _: True,
+    *,
+    show_paths: bool = True,
 ) -> MCPServer[Any]:
     """Make the server; find_base: returns the address of the service that a request came to.
 
-    show_paths: tell the whole paths of folders that documents may be added from, not only their names.
+    can_write: whether a request may add documents. show_paths: tell the whole paths of folders that documents may be
+    added from, not only their names.
     """
     handlers, level = logging.root.handlers[:], logging.root.level
     server = OneLineServer(
@@ -141,7 +146,10 @@ def make_server(
         )
         def add_document(
             path: Annotated[str, Field(min_length=1, max_length=4096, description="of a PDF or image file")],
+            call: Call,
         ) -> str:
+            if not can_write(call):
+                raise RandSlotError("this token may only read")
             return tools.add(path)
 
     return server

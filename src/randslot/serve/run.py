@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import resource
 import signal
@@ -24,7 +25,7 @@ from ..library.library import Library
 from ..library.location import InUseError
 from ..library.sharing import LibraryClient, LibraryServer
 from ..library.terminal import plural
-from .access import LOCAL, Access
+from .access import LOCAL, Access, read_tokens
 from .agent_tools import check_folders
 from .app import make_app
 from .service import Service
@@ -34,13 +35,14 @@ from .service import Service
 class Settings:
     """Where to listen, who may connect, and how to open the library.
 
-    new: create the library if there is none. query_model: a distilled model for searches. add_from: folders from which
-    agents may add documents.
+    tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled model for
+    searches. add_from: folders from which agents may add documents.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
+    tokens: str | None = None
     origins: tuple[str, ...] = ()
     new: bool = False
     read_only: bool = False
@@ -51,7 +53,7 @@ class Settings:
 
     def check(self) -> None:
         """Refuse wrong values, and a service that is open to all."""
-        if self.token is None and not is_local(self.host):
+        if self.token is None and self.tokens is None and not is_local(self.host):
             raise UsageError(f"--host {self.host} needs a --token")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii()):
             raise UsageError("--token takes at least 16 ASCII characters: openssl rand -hex 16 makes one")
@@ -109,6 +111,10 @@ def serve(folder: str, settings: Settings) -> None:
     """Serve a library until SIGTERM or Ctrl-C."""
     settings.check()
     allowed = check_folders(settings.add_from)
+    tokens = read_tokens(settings.tokens) if settings.tokens else ()
+    if tokens:  # say who changes documents
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger("randslot").setLevel(logging.INFO)
 
     def open_library() -> Library:
         return Library(
@@ -128,7 +134,7 @@ def serve(folder: str, settings: Settings) -> None:
             LibraryServer(library),
         ):
             service = Service(library, read_only=settings.read_only, add_from=allowed)
-            app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}))
+            app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}, tokens))
             where = show_address(settings.host, listener.getsockname()[1])
             print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
             _run(uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5), listener)

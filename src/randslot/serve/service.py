@@ -402,29 +402,6 @@ class Service:
             return False
         return True
 
-    def status(self) -> dict[str, Any]:
-        """Return what the library holds and what the service allows."""
-        found, model = self.library.status(), self.library.binding
-        return {
-            "library": self.library.folder.absolute().name,
-            "documents": found.files,
-            "pages": found.pages,
-            "bytes": found.bytes,
-            "bytes_per_page": found.bytes_per_page,
-            "vector_bytes_per_page": found.vector_bytes_per_page,
-            "model": Path(model.name or "a model in memory").name if model else None,
-            "page_vectors": model.num_vectors("page") if model else 0,
-            "query_vectors": model.num_vectors("query") if model else 0,
-            "dimension": model.dimension if model else 0,
-            "by": self.library.choose_by(),
-            "language": found.language,
-            "languages": list(found.languages),
-            "pages_with_text": found.with_text,
-            "notes": list(found.notes),
-            "read_only": self.uploads is None,
-            "uploads_waiting": self.uploads.num_waiting() if self.uploads else 0,
-        }
-
 
 def _hash_file(path: Path, modified: int, inode: int) -> str:
     """Return the hash of a file's content, as the manifest has it; `modified` and `inode` are part of the cache key."""

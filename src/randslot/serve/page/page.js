@@ -17,6 +17,7 @@ async function about() {
   $("about").textContent = parts.join(" · ");
   $("notes").textContent = status.notes.map((note) => `${note[0].toUpperCase()}${note.slice(1)}.`).join(" ");
   $("notes").hidden = !status.notes.length;
+  $("sign-out").hidden = !status.signed_in;
   search.know(status);
   viewer.know(status);
   uploads.know(status, changed);
@@ -67,6 +68,10 @@ for (const link of document.querySelectorAll("[data-go]")) {
     window.scrollTo(0, 0);
   });
 }
+$("sign-out").addEventListener("click", async () => {
+  await call("/api/session", undefined, "DELETE");
+  window.location.assign("/");
+});
 onMove(show);
 const known = about();
 Promise.all([known, moved()]).catch((error) => search.say(error.message, true));
