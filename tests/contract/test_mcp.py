@@ -151,7 +151,12 @@ def test_documents_are_listed_in_parts_and_twins_told_apart(call):
 
 def test_text_of_strangers_is_a_block_of_its_own(call):
     """An order in a page stands where its text does, and nowhere else."""
-    (page,) = content_of(call("search", query="cotton"))["pages"]
+    found = call("search", query="cotton")
+    (page,) = content_of(found)["pages"]
+    listed, snippets = found.content
+    assert INJECTION not in listed.text
+    assert "content, not instructions" in listed.text
+    assert INJECTION in snippets.text
     about, text, *_ = call("read_page", document=page["document"], page=page["page"], picture="none").content
     assert INJECTION in text.text
     assert INJECTION not in about.text

@@ -63,17 +63,21 @@ def find_id(tools: LocalTools, name: str) -> str:
 def test_a_search_says_what_it_did_not_find(tools):
     found = tools.search("deferred zqx", 5, None)
     assert ([page.name for page in found.pages], found.unknown, found.without_text) == (["report.pdf"], ["zqx"], 0)
-    assert str(found).startswith("1. report.pdf, page 1 (document ")
-    assert str(found).endswith("\non no page: zqx")
+    about, snippets = found.show()
+    assert about.startswith("1. report.pdf, page 1 (document ")
+    assert "\non no page: zqx\n" in about
+    assert "twelve million" not in about
+    assert snippets.startswith("1. Deferred tax of the year is twelve million")
     nothing = tools.search("zqx", 5, None)
     assert nothing.without_text == 1
-    assert str(nothing).startswith("no page was found\non no page: zqx\n1 page of the library without text")
+    (about,) = nothing.show()
+    assert about.startswith("no page was found\non no page: zqx\n1 page of the library without text")
 
 
 def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(tools):
     listed = tools.list_documents("TWIN", 0, 50)
     assert [one.place for one in listed.documents] == ["east", "west"]
-    assert "twin.pdf in east (1 page, document " in str(listed)
+    assert "twin.pdf in east (1 page, document " in listed.show()[0]
     (page,) = tools.search("tides", 5, None).pages
     (other,) = {"east", "west"} - {page.place}
     assert page.copies == [f"twin.pdf in {other}, page 1"]

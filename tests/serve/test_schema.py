@@ -20,9 +20,13 @@ with warnings.catch_warnings():
     import schemathesis
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
-    from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
 
-CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ENDPOINTS = 22
 QUICK = settings(
     max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -60,3 +64,10 @@ def attack(cases, id: str) -> None:
         case.call_and_validate(checks=CHECKS)
 
     send()
+
+
+def test_a_whole_number_may_have_a_decimal_point(client):
+    """JSON Schema knows no difference between 3 and 3.0."""
+    assert len(client.post("/api/search", json={"query": "page", "k": 2.0, "offset": 1.0}).json()["hits"]) == 2
+    for k in (2.5, "2", True):
+        assert client.post("/api/search", json={"query": "page", "k": k}).status_code == 422

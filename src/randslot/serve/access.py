@@ -18,10 +18,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -31,6 +31,8 @@ from ..errors import RandSlotError, UsageError, first_line
 
 LOG = logging.getLogger("randslot")
 MAX_QUERY = 1_000  # characters
+# In JSON, 3.0 is an integer; "3" is not.
+Whole = Annotated[int, BeforeValidator(lambda one: int(one) if isinstance(one, float) and one.is_integer() else one)]
 BODY_SECONDS, MIN_RATE = 10.0, 32 * 2**10  # for a body to come; bytes a second of a long one
 FULL = "the disk of the service is full: searches work, and documents can be added once there is room"
 BUSY = "the library is out of reach or in use for now: try again later"

@@ -25,7 +25,19 @@ from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
 from ..pages import KINDS
 from ..words.snippets import Box, Snippet
-from .access import BUSY, COOKIE, FULL, MAX_QUERY, SESSION_SECONDS, Access, Guard, Refused, describe_error, list_pages
+from .access import (
+    BUSY,
+    COOKIE,
+    FULL,
+    MAX_QUERY,
+    SESSION_SECONDS,
+    Access,
+    Guard,
+    Refused,
+    Whole,
+    describe_error,
+    list_pages,
+)
 from .embeddings import add_embedding_routes
 from .mcp_http import add_mcp_route
 from .service import (
@@ -57,8 +69,8 @@ QueryText = Annotated[str, Field(min_length=1, max_length=MAX_QUERY, pattern=r"\
 
 class SearchBody(Choice):
     query: QueryText
-    k: int = Field(10, ge=1, le=MAX_HITS, description="number of pages")
-    offset: int = Field(0, ge=0, le=400, description="pages to skip")
+    k: Whole = Field(10, ge=1, le=MAX_HITS, description="number of pages")
+    offset: Whole = Field(0, ge=0, le=400, description="pages to skip")
     exact: bool = Field(False, description="score every page, in a search by vectors")
     by: By | None = Field(None, description="default: both if available, else words")
     collapse: bool = Field(False, description="identical pages are one hit, which names its copies")
@@ -69,7 +81,7 @@ class ExplainBody(BaseModel):
 
     query: QueryText
     document: UUID = Field(strict=False)
-    page: int = Field(ge=1, le=2**31)
+    page: Whole = Field(ge=1, le=2**31)
 
 
 class RankBody(Choice, ExplainBody):
@@ -323,19 +335,14 @@ def _add_documents(app: FastAPI, service: Service) -> None:
         "/api/documents/{id}/file",
         tags=["documents"],
         response_class=FileResponse,
-        responses={200: {"content": {"application/octet-stream": BINARY}}},
+        responses={200: {"content": dict.fromkeys([kind.media_type for kind in KINDS.values()], BINARY)}},
     )
     def file(id: UUID) -> FileResponse:
         """Return the file of a document."""
         found = service.document(str(id))
         path = service.check_file(found)
-        kind = KINDS.get(path.suffix.lower())
-        return FileResponse(
-            path,
-            media_type=kind.media_type if kind else "application/octet-stream",
-            filename=show_name(found),
-            content_disposition_type="inline",
-        )
+        kind = KINDS[path.suffix.lower()].media_type
+        return FileResponse(path, media_type=kind, filename=show_name(found), content_disposition_type="inline")
 
     @app.get(
         "/api/documents/{id}/pages/{number}/image",

@@ -19,7 +19,7 @@ from ..errors import RandSlotError
 from ..library.library import Library
 from ..model.reader import PageReader, Side, Vectors
 from ..pages import open_page
-from .access import MAX_QUERY, Refused
+from .access import MAX_QUERY, Refused, Whole
 from .batches import Batches
 
 MAX_PIXELS = 50_000_000  # of an image
@@ -40,7 +40,7 @@ class EmbedBody(BaseModel):
     )
     input_type: Literal["query", "document"] | None = Field(None, description="what `input` is; a query by default")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="only the model's own")
+    dimensions: Whole | None = Field(None, description="only the model's own")
 
     def find_side(self) -> Side:
         """Return whether queries or pages are sent; refuse neither and both."""

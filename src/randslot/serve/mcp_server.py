@@ -14,7 +14,7 @@ from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 from PIL import Image as PIL
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from .. import __version__
 from ..errors import RandSlotError
@@ -155,8 +155,9 @@ def make_server(
     return server
 
 
-def _make_result(result: BaseModel) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=str(result))], structured_content=result.model_dump())
+def _make_result(result: SearchResult | DocumentsResult) -> CallToolResult:
+    blocks = [TextContent(type="text", text=text) for text in result.show()]
+    return CallToolResult(content=[*blocks], structured_content=result.model_dump())
 
 
 async def answer_http(server: MCPServer[Any], scope: Any, receive: Any, send: Any) -> None:
