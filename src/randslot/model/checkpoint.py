@@ -57,7 +57,7 @@ def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
     if has_adapter(backbone.model):
         raise RandSlotError("this model has an adapter already; omit lora to continue with it")
     bare = dict(backbone.model.state_dict()) if backbone.source.folder is None else {}
-    with in_one_line("add this adapter", UsageError), torch_seed(seed):
+    with in_one_line(f"add adapter {str(config)[:80]}", UsageError), torch_seed(seed):
         backbone.model.add_adapter(config)
     for parameter in backbone.model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
