@@ -12,8 +12,16 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import UsageError
-from randslot.evaluation.compare import ComparedSearch, compare_models, compare_runs, find_frontier, list_compared
+from randslot.evaluation.compare import (
+    ComparedSearch,
+    compare_models,
+    compare_runs,
+    describe_interval,
+    find_frontier,
+    list_compared,
+)
 from randslot.evaluation.evaluate import evaluate_model
+from randslot.evaluation.result_files import read_results
 from randslot.evaluation.tasks import Task, own_task
 from research.samples.sets import write_set
 from support import others
@@ -65,6 +73,18 @@ def test_a_steady_gain_is_told_from_noise(tmp_path):
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
     narrower = rows["all tasks"][5] - rows["all tasks"][4]
     assert narrower == pytest.approx((high - low) / np.sqrt(3), rel=0.1)
+
+
+def test_a_score_has_an_interval_over_its_queries(tmp_path):
+    """As wide as the normal approximation says."""
+    values = np.random.default_rng(1).uniform(0, 1, 400)
+    (result,) = read_results(make_results(tmp_path, "first", {"task": values.tolist()}))
+    words = describe_interval(result).split()
+    low, high = float(words[3]), float(words[5])
+    error = 100 * values.std() / np.sqrt(400)
+    assert (low + high) / 2 == pytest.approx(100 * values.mean(), abs=0.2)
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    assert words[-2:] == ["400", "queries)"]
 
 
 def test_pairing_makes_intervals_narrow(tmp_path):

@@ -82,6 +82,11 @@ def evaluate(
         results = [evaluate_search(task, output, by=how, model=model, name=name, tell=tell) for task in chosen]
     for line in list_means(results):
         print(line)
+    if by is not SearchBy.vectors:
+        from ..evaluation.compare import describe_interval
+
+        for result in results:
+            print(describe_interval(result))
     if results:  # only the first process of torchrun has them
         print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 

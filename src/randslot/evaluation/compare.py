@@ -65,6 +65,14 @@ def judge(difference: float, samples: Scores) -> Verdict:
     return difference, low, high, "better" if low > 0 else "worse" if high < 0 else "within noise"
 
 
+def describe_interval(result: Result) -> str:
+    """Return a line with the interval of a task's nDCG@5 over its queries, by bootstrap."""
+    scores = [100 * np.array(subset.each) for subset in result.subsets.values()]
+    _, low, high, _ = judge_tasks({result.task: scores}, np.random.default_rng(42))[result.task]
+    num = sum(map(len, scores))
+    return f"{result.task}: nDCG@5 from {low:.2f} to {high:.2f} ({LEVEL} % interval, {num} queries)"
+
+
 # -- runs
 
 
