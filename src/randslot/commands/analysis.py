@@ -11,7 +11,7 @@ import typer
 from ..errors import UsageError
 from ..extras import needs_extra
 from ..tables import Style, write_table
-from .options import TrustRemoteCode, tell
+from .options import Rerank, TrustRemoteCode, tell
 
 
 @needs_extra("evaluate")
@@ -64,6 +64,7 @@ def compare(
     ],
     data: Annotated[Path | None, typer.Option(help="A set of your own, whose pages models are compared on.")] = None,
     both: Annotated[bool, typer.Option("--both", help="With --data: also words and vectors of each together.")] = False,
+    rerank: Rerank = None,
     base: Annotated[
         str | None, typer.Option(help="The run to compare with, by its name or a part of it; else the first found.")
     ] = None,
@@ -93,7 +94,9 @@ def compare(
     if base is not None:
         raise UsageError("--base is for folders of results. With --data, the first search is the base.")
     task = own_task(data)
-    compared = compare_models(searches, task, output, both=both, trust_remote_code=trust_remote_code, tell=tell)
+    compared = compare_models(
+        searches, task, output, both=both, rerank=rerank, trust_remote_code=trust_remote_code, tell=tell
+    )
     print(write_table(list_compared(compared), style))
     points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in compared}
     draw_frontier(points, [one.search for one in find_frontier(compared)], output / "compare.svg")

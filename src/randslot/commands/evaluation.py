@@ -12,7 +12,7 @@ import typer
 from ..errors import UsageError
 from ..extras import needs_extra
 from ..tables import Style
-from .options import Inference, PageVectors, QueryVectors, Reduction, SearchBy, Seed, TrustRemoteCode, tell
+from .options import Inference, PageVectors, QueryVectors, Reduction, Rerank, SearchBy, Seed, TrustRemoteCode, tell
 
 
 @needs_extra("evaluate")
@@ -28,6 +28,7 @@ def evaluate(
         SearchBy,
         typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
     ] = SearchBy.vectors,
+    rerank: Rerank = None,
     inference: Inference = None,
     query_vectors: QueryVectors = None,
     page_vectors: PageVectors = None,
@@ -68,8 +69,8 @@ def evaluate(
 
         from ..evaluation.evaluate import evaluate_model
 
-        if model is None:
-            raise UsageError("name a model to evaluate, or --by words")
+        if model is None or rerank is not None:
+            raise UsageError("name a model to evaluate; --rerank needs --by words or both, which search a library")
         results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
         if distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()  # else its threads may abort the process at exit
@@ -79,7 +80,9 @@ def evaluate(
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError(f"--by {by.value} takes the model as saved, without other settings, in one process")
         how: Any = by.value
-        results = [evaluate_search(task, output, by=how, model=model, name=name, tell=tell) for task in chosen]
+        results = [
+            evaluate_search(task, output, by=how, model=model, rerank=rerank, name=name, tell=tell) for task in chosen
+        ]
     for line in list_means(results):
         print(line)
     if by is not SearchBy.vectors:

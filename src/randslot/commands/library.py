@@ -100,6 +100,24 @@ def sketch(
         print("searches of fewer than 20,000 pages gain little: --remove deletes the sketches")
 
 
+@library_app.command()
+def rerank(
+    library: Place,
+    model: Annotated[str, typer.Argument(help="Cross-encoder (folder, hub id), server URL, or none.")],
+) -> None:
+    """Rerank the first hits of all searches.
+
+    randslot library rerank cross-encoder/ms-marco-MiniLM-L6-v2 -l mylib
+    randslot library rerank http://localhost:8080 -l mylib
+    randslot library rerank none -l mylib
+    """
+    from ..library.library import Library
+
+    with Library(library, create=False) as opened:
+        opened.remember_reranker(None if model == "none" else model)
+    print("searches are not reranked" if model == "none" else f"searches are reranked by {model}")
+
+
 @library_app.command("list")
 def list_files(library: Place, as_json: AsJson = False) -> None:
     """List the files of a library.

@@ -58,6 +58,10 @@ ModelPlace = Annotated[
 QueryModel = Annotated[
     str | None, typer.Option(metavar="MODEL", rich_help_panel=ADVANCED, help="Distilled model that encodes queries.")
 ]
+Rerank = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Rerank the first hits: cross-encoder, server URL, or none."),
+]
 Inference = Annotated[
     str | None, typer.Option(metavar="SLOTS", rich_help_panel=ADVANCED, help="Slots when encoding: random, zero, ...")
 ]

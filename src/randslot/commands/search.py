@@ -19,6 +19,7 @@ from .options import (
     Place,
     QueryModel,
     QueryVectors,
+    Rerank,
     SearchBy,
     TrustRemoteCode,
     flag,
@@ -69,6 +70,7 @@ def search(
         SearchBy | None,
         typer.Option(metavar="words|vectors|both", help="Default: both if available, else words."),
     ] = None,
+    rerank: Rerank = None,
     show: Annotated[bool, flag("--open", help="Open the first result.")] = False,
     as_json: AsJson = False,
     copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
@@ -87,6 +89,7 @@ def search(
     randslot search "deferred tax" --filter source=report.pdf --filter page=10-20 --explain
     randslot search - -l mylib --json < questions.txt
     randslot search "deferred tax" -l mylib --query-model light
+    randslot search "deferred tax" -l mylib --rerank cross-encoder/ms-marco-MiniLM-L6-v2
     """
     from ..library.sharing import open_library
     from ..library.terminal import open_hit, print_hits, show_waiting
@@ -110,7 +113,14 @@ def search(
         ) as opened,
     ):
         results = opened.search_results(
-            queries, k, by=how, filters=chosen, exact=exact, query_vectors=query_vectors, collapse=not copies
+            queries,
+            k,
+            by=how,
+            filters=chosen,
+            exact=exact,
+            query_vectors=query_vectors,
+            collapse=not copies,
+            rerank=rerank,
         )
         notes = _list_notes(opened, results, chosen)
     if ignored and all(hit.by == "words" for result in results for hit in result.hits):
@@ -151,6 +161,8 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             return [*notes, f"no file of the library matches --filter {named}: randslot library list shows all"]
     pages = "no page with this filter" if filters else "no page"
     for result in results:
+        if result.rerank_note:
+            notes.append(result.rerank_note)
         if result.unknown:
             words = [readable(word if len(word) <= 60 else f"{word[:60]}…") for word in result.unknown]
             notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words))

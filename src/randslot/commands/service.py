@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import ADVANCED, AsJson, ModelPlace, Place, QueryModel, TrustRemoteCode, flag
+from .options import ADVANCED, AsJson, ModelPlace, Place, QueryModel, Rerank, TrustRemoteCode, flag
 
 AddFrom = Annotated[
     list[str] | None,
@@ -44,6 +44,7 @@ def serve(
     ] = None,
     model: ModelPlace = None,
     query_model: QueryModel = None,
+    rerank: Rerank = None,
     trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
 ) -> None:
@@ -66,6 +67,7 @@ def serve(
         read_only=read_only,
         model=model,
         query_model=query_model,
+        rerank=rerank,
         add_from=tuple(add_from or ()),
         trust_remote_code=trust_remote_code,
     )

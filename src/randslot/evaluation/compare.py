@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..files import write_json
 from ..library.library import Library
+from ..library.rerank import Reranker, open_reranker
 from ..library.results import By
 from ..library.stores.points import BYTES_PER_NUMBER
 from ..model.reader import PageReader
@@ -129,7 +131,7 @@ def _scores(results: dict[str, Result]) -> dict[str, float]:
 # -- models on your pages
 
 
-Candidate = tuple[str, By, Library]  # a search to compare, with its label
+Candidate = tuple[str, By, Library, Reranker | None]  # a search to compare, with its label
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def compare_models(
     output: Path,
     *,
     both: bool = False,
+    rerank: str | None = None,
     trust_remote_code: bool = False,
     tell: Tell = lambda _: None,
     draws: int = DRAWS,
@@ -166,10 +169,11 @@ def compare_models(
     """Compare searches of the pages of your own set: by "words", or by the vectors of models (folders or hub ids).
 
     Every model gets a library, kept in `output`, so that a stopped run can resume. both: also search by words and
-    vectors of each model together. Times are measured in turns, so that a busy moment hits all searches.
+    vectors of each model together. rerank: also each search with its first hits reranked by this model. Times are
+    measured in turns, so that a busy moment hits all searches.
     """
     pages = find_pages(task)
-    if len(models) + both < 2:
+    if len(models) + both + (rerank is not None) < 2:
         raise UsageError("name two or more to compare: models, or words")
     subsets = list(task.subsets())
     with ExitStack() as stack:
@@ -180,20 +184,25 @@ def compare_models(
             library = Library(place_library(task, output, model), model, trust_remote_code=trust_remote_code)
             fill_library(stack.enter_context(library), pages, tell)
             label = Path(name).name or name
-            candidates.append((label, "vectors" if model else "words", library))
+            candidates.append((label, "vectors" if model else "words", library, None))
             if model and both:
-                candidates.append((f"{label} and words", "both", library))
+                candidates.append((f"{label} and words", "both", library, None))
             if model:
                 encode_seconds[library] = _time_encoding(library.models.model, subsets[0].pages)
+        if rerank is not None:
+            reranker = open_reranker(rerank, seconds=math.inf, trust_remote_code=trust_remote_code)
+            for label, by, library, _ in list(candidates):
+                candidates.append((f"{label}, reranked", by, library, reranker))
         scores: list[list[Scores]] = []
-        for label, by, library in candidates:
+        for label, by, library, own_reranker in candidates:
             tell(f"searching by {label}")
-            scores.append([100 * np.array(ask_library(library, subset, by, pages).each) for subset in subsets])
+            found = [ask_library(library, subset, by, pages, own_reranker) for subset in subsets]
+            scores.append([100 * np.array(result.each) for result in found])
         queries: list[str] = []
         for subset in subsets:
             queries += subset.queries.values()
         compared: list[ComparedSearch] = []
-        for (label, by, library), own, seconds in zip(
+        for (label, by, library, _), own, seconds in zip(
             candidates, scores, _time_searches(candidates, queries), strict=True
         ):
             differences = [after - before for after, before in zip(own, scores[0], strict=True)]
@@ -242,9 +251,9 @@ def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> l
     """Return the median seconds of each search over about 15 queries, each asked of all searches in turn."""
     seconds: list[list[float]] = [[] for _ in candidates]
     for query in queries[:: max(len(queries) // 15, 1)]:
-        for (_, by, library), times in zip(candidates, seconds, strict=True):
+        for (_, by, library, reranker), times in zip(candidates, seconds, strict=True):
             start = time.perf_counter()
-            library.search(query, by=by)
+            library.search(query, by=by, rerank=reranker or False)
             times.append(time.perf_counter() - start)
     return [median(times[1:] or times) for times in seconds]  # the first warms up
 

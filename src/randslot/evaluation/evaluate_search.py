@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import RandSlotError, UsageError
 from ..library.library import Library
+from ..library.rerank import Reranker, open_reranker
 from ..library.results import By
 from ..pages.ocr import find_engine
 from .metrics import ndcg
@@ -20,25 +22,34 @@ Tell = Callable[[str], None]
 
 
 def evaluate_search(
-    task: Task, output: Path, *, by: By, model: str | None = None, name: str | None = None, tell: Tell = lambda _: None
+    task: Task,
+    output: Path,
+    *,
+    by: By,
+    model: str | None = None,
+    rerank: str | None = None,
+    name: str | None = None,
+    tell: Tell = lambda _: None,
 ) -> Result:
     """Index the pages of a set, ask its questions, and write nDCG to a file.
 
-    The library stays in the folder of results: the next run reads only what changed. name: the search in tables.
+    The library stays in the folder of results: the next run reads only what changed. rerank: a reranker of the first
+    hits. name: the search in tables.
     """
     if (model is None) != (by == "words"):
         raise UsageError("name a model for --by both, and none for --by words")
     pages = find_pages(task)
+    reranker = open_reranker(rerank, seconds=math.inf) if rerank else None
     with Library(place_library(task, output, model), model) as library:
         fill_library(library, pages, tell)
         status, binding = library.status(), library.binding
-        subsets = {subset.name: ask_library(library, subset, by, pages) for subset in task.subsets()}
-    shown, label = name or model or WORDS, f"by {by}"
+        subsets = {subset.name: ask_library(library, subset, by, pages, reranker) for subset in task.subsets()}
+    shown, label = name or model or WORDS, f"by {by}" + (f", reranked by {Path(rerank).name}" if rerank else "")
     result = Result(
         file=name_file(output, shown, label, f"{task.benchmark}-{task.name}"),
         model=shown,
         weights=binding.weights if binding else WORDS,
-        settings={"seed": 0, "by": by, "language": status.language, "origins": dict(status.origins)},
+        settings={"seed": 0, "by": by, "rerank": rerank, "language": status.language, "origins": dict(status.origins)},
         label=label,
         counts={side: binding.num_vectors(side) if binding else 0 for side in ("query", "page")},
         benchmark=task.benchmark,
@@ -76,9 +87,15 @@ def fill_library(library: Library, pages: Path, tell: Tell) -> None:
         logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
 
 
-def ask_library(library: Library, subset: Subset, by: By, pages: Path) -> SubsetResult:
+def ask_library(
+    library: Library, subset: Subset, by: By, pages: Path, reranker: Reranker | None = None
+) -> SubsetResult:
     """Search for the queries of a subset, and return nDCG of the found pages."""
-    found = library.search_all(list(subset.queries.values()), max(CUTS), by=by)
+    results = library.search_results(list(subset.queries.values()), max(CUTS), by=by, rerank=reranker or False)
+    for result in results:
+        if result.rerank_note:
+            raise RandSlotError(result.rerank_note)
+    found = [result.hits for result in results]
     each: dict[int, list[float]] = {cut: [] for cut in CUTS}
     for id, hits in zip(subset.queries, found, strict=True):
         ranked = []

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from PIL import Image
@@ -33,6 +33,7 @@ from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, ope
 from .manifest import File
 from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, LoggingReader
+from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import check_metadata, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
@@ -123,6 +124,7 @@ class Library:
         self.looked_at = time.monotonic()
         self.words.load(about.get("words") or {})
         self.sketches.take(about)
+        self.models.remembered_reranker = about.get("rerank")
 
     def close(self) -> None:
         """Close the library; another process can open it then."""
@@ -330,6 +332,7 @@ class Library:
         exact: bool = False,
         query_vectors: int | None = None,
         collapse: bool = False,
+        rerank: str | Reranker | Literal[False] | None = None,
     ) -> list[Hit]:
         """Return the k best pages for a query, best first; ties by source and page.
 
@@ -337,9 +340,12 @@ class Library:
         Words in quotes are a phrase; pages that have a word with a minus before it are left out. filters: "source" (a
         path, name, folder or wildcards), "page" (a number, or first and last), and metadata by their keys; all must
         hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
-        budget of the query than the model's own. collapse: identical pages are one hit, which names its copies.
+        budget of the query than the model's own. collapse: identical pages are one hit, which names its copies. rerank:
+        a cross-encoder (folder, hub id, or URL of a server), or what `open_reranker` opens, that reads the first hits
+        again; by default the one that the library remembers, and False for none.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
+        options["rerank"] = rerank
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
@@ -352,11 +358,19 @@ class Library:
         self._look()
         return search(self, queries, k, explain=True, **options)
 
+    def remember_reranker(self, name: str | None) -> None:
+        """Rerank the hits of all searches by a model, or by none again; see `search`."""
+        if name is not None:
+            self.models.find_reranker(name)
+        with self.write():
+            self._update({"rerank": name})
+            self.models.remembered_reranker = name
+
     def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
         """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
         if self.words.language is None:
             return []
-        return self.search_results([query], 1, by="words", filters=filters)[0].unknown
+        return self.search_results([query], 1, by="words", filters=filters, rerank=False)[0].unknown
 
     def _look(self) -> None:
         """Look whether another process has changed languages or sketches."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..errors import MissingError, RandSlotError, UsageError
 from ..extras import needs_extra
 from ..model.reader import Identity, PageReader, find_teacher, is_url, read_identity
 from ..words.language import NO_STEMS, find_query_language
+from .rerank import Reranker, open_reranker
 from .stores.points import StoredPage, Vectors
 from .stores.store import Store
 
@@ -123,7 +124,8 @@ class LibraryModels:
     """The models of a library, each loaded when first needed. Safe in several threads.
 
     binding: which model the vectors are of; None while the library has none. student: the model of queries, if another.
-    reading_check: whether the model can read the pages; None if that is not known.
+    reading_check: whether the model can read the pages; None if that is not known. reranker, remembered_reranker: of
+    searches that name none; the second is written in the library.
     """
 
     def __init__(self, library: str, trust_remote_code: bool) -> None:
@@ -133,6 +135,9 @@ class LibraryModels:
         self.loaded: PageReader | None = None
         self.student: PageReader | None = None
         self.reading_check: ReadingCheck | None = None
+        self.reranker: str | Reranker | None = None
+        self.remembered_reranker: str | None = None
+        self._rerankers: dict[str, Reranker] = {}
         self._lock = Lock()
 
     def bind(self, model: Name | PageReader | Identity) -> Identity:
@@ -168,6 +173,18 @@ class LibraryModels:
         if differences := _compare(bound, spoken, (*FREE, *of_pages)):
             raise UsageError(f"library {self.library} was made with {differences}: distill its model as it is there")
         self.student = student
+
+    def find_reranker(self, wanted: str | Reranker | Literal[False] | None) -> Reranker | None:
+        """Return the reranker of a search, loaded: the library's own for None, none for False or "none"."""
+        wanted = (self.reranker or self.remembered_reranker) if wanted is None else wanted
+        if not wanted or wanted == "none":
+            return None
+        if not isinstance(wanted, str):
+            return wanted
+        with self._lock:
+            if wanted not in self._rerankers:
+                self._rerankers[wanted] = open_reranker(wanted, trust_remote_code=self.trust_remote_code)
+        return self._rerankers[wanted]
 
     def need_binding(self) -> Identity:
         """Return which model the vectors are of; UsageError if the library has no vectors."""

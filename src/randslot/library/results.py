@@ -86,6 +86,7 @@ class Hit:
     snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
     copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:
     where words of the query are: the file's "name" or "folder", the page's "title", "section", "heading" or "text".
+    rerank: the score by which a reranker has put this hit into its place.
     """
 
     id: str
@@ -101,6 +102,7 @@ class Hit:
     copies: tuple[Copy, ...] = ()
     twin: str | None = field(default=None, compare=False)
     fields: tuple[str, ...] = ()
+    rerank: float | None = None
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.
@@ -112,6 +114,8 @@ class Hit:
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
         del values["twin"]
+        if self.rerank is None:
+            del values["rerank"]
         return values
 
 
@@ -121,6 +125,7 @@ class QueryResult:
 
     unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
     library no search by words can find. is_cut: the search took too long, and some hits or snippets are missing.
+    rerank_note: why hits are in their first order, if a reranker failed or took too long.
     """
 
     by: By
@@ -128,6 +133,7 @@ class QueryResult:
     unknown: list[str] = field(default_factory=list)
     without_text: int = 0
     is_cut: bool = False
+    rerank_note: str = ""
 
 
 @dataclass(frozen=True)

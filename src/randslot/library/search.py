@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
 from ..words.analyzer import number_terms, remove_accents, tokenize
@@ -15,6 +15,7 @@ from ..words.query import WordQuery, list_named, read_query, show_longest
 from ..words.snippets import find_fields, find_words
 from .languages import read_stored_text
 from .manifest import File
+from .rerank import Reranker, rerank_hits
 from .results import By, Copy, Hit, Match, QueryResult
 from .sources import is_match
 from .stores.points import StoredPage, StoredText, Vectors
@@ -55,6 +56,7 @@ def search(
     explain: bool = False,
     offset: int = 0,
     seconds: float = math.inf,
+    rerank: str | Reranker | Literal[False] | None = None,
 ) -> list[QueryResult]:
     """Return the k best pages for each query, after the first `offset` ones; options as `Library.search`.
 
@@ -67,9 +69,13 @@ def search(
     asked = read_queries(library, queries, by, query_vectors)
     where = make_where(library, filters or {})
     if where is not None:
-        find_pages(library, asked, offset + k, where, exact, collapse, time.monotonic() + seconds)
-        for one in asked:
-            one.result.hits = one.result.hits[offset:]
+        reranker = library.models.find_reranker(rerank)
+        num = max(offset + k, reranker.pages) if reranker else offset + k
+        find_pages(library, asked, num, where, exact, collapse, time.monotonic() + seconds)
+        for one, query in zip(asked, queries, strict=True):
+            if reranker:
+                one.result.hits, one.result.rerank_note = rerank_hits(reranker, query, one.result.hits, one.pages)
+            one.result.hits = one.result.hits[offset : offset + k]
             mark_hits(library, one, time.monotonic() + seconds)
         if explain and by != "vectors":
             find_unknown(library, asked, where)

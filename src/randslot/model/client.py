@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from http.client import HTTPException
 from time import sleep as pause
 from typing import Any
@@ -14,20 +15,24 @@ from .reader import is_url
 
 
 class JsonClient:
-    """A server that is asked in JSON; its failures become one line. hint: what to check if it seems the wrong one."""
+    """A server that is asked in JSON; its failures become one line. hint: what to check if it seems the wrong one.
+
+    pauses: seconds to wait before the next attempts while no server answers.
+    """
 
     def __init__(self, url: str, timeout: float, token: str | None = None, hint: str = "") -> None:
         if not is_url(url):
             raise UsageError(f"{url!r} is not the address of a server, as in http://localhost:8000")
         self.url, self.timeout, self.hint = url.rstrip("/"), timeout, hint
+        self.pauses: Sequence[float] = (0.5, 1.0, 2.0, 4.0)
         self.headers = {"Content-Type": "application/json"}
         if token:
             self.headers["Authorization"] = f"Bearer {token}"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Post a body, or get a path if there is none; retry for some seconds while no server answers."""
+        """Post a body, or get a path if there is none; try again while no server answers."""
         request = Request(self.url + path, json.dumps(body).encode() if body else None, self.headers)
-        for seconds in (0.5, 1.0, 2.0, 4.0, 0.0):
+        for seconds in (*self.pauses, 0.0):
             try:
                 with urlopen(request, timeout=self.timeout) as answer:
                     return json.load(answer)

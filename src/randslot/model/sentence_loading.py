@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.util import get_device_name
@@ -26,7 +26,7 @@ from .model import RandSlotModel, choose_dtype
 from .reader import Reads
 from .sentence_model import EmbeddingModel, EmbeddingSettings
 
-Kind = Literal["randslot", "backbone", "multi-vector", "one-vector"]
+Kind = Literal["randslot", "backbone", "multi-vector", "one-vector", "reranker"]
 MODULES = "modules.json"  # what makes a folder one of sentence-transformers
 
 
@@ -91,6 +91,31 @@ def load_embedding_model(
 
     Errors: UsageError for code that is not trusted. RandSlotError for missing or broken files, and for pickles.
     """
+    model, code = load_checked(
+        source,
+        kind,
+        device=device,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        known_code=known_code,
+    )
+    reader = _make_reader(model, source, code)
+    reader.use(**settings)
+    return reader
+
+
+def load_checked(
+    source: Source,
+    kind: Kind,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    known_code: str = "",
+) -> tuple[Any, str]:
+    """Load a folder with sentence-transformers; return the model, and a hash of its own code if that may run."""
     base = _find_base(source, WITH_CODE if trust_remote_code or known_code else MODEL_FILES)
     folders = [Path(str(part.folder)) for part in (source, base) if part is not None]
     code = _hash_code(folders)
@@ -109,9 +134,7 @@ def load_embedding_model(
         raise RandSlotError(f"{source.name} lacks its tokenizer, such as a file tokenizer.json: get it again")
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # out of the mapped file: aligned, and independent of the folder
-    reader = _make_reader(model, source, code if is_trusted else "")
-    reader.use(**settings)
-    return reader
+    return model, code if is_trusted else ""
 
 
 @contextmanager
@@ -166,8 +189,10 @@ def _load(folder: Path, kind: Kind, base: Source | None, device: str, is_trusted
             config_kwargs=shared,
         )
         return MultiVectorEncoder(modules=[transformer, MultiVectorMask()], device=device)
-    cls: Any = MultiVectorEncoder if kind == "multi-vector" else SentenceTransformer
-    model = cls(str(folder), device=device, model_kwargs=options, processor_kwargs=processor, **shared)
+    classes: dict[str, Any] = {"multi-vector": MultiVectorEncoder, "reranker": CrossEncoder}
+    model = classes.get(kind, SentenceTransformer)(
+        str(folder), device=device, model_kwargs=options, processor_kwargs=processor, **shared
+    )
     if type(model.processor) is ColModernVBertProcessor and isinstance(model.transformers_model, PreTrainedModel):
         model.processor.__class__ = PromptingProcessor
     return model

@@ -26,13 +26,18 @@ FIXED = {"kind": "one-vector", "unit": True, "query_vectors": 1, "multilingual":
 
 
 def cut_windows(text: str, max_windows: int) -> list[str]:
-    """Cut a text into windows of about 60 words each or more, at most `max_windows`, of equal numbers of words.
+    """Cut a text into windows of about 60 words each or more, at most `max_windows`, of equal numbers of words."""
+    return cut_evenly(text, min(max_windows, round(len(text.split()) / 60)))
+
+
+def cut_evenly(text: str, num: int) -> list[str]:
+    """Cut a text into a number of windows of equal numbers of words.
 
     Where words are not divided by spaces, as in Chinese, each line counts as one.
     """
     words = text.split()
-    num = max(1, min(max_windows, round(len(words) / 60)))
-    if num == 1:
+    num = min(num, len(words))
+    if num <= 1:
         return [text]
     starts = [i * len(words) // num for i in range(num + 1)]
     return [" ".join(words[start:end]) for start, end in pairwise(starts)]

@@ -117,6 +117,7 @@ class SearchResult(BaseModel):
     pages: list[FoundPage]
     unknown: list[str] = Field(description="words of the query that no page has")
     without_text: int = Field(description="if nothing was found: pages that no search by words can find, as scans")
+    note: str = Field("", description="why the order is the first one, if a reranker failed")
 
     def show(self) -> list[str]:
         """Return blocks of text: what was found, and the snippets, which others wrote."""
@@ -130,6 +131,8 @@ class SearchResult(BaseModel):
                 lines.append(f"  the same page: {'; '.join(page.copies)}")
             if page.snippet:
                 snippets.append(f"{place}. {page.snippet}")
+        if self.note:
+            lines.append(self.note)
         if self.unknown:
             lines.append(f"on no page: {', '.join(self.unknown)}")
         if self.without_text:
@@ -201,7 +204,7 @@ class AgentTools:
             )
             pages.append(page)
         words = [clean_line(word, 60) for word in found.unknown[:10]]
-        return SearchResult(pages=pages, unknown=words, without_text=found.without_text)
+        return SearchResult(pages=pages, unknown=words, without_text=found.without_text, note=found.rerank_note)
 
     def list_documents(self, part: str, offset: int, limit: int) -> DocumentsResult:
         """List documents by name; part: of the name, in any case."""

@@ -36,7 +36,7 @@ class Settings:
     """Where to listen, who may connect, and how to open the library.
 
     tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled model for
-    searches. add_from: folders from which agents may add documents.
+    searches. rerank: a reranker of all searches. add_from: folders from which agents may add documents.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +48,7 @@ class Settings:
     read_only: bool = False
     model: str | None = None
     query_model: str | None = None
+    rerank: str | None = None
     add_from: tuple[str, ...] = ()
     trust_remote_code: bool = False
 
@@ -133,6 +134,8 @@ def serve(folder: str, settings: Settings) -> None:
             take_over(folder, open_library) as library,
             LibraryServer(library),
         ):
+            library.models.reranker = settings.rerank
+            library.models.find_reranker(None)  # the first search should not wait for it
             service = Service(library, read_only=settings.read_only, add_from=allowed)
             app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}, tokens))
             where = show_address(settings.host, listener.getsockname()[1])

@@ -1,0 +1,177 @@
+"""Read the first hits again together with the query, and put them into the order of a reranker.
+
+A reranker is a `CrossEncoder` of sentence-transformers, which reads the text of a page or its image, or a server with a
+route /rerank, as vLLM, Text Embeddings Inference and Jina have it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import RandSlotError, in_one_line
+from ..extras import needs_extra
+from ..model.client import JsonClient
+from ..model.reader import Reads, is_url
+from ..model.text_reader import cut_evenly
+from .results import Hit
+from .stores.points import StoredPage
+
+
+class Reranker(Protocol):
+    """Scores pages for a query. pages: how many hits it reads. seconds: after which the first order stands."""
+
+    name: str
+    reads: Reads
+    pages: int
+    seconds: float
+
+    def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
+        """Return a score for each page (text or image), higher is better; TimeoutError after the deadline."""
+
+
+def open_reranker(
+    name: str, *, pages: int = 20, seconds: float = 10.0, trust_remote_code: bool = False
+) -> CrossEncoderReranker | ServedReranker:
+    """Open a reranker: a folder or hub id of a cross-encoder, or the URL of a server.
+
+    pages: how many hits are read again. seconds: for one query, after which the first order stands.
+    """
+    if is_url(name):
+        return ServedReranker(name, pages, seconds)
+    with needs_extra():
+        return CrossEncoderReranker(name, pages, seconds, trust_remote_code)
+
+
+class CrossEncoderReranker:
+    """A `CrossEncoder`: from a folder or the hub, safetensors only, without code unless it is trusted."""
+
+    def __init__(self, name: str, pages: int, seconds: float, trust_remote_code: bool) -> None:
+        from ..model.hub import MODEL_FILES, WITH_CODE, find
+        from ..model.sentence_loading import load_checked
+
+        self.name, self.pages, self.seconds = name, pages, seconds
+        source = find(name, files=WITH_CODE if trust_remote_code else MODEL_FILES)
+        self.model, _ = load_checked(source, "reranker", trust_remote_code=trust_remote_code)
+        self.reads: Reads = "image" if self.model.supports("image") else "text"
+        self._lock = Lock()
+        shape = np.shape(self._predict([("a query", "a page")]))  # whatever is wrong with a model shows when it runs
+        if shape != (1,):
+            raise RandSlotError(f"{name} gives {shape[-1]} scores for a page: a reranker gives one")
+
+    def _predict(self, pairs: list[tuple[str, Any]]) -> Any:
+        with self._lock, in_one_line(f"rerank with {self.name}"):
+            return self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False)
+
+    def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
+        pairs, owners = [], []
+        for number, page in enumerate(pages):
+            for window in self._cut(query, page) if isinstance(page, str) else [page]:
+                pairs.append((query, window))
+                owners.append(number)
+        scores = [-math.inf] * len(pages)  # of the best window
+        batch = 16 if self.reads == "text" else 2
+        for start in range(0, len(pairs), batch):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            found = self._predict(pairs[start : start + batch])
+            for number, score in zip(owners[start : start + batch], found, strict=True):
+                scores[number] = max(scores[number], float(score))
+        return scores
+
+    def _cut(self, query: str, text: str) -> list[str]:
+        """Cut a text into windows that fit beside the query, at most eight."""
+        tokenizer = self.model.tokenizer
+        room = min(self.model.max_seq_length or 512, 2048) - len(tokenizer(query)["input_ids"]) - 8
+        tokens = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return cut_evenly(text, min(math.ceil(tokens / max(room, 32)), 8))
+
+
+class ServedReranker:
+    """A server with a route /rerank; URL#MODEL names one of several models there.
+
+    It reads text, in windows of about 200 words. Its bearer token is in RANDSLOT_RERANK_TOKEN.
+    """
+
+    reads: Reads = "text"
+
+    def __init__(self, name: str, pages: int, seconds: float) -> None:
+        self.name, self.pages, self.seconds = name, pages, seconds
+        url, _, self.model = name.partition("#")
+        hint = "; is it a server with a route /rerank, such as vLLM or Text Embeddings Inference?"
+        token = os.environ.get("RANDSLOT_RERANK_TOKEN")
+        self.client = JsonClient(url.rstrip("/").removesuffix("/rerank"), seconds, token, hint)
+        self.client.pauses = ()
+        self.field = "documents"  # "texts" on a server that wants that
+
+    def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
+        windows, owners = [], []
+        for number, page in enumerate(pages):
+            for window in cut_evenly(page, math.ceil(len(page.split()) / 200)):
+                windows.append(window)
+                owners.append(number)
+        scores = [-math.inf] * len(pages)
+        for start in range(0, len(windows), 32):  # what Text Embeddings Inference takes at once
+            found = self._ask(query, windows[start : start + 32], deadline)
+            for number, score in zip(owners[start : start + 32], found, strict=True):
+                scores[number] = max(scores[number], score)
+        return scores
+
+    def _ask(self, query: str, windows: list[str], deadline: float) -> list[float]:
+        self.client.timeout = min(deadline - time.monotonic(), 600.0)
+        if self.client.timeout <= 0:
+            raise TimeoutError
+        body: dict[str, Any] = {"query": query, self.field: windows} | ({"model": self.model} if self.model else {})
+        try:
+            answer = self.client.ask("/rerank", body | ({"truncate": True} if self.field == "texts" else {}))
+        except RandSlotError as error:
+            if time.monotonic() >= deadline:
+                raise TimeoutError from error
+            if self.field == "documents" and "texts" in str(error):  # the field that it lacks
+                self.field = "texts"
+                return self._ask(query, windows, deadline)
+            raise
+        found: dict[int, float] = {}
+        with in_one_line(f"rerank with {self.name}"):
+            for item in answer if isinstance(answer, list) else answer["results"]:
+                found[int(item["index"])] = float(item["score"] if "score" in item else item["relevance_score"])
+            return [found[number] for number in range(len(windows))]
+
+
+def rerank_hits(
+    reranker: Reranker, query: str, hits: list[Hit], pages: Mapping[str, StoredPage]
+) -> tuple[list[Hit], str]:
+    """Return hits, the first ones in the order of a reranker; and why they keep their order if it failed.
+
+    A page that the reranker cannot read keeps its place.
+    """
+    places: list[int] = []
+    contents: list[Any] = []
+    try:
+        for place, hit in enumerate(hits[: reranker.pages]):
+            text = pages[hit.id].text
+            if reranker.reads == "image":
+                contents.append(hit.image())
+            elif text is not None and text.text:
+                contents.append("/".join(Path(hit.source).parts[-2:]) + "\n" + text.text)  # names tell twins apart
+            else:
+                continue
+            places.append(place)
+        scores = reranker.score(query, contents, time.monotonic() + reranker.seconds)
+    except TimeoutError:
+        return hits, f"{reranker.name} took longer than {reranker.seconds:g} s: hits are in their first order"
+    except RandSlotError as error:
+        return hits, f"{error}; hits are in their first order"
+    again = list(hits)
+    order = sorted(range(len(places)), key=lambda number: -scores[number])
+    for place, number in zip(places, order, strict=True):
+        again[place] = replace(hits[places[number]], rerank=scores[number])
+    return again, ""
