@@ -246,9 +246,11 @@ def _add_searches(app: FastAPI, service: Service) -> None:
         options = Options(body.k, None, body.exact, body.by, body.collapse, body.offset)
         found, documents = await service.search(body.query, options, body)
         hits = [_show_hit(hit, documents, service) for hit in found.hits]
-        note = f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing"
+        notes = [found.rerank_note] if found.rerank_note else []
+        if found.is_cut:
+            notes.append(f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing")
         unknown = [] if body.offset else found.unknown
-        return SearchAnswer(hits=hits, unknown=unknown, note=note if found.is_cut else None)
+        return SearchAnswer(hits=hits, unknown=unknown, note="; ".join(notes) or None)
 
     @app.post("/api/words", tags=["search"])
     def words(body: ExplainBody) -> PageWords:

@@ -308,15 +308,8 @@ class Service:
         options = await asyncio.to_thread(self._filter, options, choice)
         result = await asyncio.wrap_future(self.searches.ask(options, query))
         documents = await asyncio.to_thread(self._find_documents, result.hits)
-<<<<<<< HEAD
         result.hits = [hit for hit in result.hits if hit.file in documents]
         return result, documents
-=======
-        hits = [hit for hit in result.hits if hit.file in documents]
-        note = f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing"
-        notes = [note] * result.is_cut + [result.rerank_note] * bool(result.rerank_note)
-        return Found(hits, documents, [] if options.offset else result.unknown, "; ".join(notes) or None)
->>>>>>> 25cc238 (Rerank the first hits by a cross-encoder or a server)
 
     def _search_together(self, options: Options, queries: list[str]) -> list[QueryResult]:
         return self.library.search_results(
