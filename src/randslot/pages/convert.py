@@ -1,0 +1,293 @@
+"""Make a PDF of a document that has no pages, once: from then on it is read, rendered and marked as a PDF.
+
+LibreOffice lays texts and slides out as their authors see them, where it is installed. Everything else, and these
+without it, is set here: headings, paragraphs and tables on plain pages. The text of a plain page is kept beside the PDF,
+because no font has all characters.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from reportlab.pdfbase import pdfmetrics
+from reportlab.pdfbase.ttfonts import TTFError, TTFont
+from reportlab.pdfgen.canvas import Canvas
+
+from ..errors import RandSlotError
+from ..files import write_whole
+from .documents import Block, Document, read_document
+from .text import PageText, pack_boxes
+
+VERSION = 1  # of what is made here: a change makes cached files stale
+LAID_OUT = (".docx", ".odt", ".rtf", ".pptx", ".odp", ".doc", ".ppt")  # by LibreOffice, where there is one
+ONLY_BY_OFFICE = {".doc": ".docx", ".ppt": ".pptx", ".xls": ".xlsx"}  # and what to save them as without it
+MAX_PAGES = 5000
+
+
+def convert_to_pdf(file: Path) -> Path:
+    """Return a PDF of a document, from the cache or made now. Errors: RandSlotError if it cannot be read."""
+    stat = file.stat()
+    key = f"{VERSION} {file.absolute()} {stat.st_size} {stat.st_mtime_ns}"
+    folder = find_cache()
+    pdf = folder / f"{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}.pdf"
+    if pdf.is_file():
+        return pdf
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix, office = file.suffix.lower(), find_office()
+    if office is None and suffix in ONLY_BY_OFFICE:
+        raise RandSlotError(f"{file} needs LibreOffice: install it, or save the file as {ONLY_BY_OFFICE[suffix]}")
+    with tempfile.TemporaryDirectory(prefix="randslot-") as temporary:
+        if office is not None and suffix in LAID_OUT:
+            write_whole(pdf, run_office(office, file, "pdf", Path(temporary)).read_bytes())
+            return pdf
+        if suffix == ".xls":
+            assert office is not None
+            document = read_document(run_office(office, file, "xlsx", Path(temporary)))
+        else:
+            document = read_document(file)
+    typesetter = Typesetter(document)
+    for page in typesetter.run():
+        if page > MAX_PAGES:
+            raise RandSlotError(f"{file} has more than {MAX_PAGES} pages of text")
+    write_whole(pdf.with_suffix(".json"), json.dumps(typesetter.texts).encode("utf-8", "surrogatepass"))
+    write_whole(pdf, typesetter.canvas.getpdfdata())
+    return pdf
+
+
+def read_plain_text(pdf: Path, number: int) -> PageText | None:
+    """Return the text of a page that was set here; None for one that LibreOffice has laid out."""
+    file = pdf.with_suffix(".json")
+    if not file.is_file():
+        return None
+    page = json.loads(file.read_bytes())[number - 1]
+    return PageText(page["text"], base64.b64decode(page["boxes"]), fields=page["fields"])
+
+
+def find_cache() -> Path:
+    """Return the folder of converted files; it may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "randslot" / "converted"
+
+
+# -- LibreOffice
+
+
+@cache
+def find_office() -> str | None:
+    """Return the program of LibreOffice; None if it is not installed, or switched off by RANDSLOT_OFFICE=none."""
+    return None if os.environ.get("RANDSLOT_OFFICE") == "none" else shutil.which("soffice")
+
+
+# No macros, no links to elsewhere.
+SETTINGS = """<?xml version="1.0" encoding="UTF-8"?>
+<oor:items xmlns:oor="http://openoffice.org/2001/registry">
+<item oor:path="/org.openoffice.Office.Common/Security/Scripting"><prop oor:name="MacroSecurityLevel"><value>3</value>
+</prop><prop oor:name="DisableMacrosExecution"><value>true</value></prop>
+<prop oor:name="BlockUntrustedRefererLinks"><value>true</value></prop></item>
+</oor:items>
+"""
+
+
+def run_office(office: str, file: Path, to: str, folder: Path, seconds: float = 50.0) -> Path:
+    """Convert a file by LibreOffice, one at a time: it locks its profile."""
+    profile = find_cache() / "libreoffice"
+    settings = profile / "user" / "registrymodifications.xcu"
+    if not settings.is_file():
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(settings, SETTINGS.encode())
+    command = [office, "--headless", "--norestore", "--nolockcheck", f"-env:UserInstallation={profile.as_uri()}"]
+    command += ["--convert-to", to, "--outdir", str(folder), str(file.absolute())]
+    with FileLock(profile / "lock"):
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise RandSlotError(f"LibreOffice took more than {seconds:g} s for {file}") from error
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    made = folder / f"{file.stem}.{to}"
+    if not made.is_file():
+        raise RandSlotError(f"LibreOffice cannot read {file}")
+    return made
+
+
+# -- plain pages
+
+
+class Typesetter:
+    """Sets the blocks of a document on pages of a PDF, from top to bottom. Lengths are in points.
+
+    texts: of the pages that are complete, with the boxes of their words, and the headings on them and above them.
+    """
+
+    margin = 56.0
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.width, self.height = (842.0, 595.0) if document.is_wide else (595.0, 842.0)
+        self.room = self.width - 2 * self.margin
+        self.canvas = Canvas("", pagesize=(self.width, self.height), pageCompression=1)
+        self.canvas.setTitle(document.title)
+        self.regular, self.bold = find_fonts()
+        self.texts: list[dict[str, Any]] = []
+        self.above: list[str] = []  # the headings that the next block is below, by level
+        self._clear()
+
+    def _clear(self) -> None:
+        self.y = self.height - self.margin
+        self.lines: list[str] = []
+        self.boxes: list[tuple[float, float, float, float]] = []
+        self.headings: list[str] = []
+        self.sections = list(self.above)
+
+    def run(self) -> Iterator[int]:
+        """Set all blocks; yield the number of pages after each of them."""
+        rows: list[Sequence[str]] = []
+        for block in self.document.blocks:
+            if block.kind == "row":
+                rows.append(block.cells)
+                continue
+            yield from self._set_table(rows)
+            rows = []
+            if block.kind == "page":
+                self._end_page()
+            elif block.kind == "heading":
+                self._set_heading(block)
+            else:
+                self._set_lines(block.text, self.regular, 10.5)
+            yield len(self.texts)
+        yield from self._set_table(rows)
+        self._end_page(last=True)
+
+    def _end_page(self, last: bool = False) -> None:
+        """Complete a page, unless nothing is on it; a document has at least one."""
+        if not self.lines and not (last and not self.texts):
+            return
+        fields = {"title": self.document.title, "heading": "\n".join(self.headings)}
+        fields["section"] = "\n".join(dict.fromkeys([*self.sections, *self.headings]))
+        fields = {name: value[:2000] for name, value in fields.items() if value}
+        boxes = base64.b64encode(pack_boxes(self.boxes)).decode()
+        self.texts.append({"text": "\n".join(self.lines), "boxes": boxes, "fields": fields})
+        self.canvas.showPage()
+        self._clear()
+
+    def _set_heading(self, block: Block) -> None:
+        text = " ".join(block.text.split())
+        if not text:
+            return
+        size = {1: 20.0, 2: 16.0}.get(block.level, 13.0)
+        if self.y - 4 * size < self.margin:
+            self._end_page()
+        if self.lines:
+            self.y -= 0.6 * size
+        self.above[block.level - 1 :] = [text]
+        self.headings.append(text)
+        self._set_lines(text, self.bold, size)
+        self.y -= 0.3 * size
+
+    def _set_lines(self, text: str, font: str, size: float) -> None:
+        for line in wrap(text, font, size, self.room) or [""]:
+            if self.y - 1.35 * size < self.margin:
+                self._end_page()
+            self.y -= 1.35 * size
+            if words := self._draw(line, font, size, self.margin):
+                self.lines.append(" ".join(words))
+
+    def _set_table(self, rows: Sequence[Sequence[str]]) -> Iterator[int]:
+        """Set rows in columns as wide as their longest texts, as far as there is room; yield the number of pages."""
+        size = 9.0
+        longest = [4] * max((len(row) for row in rows), default=0)
+        for row in rows:
+            for i, cell in enumerate(row):
+                longest[i] = max(longest[i], min(len(cell), 40))
+        for row in rows:
+            widths = [self.room * length / sum(longest) for length in longest]
+            cells = [wrap(cell, self.regular, size, max(width - 8, size)) for cell, width in zip(row, widths, strict=False)]
+            height = 1.35 * size * min(max(map(len, cells), default=0), 40) + 4
+            if self.y - height < self.margin:
+                self._end_page()
+            words: list[str] = []
+            top, x = self.y, self.margin
+            for lines, width in zip(cells, widths, strict=False):
+                for i, line in enumerate(lines[:40]):
+                    self.y = top - 1.35 * size * (i + 1)
+                    words += self._draw(line, self.regular, size, x)
+                x += width
+            self.y = top - height
+            if words:
+                self.lines.append(" ".join(words))
+            self.canvas.setLineWidth(0.3)
+            self.canvas.line(self.margin, self.y, self.margin + self.room, self.y)
+            yield len(self.texts)
+
+    def _draw(self, line: str, font: str, size: float, x: float) -> list[str]:
+        """Draw one line at the height that was reached; return its words."""
+        self.canvas.setFont(font, size)
+        self.canvas.drawString(x, self.y, line)
+        top, bottom = 1 - (self.y + size) / self.height, 1 - (self.y - 0.25 * size) / self.height
+        words = line.split()
+        end = 0
+        for word in words:
+            start = line.index(word, end)
+            end = start + len(word)
+            left = x + pdfmetrics.stringWidth(line[:start], font, size)
+            right = left + pdfmetrics.stringWidth(word, font, size)
+            self.boxes.append((left / self.width, top, right / self.width, bottom))
+        return words
+
+
+def wrap(text: str, font: str, size: float, room: float) -> list[str]:
+    """Split a text into lines that fit; a word that is wider than a line is split too."""
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        shown = "".join(character for character in paragraph.expandtabs(4) if character.isprintable())
+        line = shown[: len(shown) - len(shown.lstrip())][:40]  # indented code stays so
+        for word in shown.split():
+            for part in split_word(word, font, size, room):
+                longer = f"{line} {part}" if line.strip() else line + part
+                if line.strip() and pdfmetrics.stringWidth(longer, font, size) > room:
+                    lines.append(line)
+                    longer = part
+                line = longer
+        lines.append(line)
+    return lines
+
+
+def split_word(word: str, font: str, size: float, room: float) -> Iterable[str]:
+    """Split a word into parts that fit into a line: Chinese has no spaces, and addresses are long."""
+    num = max(int(room / size), 1)  # so many of the widest characters fit
+    if len(word) <= num or pdfmetrics.stringWidth(word, font, size) <= room:
+        return [word]
+    return [word[start : start + num] for start in range(0, len(word), num)]
+
+
+@cache
+def find_fonts() -> tuple[str, str]:
+    """Return the names of a regular and a bold font: of the system, for more scripts, or of reportlab."""
+    folders = ["/usr/share/fonts", "/usr/local/share/fonts", "/Library/Fonts", "/System/Library/Fonts/Supplemental"]
+    pairs = [("DejaVuSans.ttf", "DejaVuSans-Bold.ttf"), ("Arial Unicode.ttf", "Arial Bold.ttf")]
+    pairs += [("NotoSans-Regular.ttf", "NotoSans-Bold.ttf"), ("Vera.ttf", "VeraBd.ttf")]
+    for pair in pairs:
+        try:
+            for name in pair:
+                found = next((path for folder in folders for path in Path(folder).rglob(name)), name)
+                pdfmetrics.registerFont(TTFont(Path(name).stem, str(found)))
+        except TTFError:  # not there
+            continue
+        return Path(pair[0]).stem, Path(pair[1]).stem
+    raise AssertionError("reportlab has Vera")
