@@ -29,6 +29,12 @@ EXTRAS = {
     "grpc": "qdrant",
     "qdrant_client": "qdrant",
     "ray": "ray",
+    "docx": "office",
+    "olefile": "office",
+    "openpyxl": "office",
+    "pillow_heif": "office",
+    "pptx": "office",
+    "striprtf": "office",
     "mcp": "mcp",
     "mcp_types": "mcp",
 }

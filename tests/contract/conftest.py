@@ -70,6 +70,7 @@ def make_environment(home: Path, **more: str) -> dict[str, str]:
         "XDG_STATE_HOME": str(home / ".local" / "state"),
         "HF_HUB_OFFLINE": "1",
         "RANDSLOT_OCR": "none",
+        "RANDSLOT_OFFICE": "none",
         "NO_COLOR": "1",
         "COLUMNS": "240",
         "OMP_NUM_THREADS": "1",

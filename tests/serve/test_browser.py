@@ -148,7 +148,7 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     files = [
         {"name": "delta.pdf", "mimeType": "application/pdf", "buffer": pdf(tmp_path, 3, (240, 240))},
         {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": pdf(tmp_path, 3)[:120]},
-        {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"notes"},
+        {"name": "notes.xyz", "mimeType": "text/plain", "buffer": b"notes"},
     ]
     page.get_by_label("Choose files").set_input_files(files)
     rows = page.locator("#uploads li")
@@ -156,7 +156,7 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     expect(rows.filter(has_text="broken.pdf")).to_contain_text(
         "Could not be added: cannot open: it is corrupt, or not a PDF"
     )
-    expect(rows.filter(has_text="notes.txt")).to_contain_text("Could not be added: only PDFs and images")
+    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Could not be added: only documents and images")
     search(page, "page", "delta.pdf")
     expect(page.locator("#hits li")).to_have_count(3)
 

@@ -110,9 +110,9 @@ def print_summary(summary: Summary, status: Status, quiet: bool) -> None:
             time_taken = f"{summary.seconds:.1f} s ({speed:.1f} pages/s)"
             print(f"{plural(summary.pages, 'page')}{encoded}, in {time_taken}", flush=True)
         for name in summary.others[:10]:
-            print(f"left out, not a PDF or an image: {shorten(name)}", file=sys.stderr)
+            print(f"left out, not a document or an image: {shorten(name)}", file=sys.stderr)
         if len(summary.others) > 10:
-            print(f"left out, not a PDF or an image: {len(summary.others) - 10} more", file=sys.stderr)
+            print(f"left out, not a document or an image: {len(summary.others) - 10} more", file=sys.stderr)
     for name, reason in summary.failed.items():
         print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 

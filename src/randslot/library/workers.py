@@ -311,7 +311,7 @@ def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], byt
 
 def _inspect(file: Path) -> dict[str, Any]:
     if file.suffix.lower() not in DOCUMENT_SUFFIXES:
-        raise RandSlotError("not a PDF or an image")
+        raise RandSlotError("not a document or an image")
     with file.open("rb") as content:
         if not os.fstat(content.fileno()).st_size:
             raise RandSlotError("the file is empty")

@@ -1,8 +1,8 @@
 """Make a PDF of a document that has no pages, once: from then on it is read, rendered and marked as a PDF.
 
 LibreOffice lays texts and slides out as their authors see them, where it is installed. Everything else, and these
-without it, is set here: headings, paragraphs and tables on plain pages. The text of a plain page is kept beside the PDF,
-because no font has all characters.
+without it, is set here: headings, paragraphs and tables on plain pages. The text of a plain page is kept beside the
+PDF, because no font has all characters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,19 @@ def convert_to_pdf(file: Path) -> Path:
 
 def read_plain_text(pdf: Path, number: int) -> PageText | None:
     """Return the text of a page that was set here; None for one that LibreOffice has laid out."""
-    file = pdf.with_suffix(".json")
+    pages = _load_texts(pdf.with_suffix(".json"))
+    if pages is None:
+        return None
+    page = pages[number - 1]
+    return PageText(page["text"], base64.b64decode(page["boxes"]), fields=page["fields"])
+
+
+@lru_cache(2)
+def _load_texts(file: Path) -> list[dict[str, Any]] | None:
     if not file.is_file():
         return None
-    page = json.loads(file.read_bytes())[number - 1]
-    return PageText(page["text"], base64.b64decode(page["boxes"]), fields=page["fields"])
+    pages: list[dict[str, Any]] = json.loads(file.read_bytes())
+    return pages
 
 
 def find_cache() -> Path:
@@ -110,7 +118,11 @@ def run_office(office: str, file: Path, to: str, folder: Path, seconds: float = 
     command += ["--convert-to", to, "--outdir", str(folder), str(file.absolute())]
     with FileLock(profile / "lock"):
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             process.wait(seconds)
@@ -217,7 +229,9 @@ class Typesetter:
                 longest[i] = max(longest[i], min(len(cell), 40))
         for row in rows:
             widths = [self.room * length / sum(longest) for length in longest]
-            cells = [wrap(cell, self.regular, size, max(width - 8, size)) for cell, width in zip(row, widths, strict=False)]
+            cells = [
+                wrap(cell, self.regular, size, max(width - 8, size)) for cell, width in zip(row, widths, strict=False)
+            ]
             height = 1.35 * size * min(max(map(len, cells), default=0), 40) + 4
             if self.y - height < self.margin:
                 self._end_page()
@@ -232,6 +246,7 @@ class Typesetter:
             if words:
                 self.lines.append(" ".join(words))
             self.canvas.setLineWidth(0.3)
+            self.canvas.setStrokeGray(0.7)
             self.canvas.line(self.margin, self.y, self.margin + self.room, self.y)
             yield len(self.texts)
 

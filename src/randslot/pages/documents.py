@@ -17,7 +17,7 @@ from email.message import EmailMessage
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from ..errors import RandSlotError
@@ -54,7 +54,7 @@ def read_document(file: Path) -> Document:
                 raise RandSlotError(f"{file} unpacks to more than {MAX_UNPACKED >> 20} MB")
     try:
         return READERS[suffix](file)
-    except (RandSlotError, OSError, MemoryError):
+    except (RandSlotError, FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # a damaged file can make a library fail in any way
         raise RandSlotError(f"{file} is damaged, or no {suffix} file: {type(error).__name__}: {error}") from error
@@ -122,8 +122,9 @@ def read_csv(file: Path) -> Document:
 class HtmlReader(HTMLParser):
     """Collects the visible text of a web page."""
 
-    BREAKS = frozenset("address article aside blockquote br dd div dl dt figcaption footer form header hr li main ol p pre "
-                       "section table ul".split())  # fmt: skip
+    BREAKS = re.compile(
+        "address|article|aside|blockquote|br|dd|div|dl|dt|figcaption|footer|form|header|hr|li|main|ol|p|pre|section|table|ul"
+    )
     HIDDEN = frozenset({"script", "style", "noscript", "template", "svg", "nav"})
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class HtmlReader(HTMLParser):
         elif tag == "tr":
             self.end_block()
             self.row = []
-        elif tag in self.BREAKS and self.row is None:
+        elif self.BREAKS.fullmatch(tag) and self.row is None:
             self.end_block()
         elif tag == "img" and (alt := dict(attributes).get("alt")):
             self.text.append(f" {alt} ")
@@ -162,7 +163,7 @@ class HtmlReader(HTMLParser):
             if any(self.row):
                 self.document.blocks.append(Block("row", cells=tuple(self.row)))
             self.row = None
-        elif re.fullmatch(r"h[1-6]", tag) or (tag in self.BREAKS and self.row is None):
+        elif re.fullmatch(r"h[1-6]", tag) or (self.BREAKS.fullmatch(tag) and self.row is None):
             self.end_block()
 
     def handle_data(self, data: str) -> None:
@@ -255,7 +256,7 @@ def read_mail(file: Path) -> Document:
 
 def read_outlook(file: Path) -> Document:
     """Read a message of Outlook: a compound file, in which each property has a stream."""
-    with needs_extra("office"):
+    with needs_extra():
         import olefile
 
     with olefile.OleFileIO(file) as message:
@@ -279,7 +280,7 @@ def read_outlook(file: Path) -> Document:
 
 
 def read_docx(file: Path) -> Document:
-    with needs_extra("office"):
+    with needs_extra():
         import docx
         from docx.table import Table
 
@@ -300,7 +301,7 @@ def read_docx(file: Path) -> Document:
 
 
 def read_pptx(file: Path) -> Document:
-    with needs_extra("office"):
+    with needs_extra():
         import pptx
 
     slides = pptx.Presentation(str(file))
@@ -321,8 +322,9 @@ def read_pptx(file: Path) -> Document:
     return document
 
 
-def _list_shapes(shapes: object) -> Iterator[object]:  # type: ignore[misc]
-    for shape in shapes:  # type: ignore[attr-defined]
+def _list_shapes(shapes: Any) -> Iterator[Any]:
+    """Yield the shapes of a slide, also those in groups."""
+    for shape in shapes:
         if hasattr(shape, "shapes"):
             yield from _list_shapes(shape.shapes)
         else:
@@ -330,7 +332,7 @@ def _list_shapes(shapes: object) -> Iterator[object]:  # type: ignore[misc]
 
 
 def read_xlsx(file: Path) -> Document:
-    with needs_extra("office"):
+    with needs_extra():
         import openpyxl
 
     workbook = openpyxl.load_workbook(file, read_only=True, data_only=True)
@@ -388,7 +390,7 @@ def _get_text(element: ElementTree.Element) -> str:
 
 
 def read_rtf(file: Path) -> Document:
-    with needs_extra("office"):
+    with needs_extra():
         from striprtf.striprtf import rtf_to_text
 
     return Document(blocks=list(split_paragraphs(rtf_to_text(decode(file.read_bytes()), errors="ignore"))))

@@ -11,11 +11,15 @@ HEAD = 1024  # bytes at the beginning of a file that show its kind
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. beginnings: regular expressions, one of which matches the first `HEAD` bytes of such a file."""
+    """A kind of file. beginnings: regular expressions, one of which matches the first `HEAD` bytes of such a file.
+
+    is_converted: a PDF is made of it, whose pages are read.
+    """
 
     media_type: str
     beginnings: tuple[bytes, ...]
     has_pages: bool = False
+    is_converted: bool = False
 
     def matches(self, head: bytes) -> bool:
         """Whether the first `HEAD` bytes of a file are those of this kind."""
@@ -25,6 +29,17 @@ class Kind:
 PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), has_pages=True)
 JPEG = Kind("image/jpeg", (rb"\xff\xd8\xff",))
 TIFF = Kind("image/tiff", (rb"II[*+]\0", rb"MM\0[*+]"), has_pages=True)
+
+
+def converted(media_type: str, beginning: bytes) -> Kind:
+    """Return a kind of file that a PDF is made of."""
+    return Kind(media_type, (beginning,), has_pages=True, is_converted=True)
+
+
+ZIP, OLE, TEXT = rb"PK\x03\x04", rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rb"(?s)[^\0]*\Z|\xff\xfe|\xfe\xff"
+OPEN_XML, OPEN_DOCUMENT = "application/vnd.openxmlformats-officedocument.", "application/vnd.oasis.opendocument."
+HTML = converted("text/html", TEXT)
+HEIF = Kind("image/heif", (rb"(?s).{4}ftyp(?:hei[cxm]|mif1)",))
 
 KINDS: dict[str, Kind] = {  # by suffix, in lower case
     ".pdf": PDF,
@@ -36,6 +51,27 @@ KINDS: dict[str, Kind] = {  # by suffix, in lower case
     ".tiff": TIFF,
     ".bmp": Kind("image/bmp", (rb"BM",)),
     ".gif": Kind("image/gif", (rb"GIF8[79]a",)),
+    ".avif": Kind("image/avif", (rb"(?s).{4}ftypavi[fs]",)),
+    ".heic": HEIF,
+    ".heif": HEIF,
+    ".docx": converted(OPEN_XML + "wordprocessingml.document", ZIP),
+    ".pptx": converted(OPEN_XML + "presentationml.presentation", ZIP),
+    ".xlsx": converted(OPEN_XML + "spreadsheetml.sheet", ZIP),
+    ".odt": converted(OPEN_DOCUMENT + "text", ZIP),
+    ".odp": converted(OPEN_DOCUMENT + "presentation", ZIP),
+    ".ods": converted(OPEN_DOCUMENT + "spreadsheet", ZIP),
+    ".doc": converted("application/msword", OLE),
+    ".ppt": converted("application/vnd.ms-powerpoint", OLE),
+    ".xls": converted("application/vnd.ms-excel", OLE),
+    ".rtf": converted("application/rtf", rb"\{\\rtf"),
+    ".html": HTML,
+    ".htm": HTML,
+    ".epub": converted("application/epub+zip", ZIP),
+    ".md": converted("text/markdown", TEXT),
+    ".txt": converted("text/plain", TEXT),
+    ".csv": converted("text/csv", TEXT),
+    ".eml": converted("message/rfc822", TEXT),
+    ".msg": converted("application/vnd.ms-outlook", OLE),
 }
 
 DOCUMENT_SUFFIXES = tuple(KINDS)

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
+from ..extras import needs_extra
 from .formats import KINDS, short, show_pages
 
 LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
@@ -48,6 +49,10 @@ def open_image(source: Path | BytesIO, name: str, number: int = 1, pixels: int |
 @contextmanager
 def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image.Image]:
     """Open one page of an image file without reading its pixels."""
+    if isinstance(source, Path) and source.suffix.lower() in (".heic", ".heif"):
+        with needs_extra():
+            from pillow_heif import register_heif_opener
+        register_heif_opener()
     with _image_errors(name), Image.open(source) as image:
         if number != 1:
             num = getattr(image, "n_frames", 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import RandSlotError
-from .formats import KINDS, find_page, is_file, short
+from .formats import KINDS, PDF, find_page, is_file, short
 from .images import image_page, num_image_pages, open_image, to_upright_rgb
 from .pdf import PIXELS, OpenPdf, num_pdf_pages, read_pdf_text, render_pdf_page
 from .text import NO_TEXT, NoTextError, PageText
@@ -43,7 +43,8 @@ class Page:
             if found := find_page(str(path)):
                 return cls(Path(found[0]), found[1])
             raise RandSlotError(f"page image not found: {short(str(page))}")
-        if path.suffix.lower() == ".pdf":
+        kind = KINDS.get(path.suffix.lower())
+        if kind is PDF or (kind and kind.is_converted):
             raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
         return cls(path)
 
@@ -111,40 +112,58 @@ def read_page_text(page: PageInput) -> str:
     return text.text
 
 
+def find_pdf(file: Path) -> Path | None:
+    """Return the PDF that a file's pages are in: the file itself, or one that is made of it; None for an image."""
+    kind = KINDS.get(file.suffix.lower())
+    if kind is PDF:
+        return file
+    if kind is None or not kind.is_converted:
+        return None
+    from .convert import convert_to_pdf  # takes 100 ms to import
+
+    return convert_to_pdf(file)
+
+
 def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
-    """Open one page of a PDF, TIFF or other image file, counted from 1."""
-    if file.suffix.lower() == ".pdf":
-        return render_pdf_page(file, number, pixels)
-    return open_image(file, str(file), number)
+    """Open one page of a document or an image file, counted from 1."""
+    pdf = find_pdf(file)
+    return render_pdf_page(pdf, number, pixels) if pdf else open_image(file, str(file), number)
 
 
 def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
     """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer."""
-    if file.suffix.lower() == ".pdf":
-        return render_pdf_page(file, number, pixels)
-    return open_image(file, str(file), number, pixels)
+    pdf = find_pdf(file)
+    return render_pdf_page(pdf, number, pixels) if pdf else open_image(file, str(file), number, pixels)
 
 
 def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
     """Read the text of one page of a file, counted from 1. kept: where a PDF stays open for the next page."""
-    if file.suffix.lower() == ".pdf":
-        return read_pdf_text(file, number, kept)
-    with image_page(file, str(file), number):
-        return NO_TEXT
+    pdf = find_pdf(file)
+    if pdf is None:
+        with image_page(file, str(file), number):
+            return NO_TEXT
+    if pdf != file:
+        from .convert import read_plain_text
+
+        if plain := read_plain_text(pdf, number):
+            return plain
+    return read_pdf_text(pdf, number, kept)
 
 
 def num_pages(file: Path) -> int:
-    """Return how many pages a PDF or an image file has. Errors: RandSlotError if it is corrupt."""
-    return num_pdf_pages(file) if file.suffix.lower() == ".pdf" else num_image_pages(file)
+    """Return how many pages a document or an image file has. Errors: RandSlotError if it is corrupt."""
+    pdf = find_pdf(file)
+    return num_pdf_pages(pdf) if pdf else num_image_pages(file)
 
 
 def list_pages(folder: Path) -> list[str]:
-    """Return every page below a folder, by its path there: images, and the pages of PDFs as "report.pdf#page=3"."""
+    """Return every page below a folder, by its path there: images, and pages of documents as "report.pdf#page=3"."""
     found: list[str] = []
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()
-        if file.suffix.lower() == ".pdf":
-            for number in range(1, num_pdf_pages(file) + 1):
+        pdf = find_pdf(file)
+        if pdf:
+            for number in range(1, num_pdf_pages(pdf) + 1):
                 found.append(f"{name}#page={number}")
         elif file.suffix.lower() in KINDS:
             found.append(name)

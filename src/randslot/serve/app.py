@@ -178,7 +178,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     app = FastAPI(
         title="RandSlot",
         version=__version__,
-        description='Search a library of PDFs and images. Errors are JSON of the form `{"error": "one line"}`.',
+        description='Search a library of documents and images. Errors are JSON of the form `{"error": "one line"}`.',
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if access.tokens else [],
@@ -343,8 +343,9 @@ def _add_documents(app: FastAPI, service: Service) -> None:
         """Return the file of a document."""
         found = service.document(str(id))
         path = service.check_file(found)
-        kind = KINDS[path.suffix.lower()].media_type
-        return FileResponse(path, media_type=kind, filename=show_name(found), content_disposition_type="inline")
+        kind = KINDS[path.suffix.lower()]
+        shown = "attachment" if kind.is_converted else "inline"  # a web page may hold scripts
+        return FileResponse(path, media_type=kind.media_type, filename=show_name(found), content_disposition_type=shown)
 
     @app.get(
         "/api/documents/{id}/pages/{number}/image",

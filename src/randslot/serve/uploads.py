@@ -89,7 +89,7 @@ def check_name(name: str) -> None:
     if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
         raise Refused(400, f"the file name is longer than {MAX_NAME_BYTES} bytes")
     if Path(name).suffix.lower() not in KINDS:
-        raise Refused(415, f"only PDFs and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
+        raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
 
 
 def check_head(name: str, head: bytes) -> None:

@@ -182,7 +182,7 @@ async function explainEmpty() {
   if (status.read_only) return showEmpty("Nothing to search yet", index);
   const choose = make("button", { type: "button", className: "main", textContent: "Choose files" });
   choose.addEventListener("click", () => $("files").click());
-  showEmpty("Nothing to search yet", paragraph("Drop PDFs and images anywhere on this page."), choose, index);
+  showEmpty("Nothing to search yet", paragraph("Drop documents and images anywhere on this page."), choose, index);
 }
 
 async function explainNothing() {
