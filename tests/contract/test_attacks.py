@@ -151,7 +151,7 @@ def test_a_file_that_is_gone_is_refused_without_its_path(attacked, folder):
         ("page.pdf", png(10, 10), 415),
         ("page.png", b"%PDF-1.4 and so on", 415),
         ("page.jpg", b"GIF89a", 415),
-        ("page.html", b"<html>", 415),
+        ("page.docx", b"<html>", 415),
         ("page.svg", b"<svg/>", 415),
         ("page", b"%PDF-1.4", 415),
         ("page.pdf", b"", 400),

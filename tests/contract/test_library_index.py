@@ -110,7 +110,7 @@ def test_damaged_and_hostile_files_fail_alone(run, tmp_path):
     (bad / "torn.pdf").write_bytes(b"%PDF-1.4 torn")
     (bad / "empty.pdf").write_bytes(b"")
     (bad / "fake.png").write_bytes(b"not an image")
-    (bad / "notes.txt").write_text("mine")
+    (bad / "notes.xyz").write_text("mine")
     (bad / ".hidden.pdf").write_bytes(b"%PDF-1.4 torn")
     write_objects(
         bad / "nopages.pdf", {1: "<< /Type /Catalog /Pages 2 0 R >>", 2: "<< /Type /Pages /Count 0 /Kids [] >>"}
@@ -130,23 +130,23 @@ def test_damaged_and_hostile_files_fail_alone(run, tmp_path):
     assert (answer.code, "Traceback" in answer.err) == (1, False)
     summary = answer.json
     assert names(summary["added"]) == ["good.pdf"]
-    assert names(summary["others"]) == ["notes.txt"]
+    assert names(summary["others"]) == ["notes.xyz"]
     failed = {Path(source).name: reason for source, reason in summary["failed"].items()}
     assert failed.keys() == {"torn.pdf", "empty.pdf", "fake.png", "nopages.pdf", "secret.pdf"}
     assert "password" in failed["secret.pdf"]
     answer = run("index", "bad", "-l", "mylib")
     assert answer.code == 1
-    assert all(name in answer.err for name in [*failed, "notes.txt"])
+    assert all(name in answer.err for name in [*failed, "notes.xyz"])
     assert len(answer.err.splitlines()) == 6  # one line for each
     assert "good.pdf" in run("search", "good", "-l", "mylib").out
 
 
 def test_a_named_file_that_is_no_document_fails(run, papers):
-    (papers / "notes.txt").write_text("mine")
+    (papers / "notes.xyz").write_text("mine")
     os.mkfifo(papers / "pipe.pdf")
-    answer = run("index", "papers/notes.txt", "papers/pipe.pdf", "papers/fleet.pdf", "-l", "mylib", "--json")
+    answer = run("index", "papers/notes.xyz", "papers/pipe.pdf", "papers/fleet.pdf", "-l", "mylib", "--json")
     assert answer.code == 1
-    assert names(answer.json["failed"]) == ["notes.txt", "pipe.pdf"]
+    assert names(answer.json["failed"]) == ["notes.xyz", "pipe.pdf"]
     assert names(answer.json["added"]) == ["fleet.pdf"]
 
 

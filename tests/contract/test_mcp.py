@@ -43,7 +43,7 @@ def made(tmp_path_factory) -> Path:
     (folder / "more").mkdir()
     write_pdf(folder / "more" / "late.pdf", [["Zebras are striped"]])
     (folder / "more" / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
-    (folder / "more" / "notes.txt").write_text("secret")
+    (folder / "more" / "notes.xyz").write_text("secret")
     write_pdf(folder / "outside.pdf", [["Outside"]])
     os.symlink(folder / "outside.pdf", folder / "more" / "link.pdf")
     (folder / "more" / ".hidden.pdf").write_bytes((folder / "outside.pdf").read_bytes())
@@ -190,7 +190,7 @@ def test_no_answer_over_http_shows_where_files_are(call, made):
         ("add_document", {"path": "../outside.pdf"}),
         ("add_document", {"path": "link.pdf"}),
         ("add_document", {"path": ".hidden.pdf"}),
-        ("add_document", {"path": "notes.txt"}),
+        ("add_document", {"path": "notes.xyz"}),
         ("add_document", {"path": "missing.pdf"}),
         ("add_document", {"path": "*.pdf"}),
         ("add_document", {"path": "a\0b.pdf"}),

@@ -45,7 +45,7 @@ def place(tmp_path_factory) -> Path:
         library.add(folder / "papers", workers=1)
     (folder / "more").mkdir()
     write_pages(folder / "more" / "late.pdf", [["Zebras are striped"]])
-    (folder / "more" / "notes.txt").write_text("secret")
+    (folder / "more" / "notes.xyz").write_text("secret")
     return folder
 
 
@@ -114,7 +114,7 @@ def test_a_document_is_added_within_limits(tools, monkeypatch):
         pass
     tools.adding.submit(int).result()
     assert tools.add("late.pdf").startswith("late.pdf is in the library already, document ")
-    for path in ("/etc/passwd", "../papers/report.pdf", "notes.txt", "missing.pdf", "a\0b.pdf"):
+    for path in ("/etc/passwd", "../papers/report.pdf", "notes.xyz", "missing.pdf", "a\0b.pdf"):
         with pytest.raises(RandSlotError, match="only documents below"):
             tools.add(path)
 
