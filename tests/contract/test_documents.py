@@ -18,7 +18,13 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
     assert answer.code == 1
     assert "broken.docx" in answer.err
     assert "Traceback" not in answer.err
-    expected = {"crane": "notes.md", "ferry": "page.html", "crowns": "mail.eml", "orion": "table.csv", "city": "plan.pdf"}
+    expected = {
+        "crane": "notes.md",
+        "ferry": "page.html",
+        "crowns": "mail.eml",
+        "orion": "table.csv",
+        "city": "plan.pdf",
+    }
     for query, name in expected.items():
         (hit,) = run("search", query, "-l", "lib", "--json").json
         assert hit["source"].endswith(f"/{name}"), query
