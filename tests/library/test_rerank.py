@@ -25,6 +25,8 @@ from randslot.library.results import Hit
 from randslot.model.reader import Reads
 from support import others
 from support.pdf import write_pages
+from support.services import client_of
+from support.services import serving as serving_library
 
 TEXTS = [
     ["Deferred tax is twelve million"],
@@ -351,6 +353,20 @@ def test_commands_rerank(folder: Path, reranker: Path, tmp_path: Path, monkeypat
     assert "hits are in their first order" in done.stderr
     run("library", "rerank", "none", "-l", place)
     assert "note" not in run("search", "tax", "-l", place).stderr
+
+
+def test_a_service_reranks_and_says_if_it_could_not(tmp_path: Path) -> None:
+    write_pages(tmp_path / "report.pdf", TEXTS)
+    with serving_library(tmp_path / "library", None) as service:
+        service.library.add(tmp_path / "report.pdf", workers=1)
+        client = client_of(service)
+        with serving(like_vllm) as (url, _):
+            service.library.models.reranker = url
+            answer = client.post("/api/search", json={"query": "tax", "k": 3}).json()
+            assert (answer["hits"][0]["page"], answer["note"]) == (4, None)
+        answer = client.post("/api/search", json={"query": "tax", "k": 3}).json()
+        assert answer["hits"][0]["page"] != 4
+        assert "hits are in their first order" in answer["note"]
 
 
 def test_evaluate_and_compare_rerank(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
