@@ -48,9 +48,12 @@ class Dice(Random):
     inference = ""
     prefix_stable = False
 
-    def _draw(self, side: Side, num: int, key: int) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((self.seed, SIDES.index(side), num, key)) % 2**31)
-        return torch.randn(num, self.dim, generator=generator)
+    def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
+        slots = []
+        for key in keys.tolist():
+            generator = torch.Generator().manual_seed(hash((self.seed, SIDES.index(side), num, key)) % 2**31)
+            slots.append(torch.randn(num, self.dim, generator=generator))
+        return torch.stack(slots)
 
 
 @pytest.fixture(autouse=True)

@@ -91,17 +91,27 @@ def test_two_processes_with_batch_4_equal_one_with_batch_8(family, strategy, mic
 
 
 @pytest.mark.parametrize("strategy", ["random", "feedback"])
-def test_the_cache_changes_no_gradient(family, strategy):
-    """With slots from the global generator, as in a real run, and a micro-batch that does not divide the batch."""
+def test_micro_batches_and_the_cache_change_no_gradient(family, strategy):
+    """With fresh slots, and a micro-batch that does not divide the batch; also in the loop of the paper."""
     results = []
-    for size in (0, 3):
+    for size, cached, loops in ((0, True, False), (3, True, False), (1, False, False), (3, True, True)):
         model = make(family, slots=strategy, lora=LORA, visual_tokens=16).train()
-        loss = Loss(model, temperature=0.5, batch=8, micro_batch=size, mask_repeats=True)
+        model.encoder.loops = loops
+        loss = Loss(model, temperature=0.5, batch=8, micro_batch=size, mask_repeats=True, gradient_cache=cached)
         torch.manual_seed(4)
         results.append(gradients(model, loss, slice(0, 8)))
-    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
-    for name, expected in results[0][1].items():
-        torch.testing.assert_close(results[1][1][name], expected, atol=1e-5, rtol=1e-5)
+    for value, found in results[1:]:
+        assert value == pytest.approx(results[0][0], abs=1e-5)
+        for name, expected in results[0][1].items():
+            torch.testing.assert_close(found[name], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_every_step_draws_other_slots():
+    model = make("qwen3-vl", slots="random", lora=LORA, visual_tokens=16).train()
+    loss = Loss(model, temperature=0.5, batch=8, micro_batch=3, mask_repeats=True)
+    torch.manual_seed(4)
+    values = [gradients(model, loss, slice(0, 8))[0] for _ in range(3)]
+    assert len(set(values)) == 3
 
 
 def by_hand(model, features, masked: bool) -> float:

@@ -5,6 +5,7 @@ Shapes: B batch, K vectors, D dimension.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..files import write_whole
 from .backbone import Backbone
 from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read_files, read_tensors, save_files
 from .families.base import VisionOutput
@@ -55,6 +57,7 @@ class SlotEncoder(InputModule):
         self.teacher: Identity | None = None  # of a student
         self.head: nn.Linear | None = None  # of a student: the projection to the teacher's dimension, if it differs
         self.slots = self._make_strategy(settings.slots)
+        self.record: dict[str, str] = {}  # the files of its training run, by name: they are saved with it
         self.plain_queries = False  # treat special tokens in queries as text
         self.loops = False  # in training, run every prefix with its own dropout, as the paper does
         self.recall_vision: Callable[[Tensor], VisionOutput] | None = None  # of `FrozenVision`, by page numbers
@@ -181,6 +184,8 @@ class SlotEncoder(InputModule):
         if self.teacher is not None and side == "page":
             self.refuse_pages()
         strategy = self.slots if self.training else self.inference_slots
+        if strategy.training:
+            keys = features["draws"] if "draws" in features else draw_keys(keys)
         if strategy.every_token:
             vectors, mask = read_tokens(self.parts, content), content.mask_BL
         else:
@@ -213,7 +218,8 @@ class SlotEncoder(InputModule):
     def on_model_ready(self, model: Any) -> None:
         """Give the owning model our card."""
         if not isinstance(model.model_card_data, RandSlotCard):
-            model.model_card_data = RandSlotCard(local_files_only=True)
+            run = json.loads(self.record.get("run.json", "{}"))
+            model.model_card_data = RandSlotCard(local_files_only=True, trained_on=run.get("trained_on", ""))
             model.model_card_data.register_model(model)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
@@ -222,6 +228,8 @@ class SlotEncoder(InputModule):
         values = self.get_config_dict() | ({"teacher": self.teacher.as_dict()} if self.teacher else {})
         head = self.head.state_dict() if self.head is not None else {}
         save_files(Path(output_path), parts, values, self.rows, {SLOTS: self.slots.state_dict(), HEAD: head})
+        for name, text in self.record.items():
+            write_whole(Path(output_path, name), text)
 
     @classmethod
     def load(
@@ -241,6 +249,11 @@ class SlotEncoder(InputModule):
         return load_encoder(find(model_name_or_path, revision, **more), **model_kwargs or {})
 
 
+def draw_keys(keys_B: Tensor) -> Tensor:
+    """Return a fresh number for each example of a batch, for its slots in training."""
+    return torch.randint(2**63 - 1, keys_B.shape).to(keys_B.device)
+
+
 def load_encoder(
     source: Source,
     *,
@@ -254,6 +267,9 @@ def load_encoder(
     values = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", "teacher"}}
     encoder = SlotEncoder(parts, read_settings(values, source.name), config["stored"])
     encoder.home = source
+    for name in ("recipe.toml", "distill.json", "run.json"):
+        if source.file(name).is_file():
+            encoder.record[name] = source.file(name).read_text(encoding="utf-8")
     own: list[tuple[str, str, nn.Module]] = []
     if encoder.slots.state_dict():
         own.append(("slot tables", SLOTS, encoder.slots))

@@ -21,7 +21,7 @@ from ..errors import RandSlotError, UsageError, first_line
 
 SERVING = "serving.json"  # only an exported model has it
 # Pickles are never downloaded, and Python files only if the user trusts them.
-MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.md", "*.model", "*.metadata")
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.md", "*.model", "*.metadata", "*.toml")
 WITH_CODE = (*MODEL_FILES, "*.py")
 
 

@@ -35,7 +35,8 @@ def torch_seed(seed: int) -> Iterator[None]:
 class Strategy(nn.Module):
     """A slot strategy. dim: the input dimension. rows: the number of stored slots per side.
 
-    `forward(side, num, keys)` returns (B, S, D) in float32, where `keys` (B,) is a hash of each example's content.
+    `forward(side, num, keys)` returns (B, S, D) in float32. `keys` (B,) has a number for each example: a hash of its
+    content, or a fresh random number in training. Draw from them, so that an example does not depend on its batch.
     Parameters and buffers are saved and loaded with the model.
 
     title: its name in the paper. constant: the slots are the same for every content, so they can be exported as tokens.
@@ -72,9 +73,9 @@ class Zero(Strategy):
 class Random(Strategy):
     """RandSlot (R): fresh random unit vectors, independent over examples, sides and positions.
 
-    Training draws from the global torch generator; a gradient cache replays it to draw the same slots again. Inference
-    (RS-R) seeds the draw with the content of each example: a page gets the same slots in every batch. By default zeros
-    replace them at inference (RS-Z), at almost no loss.
+    Each example has its own draw, in training a fresh one in every step: micro-batches and a gradient cache change
+    nothing. Inference (RS-R) draws by the content: a page gets the same slots in every batch. By default zeros replace
+    them at inference (RS-Z), at almost no loss.
     """
 
     title = "RandSlot"
@@ -82,16 +83,12 @@ class Random(Strategy):
     inference = "zero"
 
     def forward(self, side: Side, num: int, keys: Tensor) -> Tensor:
-        if self.training:
-            z = torch.randn(len(keys), num, self.dim, device=keys.device, dtype=torch.float32)
-        else:
-            z = torch.stack([self._draw(side, num, key) for key in keys.tolist()]).to(keys.device)
-        return F.normalize(z, dim=-1)
-
-    def _draw(self, side: Side, num: int, key: int) -> Tensor:
-        # numpy fills row by row, so the slots of a small budget are the first slots of a larger one.
-        generator = np.random.default_rng([self.seed, SIDES.index(side), key])
-        return torch.from_numpy(generator.standard_normal((num, self.dim), dtype=np.float32))
+        drawn = []
+        for key in keys.tolist():
+            # numpy fills row by row, so the slots of a small budget are the first slots of a larger one.
+            generator = np.random.default_rng([self.seed, SIDES.index(side), key])
+            drawn.append(generator.standard_normal((num, self.dim), dtype=np.float32))
+        return F.normalize(torch.from_numpy(np.stack(drawn)).to(keys.device), dim=-1)
 
 
 class Table(Strategy, ABC):

@@ -342,6 +342,7 @@ class StudentTraining:
         record = {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
+            "trained_on": self.student.model_card_data.trained_on,
             "steps": self.step,
             "seconds_of_this_process": round(seconds, 1),
             "queries": len(self.learned),
@@ -354,5 +355,7 @@ class StudentTraining:
             "versions": list_versions(),
         }
         write_json(self.folder / RUN, record)
+        for name in (OPTIONS, RUN):
+            self.student.encoder.record[name] = (self.folder / name).read_text(encoding="utf-8")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.console.print(f"trained {self.step} steps in {seconds:.0f} s: {self.folder}")

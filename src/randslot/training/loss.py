@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from ..model.encoder import draw_keys
 from ..model.model import RandSlotModel
 
 Encoded = tuple[Tensor, Tensor]  # vectors (N, K, D) and the mask (N, K) of those that count
@@ -99,7 +100,7 @@ class Loss(nn.Module):
         self.prefixes = prefixes
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        queries, pages = sentence_features
+        queries, pages = (features | {"draws": draw_keys(features["keys"])} for features in sentence_features)
         # As many queries at a time as fill the positions of a micro-batch of pages.
         positions = self.micro_batch * pages["attention_mask"].shape[1]
         num_queries = max(positions // queries["attention_mask"].shape[1], 1)

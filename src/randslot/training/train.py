@@ -198,6 +198,7 @@ class TrainingRun:
         if recipe.page_texts and model.reads != "text":
             raise UsageError(f"page_texts needs a text model; a {model.family} model reads images")
         model.encoder.loops = recipe.execution == "loop"
+        model.encoder.record = {}  # of an earlier run that it starts from
         return model
 
     def make_loss(self, model: RandSlotModel) -> torch.nn.Module:
@@ -264,6 +265,7 @@ class TrainingRun:
         record = {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
+            "trained_on": model.model_card_data.trained_on,
             "steps": steps,
             "seconds_of_this_process": round(seconds, 1),
             "processes": self.world,
@@ -279,6 +281,7 @@ class TrainingRun:
             "versions": list_versions(),
         }
         write_json(self.folder / RUN, record)
+        model.encoder.record = {name: (self.folder / name).read_text(encoding="utf-8") for name in (RECIPE, RUN)}
         if num_skipped:
             self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
         self.console.print(f"trained {steps} steps in {seconds:.0f} s: {self.folder}")
