@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import randslot
+from randslot.errors import UsageError
 from randslot.training import plan
 from randslot.training.hardware import largest_page
 from randslot.training.loss import Loss
@@ -22,6 +25,7 @@ from randslot.training.plan import (
     step_multiply_adds,
 )
 from randslot.training.recipe import make_recipe, read_recipe
+from research.pretrain import save_backbone
 from support.models import count_visual, noise
 
 PAPER = {"qwen2.5-vl-3b": (3_761_995_776, 7_372_800, 2048), "qwen3-vl-4b": (4_449_612_288, 11_796_480, 2560)}
@@ -168,6 +172,72 @@ def test_a_dry_run_says_what_is_missing(monkeypatch):
     assert "less memory" not in text
     assert "missing        shared memory" not in text
     assert "kernels" not in text
+
+
+# What the hub has of Qwen2.5-VL-7B: the text settings at the top level, as in all of its config.json.
+QWEN_7B = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+    "image_token_id": 151655,
+    "vision_start_token_id": 151652,
+    "eos_token_id": 151645,
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "in_chans": 3,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 2,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+def test_a_dry_run_takes_a_folder_with_a_config_and_no_weights(tmp_path):
+    (tmp_path / "seven").mkdir()
+    (tmp_path / "seven" / "config.json").write_text(json.dumps(QWEN_7B))
+    recipe = read_recipe("qwen2.5-vl-3b", [f"backbone={tmp_path / 'seven'}", "visual_tokens=64", "slots=zero"])
+    model = make_model_on_meta(recipe, torch.bfloat16)
+    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+    assert frozen == 8_292_166_656 - 152_064 * 3584  # all but the language head
+    text = describe_run(recipe, 8)
+    assert "| weights | 15.53 |" in text
+    assert "of weights from the hub" not in text
+    (tmp_path / "seven" / "config.json").write_text(json.dumps(QWEN_7B | {"model_type": "bert"}))
+    with pytest.raises(UsageError, match=r"seven/config\.json.*qwen2_5_vl"):
+        describe_run(recipe, 8)
+    (tmp_path / "seven" / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"name a folder that has its config\.json"):
+        describe_run(recipe, 8)
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5", "smolvlm", "llama"])
+def test_a_dry_run_of_a_saved_backbone_needs_its_config_only(family, tmp_path):
+    save_backbone(randslot.tiny(family).backbone, tmp_path / "whole")
+    (tmp_path / "bare").mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "bare")
+    values = {"data": "x.jsonl", "batch": 4, "visual_tokens": 64, "text_tokens": 64}
+    model, same = (
+        make_model_on_meta(make_recipe(values | backbone), torch.float32)
+        for backbone in ({"backbone": str(tmp_path / "bare")}, {"untrained": f"{family}-tiny"})
+    )
+    assert measure_page(model) == measure_page(same)
 
 
 @pytest.mark.parametrize(("shape", "visual"), [("qwen3.5-0.8b", 1536), ("smolvlm-256m", 1088)])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_log
 
@@ -189,11 +189,17 @@ def build_backbone(
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> Backbone:
-    """Build a backbone with random weights; `shape`: a name in `shapes/`, or the path of such a JSON file."""
+    """Build a backbone with random weights.
+
+    shape: a name in `shapes/`, the path of such a JSON file, or that of a config.json of transformers.
+    """
     file = Path(shape if shape.endswith(".json") else str(resources.files(__package__) / "shapes" / f"{shape}.json"))
     if not file.is_file():
         raise UsageError(f"unknown backbone shape {shape!r}; known ones: {', '.join(list_shapes())}, or a .json file")
     blueprint = read_json(file)
+    if "model_type" in blueprint:
+        with in_one_line(f"read {file}", UsageError):
+            blueprint = {"config": AutoConfig.from_pretrained(file.parent, local_files_only=True).to_dict()}
     with in_one_line(f"read shape {shape}", UsageError, f": its config needs a model_type of {', '.join(FAMILIES)}"):
         family = FAMILIES[blueprint["config"]["model_type"]]
     tokenizer = make_tokenizer(family.special_tokens, family.end_token, blueprint.get("words", "").split())

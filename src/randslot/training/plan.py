@@ -160,9 +160,10 @@ class PageCost:
 
 def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
     """Make the model of a recipe on the meta device, from the shape of its backbone."""
-    shape = recipe.untrained or find_shape(recipe.backbone)
+    config = Path(recipe.backbone, "config.json")
+    shape = recipe.untrained or (str(config) if config.is_file() else find_shape(recipe.backbone))
     if shape is None:
-        raise UsageError(f"the shape of {recipe.backbone} is unknown before it is loaded: no dry run is possible")
+        raise UsageError(f"the shape of {recipe.backbone} is unknown: name a folder that has its config.json")
     adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
     settings = asdict(recipe.settings())
     model = untrained(shape, device="meta", dtype=dtype, lora=adapter if recipe.lora else False, **settings)
@@ -310,7 +311,11 @@ def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, device
     while not place.exists():
         place = place.parent
     weights = sum(weight.nbytes for weight in model.parameters() if not weight.requires_grad)
-    fetched = f", and {weights / GB:.1f} GB of weights from the hub" if is_hub_id(recipe.backbone) else ""
+    fetched = (
+        f", and {weights / GB:.1f} GB of weights from the hub"
+        if recipe.backbone and not Path(recipe.backbone).exists()
+        else ""
+    )
     free_disk = shutil.disk_usage(place).free
     yield f"disk           {kept / GB:.1f} GB for model and checkpoints{fetched}; {free_disk / GB:.0f} GB are free"
 

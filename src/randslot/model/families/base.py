@@ -174,7 +174,7 @@ class VisionFamily(Family):
         options = dict(shape["config"])
         options["text_config"] = {"vocab_size": len(tokenizer)} | options["text_config"]
         options["text_config"] |= {"bos_token_id": None, "eos_token_id": None}
-        return AutoConfig.for_model(**options, **self.token_ids(tokenizer))
+        return AutoConfig.for_model(**(options | self.token_ids(tokenizer)))
 
     def token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         """Return the token ids in a configuration of this family."""

@@ -68,7 +68,9 @@ class SmolVLM(VisionFamily):
 
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
         config = shape["config"]
-        processor = Idefics3ImageProcessorPil(**shape["image_processor"])
+        tile = config["vision_config"].get("image_size")
+        sides = {"max_image_size": {"longest_edge": tile}, "size": {"longest_edge": 4 * (tile or 0)}}
+        processor = Idefics3ImageProcessorPil(**shape.get("image_processor", sides))
         patch, scale = config["vision_config"]["patch_size"], config["scale_factor"]
         processor.tokens_per_tile = count_tokens(processor, patch, scale)
         return processor

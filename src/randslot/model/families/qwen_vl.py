@@ -61,7 +61,10 @@ class QwenVL(VisionFamily):
         return Qwen2VLImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
 
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
-        return Qwen2VLImageProcessorPil(**shape["image_processor"])
+        vision = shape["config"]["vision_config"]
+        if "image_processor" in shape:
+            return Qwen2VLImageProcessorPil(**shape["image_processor"])
+        return Qwen2VLImageProcessorPil(patch_size=vision["patch_size"], merge_size=vision["spatial_merge_size"])
 
     def token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         ids = super().token_ids(tokenizer)
