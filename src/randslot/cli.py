@@ -17,6 +17,7 @@ from .commands.index import IndexCommand, index
 from .commands.library import library_app
 from .commands.models import distill, export, pairs, train
 from .commands.options import flag
+from .commands.paper import paper
 from .commands.search import SearchCommand, search
 from .commands.service import demo, doctor, mcp, serve
 from .errors import RandSlotError, UsageError
@@ -32,7 +33,7 @@ app.add_typer(library_app, name="library", rich_help_panel="Search")
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Search": (serve, mcp, doctor, demo),
     "Models": (train, distill, pairs, export),
-    "Evaluation": (evaluate, report, analyse, compare, profile),
+    "Evaluation": (evaluate, report, analyse, compare, profile, paper),
 }
 for panel, commands in PANELS.items():
     for command in commands:

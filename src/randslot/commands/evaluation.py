@@ -12,7 +12,20 @@ import typer
 from ..errors import UsageError
 from ..extras import needs_extra
 from ..tables import Style
-from .options import Inference, PageVectors, QueryVectors, Reduction, Rerank, SearchBy, Seed, TrustRemoteCode, tell
+from .options import (
+    Inference,
+    OwnFamily,
+    OwnStrategy,
+    PageVectors,
+    QueryVectors,
+    Reduction,
+    Rerank,
+    SearchBy,
+    Seed,
+    TrustRemoteCode,
+    tell,
+    use_own_code,
+)
 
 
 @needs_extra("evaluate")
@@ -34,6 +47,8 @@ def evaluate(
     page_vectors: PageVectors = None,
     reduction: Reduction = None,
     seed: Seed = None,
+    strategy: OwnStrategy = None,
+    family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
     name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
@@ -56,6 +71,7 @@ def evaluate(
     from ..evaluation.tasks import choose_tasks
 
     chosen = choose_tasks(benchmark or [], [task for task in tasks.split(",") if task], data, data_root)
+    use_own_code(strategy, family)
     settings = {
         "inference": inference,
         "query_vectors": query_vectors,

@@ -20,6 +20,8 @@ from .options import (
     NoOcr,
     Ocr,
     OcrChoice,
+    OwnFamily,
+    OwnStrategy,
     PageVectors,
     Place,
     Reduction,
@@ -30,6 +32,7 @@ from .options import (
     flag,
     read_pairs,
     say_stopped,
+    use_own_code,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ def index(
     page_vectors: PageVectors = None,
     reduction: Reduction = None,
     inference: Inference = None,
+    strategy: OwnStrategy = None,
+    family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
     batch: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")] = 8,
     workers: Workers = 0,
@@ -125,6 +130,7 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
+        use_own_code(strategy, family)
         settings = {"page_vectors": page_vectors, "reduction": reduction, "inference": inference}
         chosen = _open_model(model, settings, trust_remote_code)
         opened = open_library(library, chosen, trust_remote_code=trust_remote_code)

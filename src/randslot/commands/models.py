@@ -10,7 +10,7 @@ import typer
 
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
-from .options import ADVANCED, TrustRemoteCode, flag
+from .options import ADVANCED, OwnFamily, OwnStrategy, TrustRemoteCode, flag, use_own_code
 
 
 @needs_extra("train")
@@ -25,17 +25,23 @@ def train(
     resume: Annotated[bool, flag("--resume", help="Resume from the last checkpoint.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", help="Estimate steps, memory, disk and time.")] = False,
     devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --dry-run: number of devices.")] = None,
+    strategy: OwnStrategy = None,
+    family: OwnFamily = None,
 ) -> None:
     """Train a model on pairs of query and page.
 
     randslot train qwen2.5-vl-3b --dry-run --devices 8
     randslot train qwen2.5-vl-3b --set slots=zero
     randslot train tiny --set data=pairs.jsonl -o runs/first
+    randslot train tiny --set data=pairs.jsonl --strategy my_slots.py:Noisy
     torchrun --nproc-per-node 8 -m randslot train qwen3-vl-4b --resume
     """
     from ..training.recipe import read_recipe
 
-    chosen = read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])])
+    changes = [*(changes or []), *([f"output={output}"] if output else [])]
+    if slots := use_own_code(strategy, family):
+        changes.append(f"slots={slots}")
+    chosen = read_recipe(recipe, changes)
     if dry_run:
         from ..training.plan import describe_run
 
@@ -158,6 +164,9 @@ def export(
         typer.Option(metavar="SLOTS", show_default="those of the model", help="zero, fixed or learned."),
     ] = None,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "float32",
+    strategy: OwnStrategy = None,
+    family: OwnFamily = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Export a model for vLLM or plain transformers.
 
@@ -165,7 +174,8 @@ def export(
     """
     from ..model.export import GUIDE, export_model
 
-    serving = export_model(model, output, slots=slots, dtype=dtype)
+    use_own_code(strategy, family)
+    serving = export_model(model, output, slots=slots, dtype=dtype, trust_remote_code=trust_remote_code)
     settings = serving["settings"]
     print(
         f"{settings['query_vectors']} vectors a query, {settings['page_vectors']} a page, {settings['inference']} slots"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..extras import needs_extra
 from ..library.address import default_library
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ Seed = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED,
 TrustRemoteCode = Annotated[
     bool, flag("--trust-remote-code", panel=ADVANCED, help="Run the model's own Python code (review it first).")
 ]
+OwnStrategy = Annotated[
+    str | None, typer.Option("--strategy", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Your own slots.")
+]
+OwnFamily = Annotated[
+    str | None,
+    typer.Option("--family", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Your own family of backbones."),
+]
 Workers = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
 ]
@@ -87,6 +95,17 @@ Ocr = Annotated[
 NoOcr = Annotated[bool, flag("--no-ocr", help="Skip OCR.")]
 Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
+
+
+def use_own_code(strategy: str | None, family: str | None) -> str | None:
+    """Make a user's strategy and family known; return the name of the strategy."""
+    if not (strategy or family):
+        return None
+    with needs_extra():
+        from ..model.own_code import use_family, use_strategy
+    if family:
+        use_family(family)
+    return use_strategy(strategy) if strategy else None
 
 
 def read_pairs(given: list[str], option: str) -> dict[str, Any]:

@@ -148,6 +148,18 @@ def choose_tasks(
 # -- ViDoRe
 
 
+def count_pages(benchmark: str) -> int:
+    """Return the number of pages of a benchmark, as mteb counts them."""
+    import mteb
+
+    num = 0
+    for task in TASKS[benchmark]:
+        stats: Any = mteb.get_task(MTEB_NAMES[task]).metadata.descriptive_stats or {}
+        for split in stats.values():
+            num += split["documents_image_statistics"]["unique_images"]
+    return num
+
+
 def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path | None = None) -> list[Task]:
     """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en."""
     chosen: dict[str, str] = {}  # the benchmark of each task

@@ -98,5 +98,5 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
     source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
     kind = sentence_loading.find_kind(source)
     if kind in ("randslot", "backbone") or "template" in given:
-        return load(source, **given)
+        return load(source, trust_remote_code=bool(code.get("trust_remote_code")), **given)
     return sentence_loading.load_embedding_model(source, kind, **code, **given)

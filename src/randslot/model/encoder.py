@@ -22,7 +22,8 @@ from ..files import write_whole
 from .backbone import Backbone
 from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read_files, read_tensors, save_files
 from .families.base import VisionOutput
-from .hub import Source, find
+from .hub import MODEL_FILES, WITH_CODE, Source, find
+from .own_code import list_code, load_code
 from .preprocessing import Preprocessor, Processors
 from .reader import Identity, Side
 from .readout import Content, read_once, read_stepwise, read_tokens
@@ -228,7 +229,8 @@ class SlotEncoder(InputModule):
         values = self.get_config_dict() | ({"teacher": self.teacher.as_dict()} if self.teacher else {})
         head = self.head.state_dict() if self.head is not None else {}
         save_files(Path(output_path), parts, values, self.rows, {SLOTS: self.slots.state_dict(), HEAD: head})
-        for name, text in self.record.items():
+        code = list_code([self.settings.slots, self.settings.inference], self.family)
+        for name, text in (self.record | code).items():
             write_whole(Path(output_path, name), text)
 
     @classmethod
@@ -246,7 +248,9 @@ class SlotEncoder(InputModule):
         """Load a saved module, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
         revision = None if Path(model_name_or_path).is_dir() else revision
         more: dict[str, Any] = {"cache_folder": cache_folder, "token": token, "local_files_only": local_files_only}
-        return load_encoder(find(model_name_or_path, revision, **more), **model_kwargs or {})
+        trust = bool(kwargs.get("trust_remote_code"))
+        source = find(model_name_or_path, revision, files=WITH_CODE if trust else MODEL_FILES, **more)
+        return load_encoder(source, trust_remote_code=trust, **model_kwargs or {})
 
 
 def draw_keys(keys_B: Tensor) -> Tensor:
@@ -261,8 +265,10 @@ def load_encoder(
     backbone: str | Path | None = None,
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
 ) -> SlotEncoder:
     """Load a saved encoder; `changes` override its settings, `backbone` the place of its backbone."""
+    load_code(source, trust_remote_code=trust_remote_code)
     parts, config = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
     values = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", "teacher"}}
     encoder = SlotEncoder(parts, read_settings(values, source.name), config["stored"])

@@ -55,7 +55,14 @@ CHAT_TEMPLATE = """\
 """
 
 
-def export_model(name: str | Path, output: Path, *, slots: str | None = None, dtype: str = "float32") -> dict[str, Any]:
+def export_model(
+    name: str | Path,
+    output: Path,
+    *,
+    slots: str | None = None,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
     """Write a model for servers into a new or empty folder, and return the content of serving.json.
 
     slots: "zero", "fixed" or "learned"; by default those that the model uses when encoding. The adapter is merged in
@@ -67,7 +74,7 @@ def export_model(name: str | Path, output: Path, *, slots: str | None = None, dt
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}: name a new folder")
     check_choice("slots", slots or "zero", STRATEGIES)
-    model = load(name, device="cpu", dtype="float32")
+    model = load(name, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
     if model.teacher is not None:
         raise UsageError(f"cannot export {name}: it is a student, which makes query vectors only")
     encoder, settings = model.encoder, model.settings

@@ -24,7 +24,8 @@ from .encoder import SlotEncoder, load_encoder
 from .families import find_family
 from .families.base import Family
 from .families.text import TextFamily
-from .hub import Source, find
+from .hub import MODEL_FILES, WITH_CODE, Source, find
+from .own_code import use_strategy
 from .preprocessing import PreparedPage, Preprocessor
 from .reader import Identity, Reads, Side, Vectors, find_teacher
 from .settings import Settings
@@ -203,29 +204,40 @@ def load(
     attn_implementation: str | None = None,
     revision: str | None = None,
     backbone: str | Path | None = None,
+    trust_remote_code: bool = False,
     **settings: Any,
 ) -> RandSlotModel:
     """Load a saved RandSlot model, or make a new one on a backbone; `name` is a folder or a hub id.
 
     lora: True for the paper's adapter, a table with another rank, alpha or dropout, or a PEFT config. dtype: by default
     bfloat16 on a GPU and float32 elsewhere. backbone: where the backbone of a saved adapter is now, if it has moved.
+    trust_remote_code: run the strategy or family that is saved with the model as a Python file (review it first).
 
     settings: any of `Settings`; they override what was saved, but for `slots` and `template`, which are for a new
-    model. slots: "random", "zero", "fixed", "learned" or "feedback": how it is trained; "tokens" appends nothing and
-    gives every token a vector, and then `reduction` ("random", "kmeans", "semcluster" or "pool1d") brings each page to
-    `page_vectors` when encoding. inference: what is appended when encoding. query_vectors, page_vectors: the budgets.
-    visual_tokens: the most visual tokens a page may take. seed: for adapters, tables and random slots. template: what
-    stands around queries and pages: "paper", or "embedding" on a retrieval model such as Qwen3-VL-Embedding.
+    model. slots: "random", "zero", "fixed", "learned", "feedback", or your own "my_slots.py:Noisy": how it is trained;
+    "tokens" appends nothing and gives every token a vector, and then `reduction` ("random", "kmeans", "semcluster" or
+    "pool1d") brings each page to `page_vectors` when encoding. inference: what is appended when encoding.
+    query_vectors, page_vectors: the budgets. visual_tokens: the most visual tokens a page may take. seed: for adapters,
+    tables and random slots. template: what stands around queries and pages: "paper", or "embedding" on a retrieval
+    model such as Qwen3-VL-Embedding.
     """
-    source = name if isinstance(name, Source) else find(name, revision)
+    files = WITH_CODE if trust_remote_code else MODEL_FILES
+    source = name if isinstance(name, Source) else find(name, revision, files=files)
     changes = {key: value for key, value in settings.items() if value is not None}
+    if "slots" in changes:
+        changes["slots"] = use_strategy(changes["slots"])
     device = str(device or get_device_name())
     weights = choose_dtype(dtype, device)
     if backbone is not None and not source.file(ADAPTER_CONFIG).is_file():
         raise UsageError(f"backbone= goes with a saved adapter, and {source.name} is none")
     if is_saved_model(source):
         encoder = load_encoder(
-            source, changes=changes, backbone=backbone, dtype=weights, attn_implementation=attn_implementation
+            source,
+            changes=changes,
+            backbone=backbone,
+            dtype=weights,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
         )
         return _finish(encoder, lora, device)
     chosen = Settings().change(**{"inference": "", **changes})  # "": what the strategy appends
@@ -248,6 +260,8 @@ def untrained(
     JSON like those in `randslot/model/shapes`, where all are. `device="meta"` makes the shape without memory. Other
     options as `load`.
     """
+    if "slots" in settings:
+        settings["slots"] = use_strategy(settings["slots"])
     chosen = Settings().change(**{"inference": "", **settings})  # "": what the strategy appends
     device = str(device or get_device_name())
     backbone = build_backbone(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from sentence_transformers.util import get_device_name
 from transformers import ColModernVBertProcessor, PreTrainedModel, ProcessorMixin
 
 from ..errors import RandSlotError, UsageError, in_one_line
-from ..files import data_folder, read_json, write_json
+from ..files import read_json
 from .backbone import bars_in_terminals
 from .checkpoint import ADAPTER_CONFIG, CONFIG
 from .encoder import SlotEncoder
@@ -25,6 +25,7 @@ from .hub import MODEL_FILES, WITH_CODE, Source, find
 from .model import RandSlotModel, choose_dtype
 from .reader import Reads
 from .sentence_model import EmbeddingModel, EmbeddingSettings
+from .trust import remember_code
 
 Kind = Literal["randslot", "backbone", "multi-vector", "one-vector", "reranker"]
 MODULES = "modules.json"  # what makes a folder one of sentence-transformers
@@ -121,7 +122,7 @@ def load_checked(
     code = _hash_code(folders)
     is_trusted = bool(code) and (trust_remote_code or code == known_code)
     if is_trusted and trust_remote_code:
-        _remember_code(code, source)
+        remember_code(code, source.name)
     device = str(device or get_device_name())
     options: dict[str, Any] = {"dtype": choose_dtype(dtype, device), "use_safetensors": True}
     if attn_implementation:
@@ -273,19 +274,6 @@ def _hash_code(folders: list[Path]) -> str:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest() if files else ""
-
-
-def _remember_code(code: str, source: Source) -> None:
-    """Record that this user trusts some code on this machine: a library made with it opens without asking."""
-    file = data_folder() / "trusted.json"
-    with suppress(OSError):  # without a writable home, the flag is needed each time
-        write_json(file, (read_json(file) if file.is_file() else {}) | {code: source.name})
-
-
-def is_code_trusted(code: str) -> bool:
-    """Whether this user has trusted some code before, on this machine."""
-    file = data_folder() / "trusted.json"
-    return file.is_file() and code in read_json(file)
 
 
 # -- readers of pages

@@ -156,6 +156,7 @@ class PageCost:
     held: int  # bytes that the language model keeps for the backward
     inputs: int  # bytes of the inputs of its layers
     layers: int
+    dimension: int  # of a vector
 
 
 def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
@@ -197,6 +198,7 @@ def measure_page(model: RandSlotModel) -> PageCost:
         held=held,
         inputs=config.num_hidden_layers * positions * config.hidden_size * content.embeds_BLD.element_size(),
         layers=config.num_hidden_layers,
+        dimension=config.hidden_size,
     )
 
 
@@ -205,10 +207,16 @@ def is_cached(recipe: Recipe, pages: int) -> bool:
     return recipe.gradient_cache and 0 < recipe.micro_batch < pages
 
 
+def count_passes(recipe: Recipe) -> int:
+    """Return how often the language model runs over a page: for every prefix in the loop, or without a cache."""
+    runs_prefixes = recipe.execution == "loop" or (recipe.strategy.sequential and recipe.gradient_checkpointing)
+    return recipe.page_vectors if runs_prefixes else 1
+
+
 def step_multiply_adds(recipe: Recipe, cost: PageCost, pages: int) -> int:
     """Return the multiply-adds of a step over the pages of a device; queries are short and left out."""
     passes = 1 + is_cached(recipe, pages) + recipe.gradient_checkpointing
-    times = recipe.page_vectors if recipe.execution == "loop" else 1
+    times = count_passes(recipe)
     return pages * (cost.vision + times * (passes * cost.forward + cost.backward))
 
 
@@ -223,7 +231,7 @@ def memory_by_part(
     gradients = sum(weight.nbytes for weight in trained) * (2 if devices > 1 else 1)  # and the buckets of DDP
     at_once = recipe.micro_batch or pages
     held_pages = min(at_once, pages) if is_cached(recipe, pages) else pages
-    times = recipe.page_vectors if recipe.execution == "loop" else 1
+    times = count_passes(recipe)
     one_layer = at_once * cost.held // cost.layers
     if recipe.gradient_checkpointing:
         held = times * held_pages * cost.inputs + one_layer
@@ -247,7 +255,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     model = make_model_on_meta(recipe, dtype)
     cost = measure_page(model)
     memory = memory_by_part(recipe, model, cost, devices, recipe.optimizer)
-    num_rows, where = _count_rows(recipe)
+    num_rows, where = count_rows(recipe)
     steps = recipe.epochs * (num_rows // recipe.batch) if num_rows else 0
     steps = min(recipe.steps or steps, steps) if steps else recipe.steps
     num_vectors = f"{recipe.query_vectors} and {recipe.page_vectors} vectors"
@@ -278,7 +286,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def _count_rows(recipe: Recipe) -> tuple[int, str]:
+def count_rows(recipe: Recipe) -> tuple[int, str]:
     """Return the number of pairs, 0 if it is unknown without a network, and a line about them."""
     if is_hub_id(recipe.data) and not Path(recipe.data).exists():
         if recipe.data == "vidore/colpali_train_set":  # the paper's data
@@ -289,6 +297,13 @@ def _count_rows(recipe: Recipe) -> tuple[int, str]:
     except RandSlotError as error:
         return 0, f"missing: {error}"
     return num, f"{num:,} of {recipe.data}"
+
+
+def run_bytes(recipe: Recipe, model: RandSlotModel) -> int:
+    """Return the disk space of a run: the model, and two checkpoints with the state of the optimizer."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    saved: int = 4 * trained if recipe.lora else sum(weight.nbytes for weight in model.parameters())
+    return saved + (2 * (saved + 8 * trained) if recipe.save_every else 0)
 
 
 def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, devices: int) -> Iterator[str]:
@@ -304,9 +319,7 @@ def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, device
     yield f"shared memory  at most {need / GB:.1f} GB for {workers}{has}"
     if free is not None and need > free:
         yield "missing        shared memory: set fewer workers, or enlarge it (in Docker: --shm-size)"
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    saved = 4 * trained if recipe.lora else sum(weight.nbytes for weight in model.parameters())
-    kept = saved + (2 * (saved + 8 * trained) if recipe.save_every else 0)  # two checkpoints
+    kept = run_bytes(recipe, model)
     place = Path(recipe.output or ".").absolute()
     while not place.exists():
         place = place.parent

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..model.own_code import use_strategy
 from ..model.settings import Settings
 
 CHOICES = {
@@ -182,6 +183,8 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
             typed[key] = float(value)
         elif isinstance(value, list):
             typed[key] = tuple(value)
+    if isinstance(values.get("slots"), str):
+        typed["slots"] = use_strategy(values["slots"])
     return Recipe(**typed)
 
 

@@ -32,6 +32,7 @@ from ..files import write_json
 from ..machine import describe_checkout, list_versions
 from ..model.encoder import FrozenVision
 from ..model.model import RandSlotModel, load, untrained
+from ..model.own_code import list_code, trust_source
 from ..plots import draw_losses
 from .data import (
     ColumnPreprocessor,
@@ -281,6 +282,8 @@ class TrainingRun:
             "versions": list_versions(),
         }
         write_json(self.folder / RUN, record)
+        for text in list_code([model.settings.slots, model.settings.inference], model.family).values():
+            trust_source(text, str(self.folder))  # this user has run it
         model.encoder.record = {name: (self.folder / name).read_text(encoding="utf-8") for name in (RECIPE, RUN)}
         if num_skipped:
             self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
