@@ -17,7 +17,7 @@ import pytest
 from randslot.errors import RandSlotError
 from randslot.library.library import Library
 from randslot.serve import agent_tools
-from randslot.serve.access import Access
+from randslot.serve.access import Access, Token
 from support.models import noise
 from support.pdf import write_drawings, write_pages
 from support.services import TOKEN, client_of, serving
@@ -164,3 +164,17 @@ def test_a_missing_or_broken_package_breaks_only_this_address(place, monkeypatch
 def test_a_service_does_not_import_mcp_before_an_agent_comes():
     code = "import sys, randslot.serve.app; print('mcp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_a_token_that_may_only_read_adds_nothing(place):
+    token = Token("ann", TOKEN, can_write=False)
+    folders = agent_tools.check_folders([place / "more"])
+    call = {"name": "add_document", "arguments": {"path": "late.pdf"}}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    known = HEADERS | {"Authorization": f"Bearer {TOKEN}"}
+    with (
+        serving(place / "lib", None, add_from=folders) as service,
+        client_of(service, Access(tokens=[token])) as client,
+    ):
+        answer = client.post("/mcp", json=asked, headers=known).json()["result"]
+    assert (answer["isError"], answer["content"][0]["text"]) == (True, "this token may only read")

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, importing, read_picture
+from .pages import PICTURE_TYPE, Finder, importing, read_picture
 
 with importing("haystack-ai", "haystack"):
     from haystack import component, default_from_dict, default_to_dict
@@ -39,7 +39,12 @@ class RandSlotRetriever:
         self, query: str, top_k: int | None = None, filters: dict[str, Any] | None = None
     ) -> dict[str, list[Document]]:
         """Return the best pages; top_k and filters: in place of its own."""
-        return {"documents": [self._make(page) for page in self.finder.find(query, top_k, filters)]}
+        documents = []
+        for text, metadata in self.finder.find(query, top_k, filters):
+            blob = ByteStream(read_picture(metadata), mime_type=PICTURE_TYPE) if self.pictures else None
+            made = Document(id=metadata["id"], content=text, blob=blob, meta=metadata, score=metadata["score"])
+            documents.append(made)
+        return {"documents": documents}
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     async def run_async(
@@ -48,10 +53,6 @@ class RandSlotRetriever:
         """Return the best pages, without blocking."""
         found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, top_k, filters)
         return found
-
-    def _make(self, page: RetrievedPage) -> Document:
-        blob = ByteStream(read_picture(page.metadata), mime_type=PICTURE_TYPE) if self.pictures else None
-        return Document(id=page.id, content=page.text, blob=blob, meta=page.metadata, score=page.score)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings, for the file of a pipeline.

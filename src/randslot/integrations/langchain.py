@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, importing
+from .pages import PICTURE_TYPE, Finder, encode_picture, importing
 
 with importing("langchain-core", "langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -36,19 +36,20 @@ class RandSlotRetriever(BaseRetriever):
         super().model_post_init(context)
         self._finder = Finder(self.library, self.k, self.by, self.filters)
 
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        return [self._make(page) for page in self._finder.find(query)]
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun | None = None
+    ) -> list[Document]:
+        documents = []
+        for text, metadata in self._finder.find(query):
+            if self.pictures:
+                metadata |= {"picture": encode_picture(metadata), "picture_type": PICTURE_TYPE}
+            documents.append(Document(id=metadata["id"], page_content=text, metadata=metadata))
+        return documents
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
     ) -> list[Document]:
-        return await asyncio.to_thread(lambda: [self._make(page) for page in self._finder.find(query)])
-
-    def _make(self, page: RetrievedPage) -> Document:
-        metadata = page.metadata
-        if self.pictures:
-            metadata = {**metadata, "picture": encode_picture(metadata), "picture_type": PICTURE_TYPE}
-        return Document(id=page.id, page_content=page.text, metadata=metadata)
+        return await asyncio.to_thread(self._get_relevant_documents, query)
 
     def close(self) -> None:
         """Close the library, if it was opened here."""

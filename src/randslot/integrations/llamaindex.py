@@ -9,7 +9,7 @@ from typing import Any
 
 from ..library.library import Library
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, RetrievedPage, encode_picture, importing
+from .pages import PICTURE_TYPE, Finder, encode_picture, importing
 
 with importing("llama-index-core", "llamaindex"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -39,19 +39,18 @@ class RandSlotRetriever(BaseRetriever):
         self.finder, self.pictures = Finder(library, k, by, filters), pictures
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [self._make(page) for page in self.finder.find(query_bundle.query_str)]
+        hidden = ["document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
+        nodes = []
+        for text, metadata in self.finder.find(query_bundle.query_str):
+            about = {"id_": metadata["id"], "text": text, "metadata": metadata, "excluded_llm_metadata_keys": hidden}
+            node = TextNode(**about)
+            if self.pictures:
+                node = ImageNode(**about, image=encode_picture(metadata), image_mimetype=PICTURE_TYPE)
+            nodes.append(NodeWithScore(node=node, score=metadata["score"]))
+        return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
-
-    def _make(self, page: RetrievedPage) -> NodeWithScore:
-        hidden = ["document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
-        about = {"id_": page.id, "text": page.text, "metadata": page.metadata, "excluded_llm_metadata_keys": hidden}
-        if self.pictures:
-            node = ImageNode(**about, image=encode_picture(page.metadata), image_mimetype=PICTURE_TYPE)
-        else:
-            node = TextNode(**about)
-        return NodeWithScore(node=node, score=page.score)
 
     def close(self) -> None:
         """Close the library, if it was opened here."""

@@ -6,7 +6,6 @@ import base64
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,6 @@ def importing(package: str, extra: str) -> Iterator[None]:
         raise ImportError(line, name=getattr(error, "name", None)) from error
 
 
-@dataclass(frozen=True)
-class RetrievedPage:
-    """A page that was found, with its whole text and the metadata that `read_picture` needs."""
-
-    id: str
-    text: str
-    score: float
-    metadata: dict[str, Any]
-
-
 class Finder:
     """Finds pages in a library, from any thread."""
 
@@ -53,22 +42,19 @@ class Finder:
         by: By | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> None:
-        """library: an open one, its folder or its address; other processes may share it.
-
-        k: how many pages. by, filters: as in `Library.search`.
-
-        Errors: UsageError for a wrong value.
-        """
+        """library: an open one, its folder or its address. k: how many pages. by, filters: as in `Library.search`."""
         if k < 1:
             raise UsageError(f"k must be at least 1, not {k}")
         if by is not None and by not in BY:
             raise UsageError(f"by={by!r} is not one of {', '.join(BY)}")
         self.shared, self.k, self.by, self.filters = SharedLibrary(library), k, by, dict(filters or {})
 
-    def find(self, query: str, k: int | None = None, filters: Mapping[str, Any] | None = None) -> list[RetrievedPage]:
-        """Return the best pages, identical ones once; k and filters: in place of its own.
+    def find(
+        self, query: str, k: int | None = None, filters: Mapping[str, Any] | None = None
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return the texts of the best pages, identical ones once, each with the metadata that `read_picture` needs.
 
-        Errors: UsageError for filters that are not names and values.
+        k, filters: in place of its own. Errors: UsageError for filters that are not names and values.
         """
         chosen = self.filters if filters is None else dict(filters)
         if "operator" in chosen and chosen.keys() & {"field", "conditions"}:
@@ -79,7 +65,7 @@ class Finder:
                 ours = {"source": hit.source, "page": hit.page, "document": hit.file, "id": hit.id, "score": hit.score}
                 snippet = hit.snippet.text if hit.snippet else ""
                 metadata = {**hit.metadata, **ours, "by": hit.by, "snippet": snippet}
-                pages.append(RetrievedPage(hit.id, library.read_text(hit.id).text, hit.score, metadata))
+                pages.append((library.read_text(hit.id).text, metadata))
         return pages
 
     def close(self) -> None:

@@ -5,12 +5,13 @@ A page is named by the id of its document and its number. Text from documents is
 
 from __future__ import annotations
 
+import logging
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Literal
@@ -18,7 +19,7 @@ from typing import Literal
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from ..errors import RandSlotError, UsageError
+from ..errors import BusyError, RandSlotError, UsageError
 from ..library.library import Library
 from ..library.manifest import File, show_name, tell_apart
 from ..library.results import QueryResult, Summary
@@ -28,7 +29,10 @@ from ..pages import DOCUMENT_SUFFIXES, short
 from ..pages.formats import show_pages
 from ..pages.images import to_jpeg
 from ..pages.ocr import find_engine, show_advice
+from .access import BUSY, Refused
+from .service import Options, Service
 
+LOG = logging.getLogger("randslot")
 TEXT_CHARACTERS = 8_000  # of one answer; the rest is asked for by `start`
 PICTURE_PIXELS = {"small": 700 * 900, "large": 1200 * 1500}
 PICTURE_BYTES = 600_000
@@ -284,3 +288,31 @@ def _get(files: dict[str, File], id: str) -> File:
     if id not in files:
         raise RandSlotError("no such document: take the id from search or list_documents")
     return files[id]
+
+
+class ServiceTools(AgentTools):
+    """The tools on the library of a service: searches join the batches of all others, pages are drawn with limits."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.add_from if service.uploads is not None else ())
+        self.service = service
+
+    @contextmanager
+    def use(self) -> Iterator[Library]:
+        try:
+            yield self.service.library
+        except (BusyError, TimeoutError) as error:
+            LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
+            raise Refused(503, BUSY) from error
+
+    def find(self, query: str, k: int, document: File | None) -> QueryResult:
+        sources = None if document is None else frozenset([document.source])
+        with self.use():
+            return self.service.searches.ask(Options(k, sources, collapse=True), query).result(60)
+
+    def draw(self, file: File, number: int, pixels: int) -> Image.Image:
+        path = str(self.service.check_file(file))
+        return self.service.threads.submit(self.service.pool.render, path, number, pixels).result()
+
+    def link(self, file: File, page: int, base: str) -> str:
+        return f"{base}/?open={file.id}:{page}"

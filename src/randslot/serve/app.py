@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +18,14 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException  # the base class of FastAPI's own
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from .. import __version__
-from ..errors import BusyError, DiskFullError, RandSlotError
+from ..errors import BusyError, DiskFullError, RandSlotError, first_line
 from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
@@ -38,8 +44,8 @@ from .access import (
     describe_error,
     list_pages,
 )
+from .agent_tools import ServiceTools
 from .embeddings import add_embedding_routes
-from .mcp_http import add_mcp_route
 from .service import (
     MAX_HITS,
     MAX_NAME,
@@ -192,7 +198,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     _add_uploads(app, service)
     _add_state(app, service, access)
     add_embedding_routes(app, service.embeddings)
-    add_mcp_route(app, service)
+    _add_mcp(app, service)
     for route in list(app.routes):
         if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
             app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
@@ -462,3 +468,42 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
         if access.find_session(cookie := request.cookies.get(COOKIE, "")):
             access.ended.add(cookie)
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+
+def _add_mcp(app: FastAPI, service: Service) -> None:
+    """Add /mcp, the tools of agents. The package mcp takes most of a second to import: it waits for the first agent."""
+    tools = ServiceTools(service)
+    lock = asyncio.Lock()
+    made: list[Any] = []
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            tools.close()
+
+    def make() -> None:
+        from .mcp_server import make_server
+
+        made.append(make_server(tools, show_paths=False))
+
+    class Mcp:
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                async with lock:
+                    if not made:
+                        await asyncio.to_thread(make)
+            except Exception as error:  # breaks only this address
+                reason = f"the package mcp does not work here: {first_line(error)}"
+                if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "mcp":
+                    reason = f'agents need the package mcp here: pip install "randslot[mcp]" ({first_line(error)})'
+                LOG.warning("%s", reason)
+                await JSONResponse({"error": reason}, 501)(scope, receive, send)
+                return
+            from .mcp_server import answer_http
+
+            await answer_http(made[0], scope, receive, send)
+
+    app.router.routes.append(Route("/mcp", Mcp(), methods=["POST"], include_in_schema=False))
+    app.router.lifespan_context = lifespan

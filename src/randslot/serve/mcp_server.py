@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from threading import Thread
@@ -61,18 +61,8 @@ class OneLineServer(MCPServer[Any]):
             raise  # an unknown tool, or a bug, whose details stay here
 
 
-def make_server(
-    tools: AgentTools,
-    find_base: Callable[[Any], str] = lambda _: "",
-    can_write: Callable[[Any], bool] = lambda _: True,
-    *,
-    show_paths: bool = True,
-) -> MCPServer[Any]:
-    """Make the server; find_base: returns the address of the service that a request came to.
-
-    can_write: whether a request may add documents. show_paths: tell the whole paths of folders that documents may be
-    added from, not only their names.
-    """
+def make_server(tools: AgentTools, *, show_paths: bool = True) -> MCPServer[Any]:
+    """Make the server. show_paths: tell the whole paths of folders that documents may be added from, not only names."""
     handlers, level = logging.root.handlers[:], logging.root.level
     server = OneLineServer(
         "randslot",
@@ -104,7 +94,7 @@ def make_server(
         k: Annotated[int, Field(ge=1, le=20, description="how many pages")] = 5,
         document: Annotated[str | None, Field(max_length=100, description="search only this document")] = None,
     ) -> Annotated[CallToolResult, SearchResult]:
-        return _make_result(tools.search(query, k, document, find_base(call)))
+        return _make_result(tools.search(query, k, document, _find_base(call)))
 
     @server.tool(annotations=reads, description=f"List the documents of the library, by name. {CONTENT}")
     def list_documents(
@@ -125,7 +115,7 @@ def make_server(
         picture: Annotated[Size, Field(description="large for small print")] = "small",
         start: Annotated[int, Field(ge=0, le=10**9, description="the first character of the text to read")] = 0,
     ) -> list[str | Image]:
-        about, text, image = tools.read_page(document, page, picture, start, find_base(call))
+        about, text, image = tools.read_page(document, page, picture, start, _find_base(call))
         # The text is a block of its own, so that nothing in it can pass for what is said about it.
         blocks: list[str | Image] = [about]
         if text:  # some models refuse an empty block
@@ -148,11 +138,18 @@ def make_server(
             path: Annotated[str, Field(min_length=1, max_length=4096, description="of a PDF or image file")],
             call: Call,
         ) -> str:
-            if not can_write(call):
+            request = call.request_context.request
+            if request is not None and not request.scope["can_write"]:
                 raise RandSlotError("this token may only read")
             return tools.add(path)
 
     return server
+
+
+def _find_base(call: Call) -> str:
+    """Return the address at which a visitor has reached the service, if there is one."""
+    request = call.request_context.request
+    return "" if request is None else str(request.base_url).rstrip("/")
 
 
 def _make_result(result: SearchResult | DocumentsResult) -> CallToolResult:

@@ -57,11 +57,6 @@ class UploadLimits:
     turn_seconds: float = 10.0
     retry_seconds: float = 5.0
 
-    def check_size(self, size: int) -> None:
-        """Refuse an upload of too many bytes."""
-        if size > self.bytes:
-            raise Refused(413, f"the file is larger than {self.bytes >> 20} MB")
-
 
 @dataclass(frozen=True)
 class UploadJob:
@@ -80,16 +75,6 @@ class UploadJob:
     @property
     def is_over(self) -> bool:
         return self.state not in ("waiting", "reading")
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that is a path, or not that of a document."""
-    if os.path.basename(name) != name or "\0" in name or name in (".", ".."):
-        raise Refused(400, "that is not a file name: it is a path, or has characters that no file has in its name")
-    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-        raise Refused(400, f"the file name is longer than {MAX_NAME_BYTES} bytes")
-    if Path(name).suffix.lower() not in KINDS:
-        raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
 
 
 def check_head(name: str, head: bytes) -> None:
@@ -147,8 +132,13 @@ class Uploads:
 
         A place in the queue is taken by a body that has arrived. Until then an upload counts for its address only.
         """
-        self.limits.check_size(size)
-        check_name(name)
+        if os.path.basename(name) != name or "\0" in name or name in (".", ".."):
+            raise Refused(400, "that is not a file name: it is a path, or has characters that no file has in its name")
+        if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+            raise Refused(400, f"the file name is longer than {MAX_NAME_BYTES} bytes")
+        if Path(name).suffix.lower() not in KINDS:
+            raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
+        self._check_size(size)
         self._check_room()
         await asyncio.to_thread(check_space, self.folder, size)
         if self.coming[address] >= self.limits.coming_from or self.coming.total() >= self.limits.coming:
@@ -166,6 +156,10 @@ class Uploads:
             raise
         return self._queue(await asyncio.to_thread(self._give_name, part, name))
 
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.bytes:
+            raise Refused(413, f"the file is larger than {self.limits.bytes >> 20} MB")
+
     def _check_room(self) -> None:
         if self.num_waiting() >= self.limits.waiting:
             raise Refused(429, f"{self.limits.waiting} uploads are waiting: wait until some are done")
@@ -178,7 +172,7 @@ class Uploads:
             try:
                 async for chunk in content:
                     size += len(chunk)
-                    self.limits.check_size(size)
+                    self._check_size(size)
                     head += chunk[: HEAD - len(head)]
                     if not is_checked and len(head) == HEAD:
                         check_head(name, head)
