@@ -172,3 +172,11 @@ def test_notebooks_run_and_show_what_they_print(file, tmp_path, capsys):
     for before, after in zip(book["cells"], again["cells"], strict=True):
         shown, now = ([output["output_type"] for output in cell.get("outputs", [])] for cell in (before, after))
         assert shown == now, "run make notebooks"
+
+
+def test_every_promise_names_a_test_that_exists():
+    promises = (DOCS / "promises.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", promises)
+    assert len(named) > 30
+    for file, name in named:
+        assert f"def {name}(" in (DOCS.parent / file).read_text(encoding="utf-8"), f"{file}::{name}"
