@@ -57,7 +57,7 @@ def test_files_and_names_of_the_architecture_are_in_the_code():
     known = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in code)))
     for name in re.findall(r"`([^`\n]+)`", text):
         if name.endswith((".py", "/")):
-            assert (package / name).exists() or (ROOT / name).exists() or name in files, name
+            assert (package / name).exists() or (ROOT / name).exists() or name.strip("/") in files, name
         elif re.fullmatch(r"\w[\w.]*", name):
             assert set(name.split(".")) <= known | {"json"}, name
 
