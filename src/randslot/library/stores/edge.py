@@ -39,7 +39,6 @@ from .points import (
 )
 from .store import DEFAULT_TUNING, DamagedError, Nearest, Store, StoreHit, Tuning, make_hit
 
-MAX_LISTED = 2000  # pages by their codes, from which those that are scored in full are chosen
 SEGMENT_BYTES = 2**26  # of an empty segment, where files cannot be sparse
 
 
@@ -157,7 +156,11 @@ class EdgeStore(Store):
         self._find_codes()
 
     def _find_codes(self) -> None:
-        """Look whether all segments have codes: those of a new field come when the store is optimized."""
+        """Look whether all segments have codes: a new field gets them when the store is optimized.
+
+        num_listed: pages by their codes, from which those that are scored in full are chosen.
+        """
+        self.num_listed = min(max(self.count(Filter()) // 20, 1000), 5000)
         segments = list(self.folder.glob(f"segments/*/vector_storage-{VECTOR_NAME}"))
         self.has_codes = all((segment / "quantized.config.json").exists() for segment in segments)
 
@@ -194,14 +197,14 @@ class EdgeStore(Store):
         """Whether a search by codes is likely to be faster: not where the last ones were in doubt, as for noise."""
         self.num_coded += 1
         is_likely = self.doubt < 0.75 or self.num_coded % 16 == 0
-        return self.has_codes and request.limit <= MAX_LISTED // 4 and is_likely
+        return self.has_codes and request.limit <= self.num_listed // 4 and is_likely
 
     def _search_by_codes(self, requests: Mapping[int, Nearest]) -> dict[int, list[StoreHit]]:
         """List the best pages by codes, score some in full, then all that may belong to the hits.
 
         Returns no hits for a request where more pages than were listed may belong to them.
         """
-        asked = [_make_request(request, is_listing=True) for request in requests.values()]
+        asked = [_make_request(request, num_listed=self.num_listed) for request in requests.values()]
         with _reading():
             answers = self.shard.query_batch(edge.QueryBatchRequest(asked))
         listed = dict(zip(requests, answers, strict=True))
@@ -220,7 +223,7 @@ class EdgeStore(Store):
             for number in list(found):
                 codes = np.array([point.score for point in listed[number][num_scored[number] :]])
                 needed = count_needed(codes, found[number], requests[number].vector)
-                if needed and needed == len(codes) and len(listed[number]) == MAX_LISTED:
+                if needed and needed == len(codes) and len(listed[number]) == self.num_listed:
                     del found[number]  # also pages that are not listed may belong to the hits
                 elif needed:
                     more[number] = num_scored[number] + needed
@@ -335,8 +338,8 @@ def count_needed(codes: NDArray[np.float64], hits: Sequence[StoreHit], query: Ve
     return int(np.argmax(is_ruled_out)) if is_ruled_out.any() else len(codes)
 
 
-def _make_request(request: Nearest, *, is_listing: bool = False, ids: Collection[Any] = ()) -> edge.QueryRequest:
-    """is_listing: list points with their scores by codes. ids: points to score in full."""
+def _make_request(request: Nearest, *, num_listed: int = 0, ids: Collection[Any] = ()) -> edge.QueryRequest:
+    """num_listed: list points with their scores by codes. ids: points to score in full."""
     some = None if request.filter == Filter() else _make_filter(request.filter)
     by_sketch = None
     if request.sketch is not None:
@@ -346,17 +349,17 @@ def _make_request(request: Nearest, *, is_listing: bool = False, ids: Collection
     if request.corpus is not None:
         params = edge.SearchParams(idf=edge.IdfParams(_make_filter(request.corpus)))
     else:
-        codes = edge.QuantizationSearchParams(ignore=not is_listing, rescore=False)
-        params = edge.SearchParams(exact=not is_listing, quantization=codes)
+        codes = edge.QuantizationSearchParams(ignore=not num_listed, rescore=False)
+        params = edge.SearchParams(exact=not num_listed, quantization=codes)
     if ids:
         some = edge.Filter(must=[edge.HasIdCondition(set(ids))])
     return edge.QueryRequest(
-        MAX_LISTED if is_listing else request.limit,
+        num_listed or request.limit,
         query=edge.Query.Nearest(convert_vector(edge, request.vector), request.field),
         prefetches=by_sketch,
         params=params,
         filter=some,
-        with_payload=False if is_listing else ["file", "number"],
+        with_payload=False if num_listed else ["file", "number"],
     )
 
 
