@@ -21,6 +21,7 @@ OPTIONS = {
     "library sketch": "-l --library --queries --remove",
     "library list": "-l --library --json",
     "library remove": "-l --library -y --yes --dry-run",
+    "library backup": "-l --library",
     "library copy": "--json",
     "library verify": "-l --library --repair",
     "doctor": "--torch --json",

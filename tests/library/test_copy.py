@@ -12,6 +12,7 @@ from randslot.errors import UsageError
 from randslot.library import copy
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
+from randslot.library.sharing import LibraryServer
 from support.libraries import ToyReader, same, scores, write_tiff
 from support.models import noise
 
@@ -122,3 +123,37 @@ def test_a_command_that_is_stopped_says_how_far_it_got(papers, tmp_path, monkeyp
     answer = CliRunner().invoke(app, ["library", "copy", f"{tmp_path}/lib", f"{tmp_path}/new"])
     assert answer.exit_code == 130
     assert "stopped: 4 pages stored, 0 files complete; run the command again to resume" in answer.stderr
+
+
+def count_blocks(folder: Path) -> int:
+    return sum(path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_backup_is_a_library_and_stays_small(papers, tmp_path, is_served):
+    """Also while the library is in use."""
+    lib, target = tmp_path / "lib", tmp_path / "backups" / "one"
+    with Library(lib, ToyReader()) as library:
+        library.add([papers, noise(64, 96, 8)])
+        wanted = scores(library)
+        command = ["library", "backup", str(target), "-l", str(lib)]
+        if is_served:
+            with LibraryServer(library):
+                answer = CliRunner().invoke(app, command, catch_exceptions=False)
+            assert scores(library) == wanted
+    if not is_served:
+        answer = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert (answer.exit_code, str(target) in answer.stdout) == (0, True)
+    assert count_blocks(target) <= 1.1 * count_blocks(lib)
+    with Library(target, ToyReader()) as copied, Library(lib, ToyReader()) as library:
+        assert copied.verify() == []
+        assert scores(copied) == wanted
+        (kept,) = [file for file in copied.files() if Path(file.source).parent.name == "images"]
+        assert Path(kept.source).is_relative_to(target)
+        library.remove("a.tif")
+        assert scores(copied) == wanted
+        copied.add(papers)
+    with pytest.raises(UsageError, match="name a new folder"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    with pytest.raises(UsageError, match="name a new folder"):
+        CliRunner().invoke(app, [*command[:2], str(lib / "inside"), *command[3:]], catch_exceptions=False)

@@ -209,6 +209,24 @@ def copy(
         raise typer.Exit(1)
 
 
+@library_app.command()
+def backup(
+    target: Annotated[str, typer.Argument(help="New folder.")],
+    library: Place,
+) -> None:
+    """Copy the folder of a library, also while it is in use.
+
+    randslot library backup /mnt/backup/mylib-2026-11-18 -l mylib
+    """
+    from ..library.copy import backup_library
+    from ..library.sharing import LibraryClient, open_library
+    from ..library.terminal import show_bytes
+
+    with open_library(library, create=False) as opened:
+        size = opened.backup(target) if isinstance(opened, LibraryClient) else backup_library(opened, Path(target))
+    print(f"{show_bytes(size)} in {target}: a library like any other (randslot search -l {target})")
+
+
 def _real(folder: str) -> str:
     return os.path.realpath(os.path.expanduser(folder))
 

@@ -1,26 +1,30 @@
-"""Copy a library: pages as they are stored, file by file, then compare what both find."""
+"""Copy a library: pages as they are stored, file by file, then compare what both find. Or back up its folder."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
+from ..files import check_space
 from ..words.analyzer import Terms
 from .ingest import SAFE_SECONDS
 from .library import Library
-from .location import clear, is_kept
-from .manifest import File
+from .location import clear, folder_size, is_kept
+from .manifest import File, FileManifest
 from .models import check_model
 from .results import Progress
 from .stores.points import StoredPage, page_id
 from .stores.store import StoreHit, StoreQuery, Where, pages_at_once
 
 PAGES = 256  # to read and write at once, if they are small
+OWN_FILES = ("lock", "owner", "files.sqlite", "files.sqlite-wal", "files.sqlite-shm")  # not copied as they are
 SAME = "both are the same library: name two different places"
 
 
@@ -61,6 +65,56 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
     if source.sketches.noted and not target.sketches.noted:
         copied.notes.append(f"sketches are not copied: randslot library sketch -l {target.name} makes them")
     return copied
+
+
+def backup_library(library: Library, target: Path) -> int:
+    """Copy the folder of a library, which opens like any other; return its bytes on disk.
+
+    Searches are answered meanwhile, and writes wait. Holes in the engine's files stay holes.
+    """
+    if not isinstance(library.manifest, FileManifest):
+        raise UsageError(f"library {library.name} is on a server: use randslot library copy {library.name} FOLDER")
+    target = target.expanduser().absolute()
+    if target.exists() or target.is_relative_to(library.folder.absolute()):
+        raise UsageError(f"{target} exists, or is in the library itself: name a new folder")
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with library.write():
+        library.store.flush()
+        check_space(part, folder_size(library.folder))
+        for path in sorted(library.folder.rglob("*")):
+            own = part / path.relative_to(library.folder)
+            if path.is_dir():
+                own.mkdir()
+            elif own.parent != part or path.name not in OWN_FILES:
+                with suppress(FileNotFoundError):  # a file that was uploaded just now
+                    _copy_sparse(path, own)
+        library.manifest.backup(part / "files.sqlite")
+    os.rename(part, target)
+    return folder_size(target)
+
+
+def _copy_sparse(source: Path, target: Path) -> None:
+    """Copy a file without its holes."""
+    with source.open("rb") as old, target.open("xb") as new:
+        size = os.fstat(old.fileno()).st_size
+        os.truncate(new.fileno(), size)
+        start = 0
+        while start < size:
+            try:
+                start = os.lseek(old.fileno(), start, os.SEEK_DATA)
+            except OSError:  # only a hole is left
+                break
+            end = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            old.seek(start)
+            new.seek(start)
+            while start < end:
+                content = old.read(min(end - start, 2**20))
+                if not content:  # it was cut meanwhile
+                    return
+                new.write(content)
+                start += len(content)
 
 
 def _join_languages(source: Library, target: Library) -> None:

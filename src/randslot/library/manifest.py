@@ -9,7 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -66,6 +66,7 @@ class Manifest(ABC):
     def check(self) -> None:
         """Raise RandSlotError if it is damaged."""
 
+    @abstractmethod
     @abstractmethod
     def close(self) -> None:
         """Close it."""
@@ -149,6 +150,11 @@ class FileManifest(Manifest):
                 yield
         except sqlite3.Error as error:
             raise self._make_error("write", error) from error
+
+    def backup(self, path: Path) -> None:
+        """Copy it into a new file."""
+        with self.lock, closing(sqlite3.connect(path)) as copy:
+            self.db.backup(copy)
 
     def close(self) -> None:
         self.db.close()

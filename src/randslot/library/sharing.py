@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from threading import Condition, Thread
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ from ..errors import RandSlotError, UsageError
 from ..pages.text import PageText
 from ..words.snippets import Snippet
 from .address import is_address
-from .copy import Copied, copy_library
+from .copy import Copied, backup_library, copy_library
 from .library import Library
 from .location import InUseError
 from .manifest import File
@@ -89,7 +90,7 @@ class LibraryServer:
         library, call = self.library, request.pop("call")
         if call == "release":
             return self.owner is not None and self.owner.release()
-        if self.refusal and (call in ("add", "forget", "read_words", "copy_from") or request.get("repair")):
+        if self.refusal and (call in ("add", "forget", "read_words", "copy_from", "backup") or request.get("repair")):
             raise RandSlotError(self.refusal)
         with self.owner.use(only_here=True) if self.owner else nullcontext():
             match call:
@@ -104,6 +105,8 @@ class LibraryServer:
                 case "status":  # with a folder that other working directories understand
                     found = library.status()
                     return found if library.location.shared else replace(found, folder=str(library.folder.absolute()))
+                case "backup":
+                    return backup_library(library, Path(request["target"]))
                 case "copy_to":
                     with Library(request["target"], library.binding) as target:
                         return copy_library(library, target, progress)
@@ -204,6 +207,10 @@ class LibraryClient:
 
     def verify(self, *, repair: bool = False, progress: Report = lambda _: None) -> list[str]:
         return list(self._ask("verify", progress, repair=repair))
+
+    def backup(self, target: str) -> int:
+        """Have the process copy the folder of its library."""
+        return int(self._ask("backup", target=_absolute(target)))
 
     def copy_to(self, target: str, progress: Report) -> Copied:
         """Have the process copy its library to another place."""
