@@ -137,7 +137,7 @@ def rank_by_both(
     both = []
     for one, by_words, by_vectors in zip(asked, words, vectors, strict=True):
         own = across if find_query_language(one.text, language) != language else weight
-        both.append(combine([(by_words, 1.0), (by_vectors, own)], DEFAULT_TUNING.rank_offset))
+        both.append(combine([(by_words, 1.0), (by_vectors, own)], 1))
     return both
 
 

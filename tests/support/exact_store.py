@@ -98,10 +98,13 @@ class ExactStore:
             return (by_words or by_vectors)[:k]
         together: dict[str, StoreHit] = {}
         for hits, weight in ((by_words, 1.0), (by_vectors, query.vectors_weight)):
-            for rank, hit in enumerate(hits, start=1):
+            lowest = 0.0 if hits is by_words else min(hit.score for hit in hits)
+            if len(hits) >= self.tuning.pool:
+                lowest = hits[self.tuning.pool - 1].score
+            for hit in hits:
                 before = together[hit.id].score if hit.id in together else 0.0
-                score = before + 1 / (self.tuning.rank_offset + rank / weight)
-                together[hit.id] = replace(hit, score=score)
+                share = (hit.score - lowest) / (hits[0].score - lowest) if hits[0].score > lowest else 1.0
+                together[hit.id] = replace(hit, score=before + weight * max(share, 0.0))
         return sorted(together.values(), key=lambda hit: -hit.score)[:k]
 
     def _score_words(self, query: StoreQuery, where: Where) -> NDArray[np.float32]:

@@ -26,9 +26,9 @@ Name = str | os.PathLike[str]
 FREE = ("name", "revision", "query_vectors", "template")
 
 
-# Weights of the ranks by vectors beside those by words: if the model reads well, if less so, and for a query in another
-# language than the library, if the model is multilingual. Chosen in research/log.md.
-STRONG, LIGHT, ACROSS = 0.7, 0.2, 2.0
+# Weights of scores by vectors beside those by words: if the model reads well, if less so, and for a query in another
+# language than the library, if the model is multilingual. Chosen in research/log.md, "Fusion".
+STRONG, LIGHT, ACROSS = 0.4, 0.15, 1.0
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
@@ -262,7 +262,7 @@ class LibraryModels:
         return ReadingCheck(round(float(np.mean(shares)), 3), len(pages))
 
     def weigh_vectors(self, query: str, language: str | None) -> float:
-        """Return the weight of ranks by vectors beside those by words, for a query to a library in a language."""
+        """Return the weight of scores by vectors beside those by words, for a query to a library in a language."""
         usual = language or NO_STEMS
         is_multilingual = self.binding is not None and self.binding.settings.get("multilingual", False)
         if is_multilingual and self.can_read() and find_query_language(query, usual) != usual:

@@ -81,7 +81,7 @@ class Copy:
 class Hit:
     """A page that was found: its id, its file, its number from 1, and its score.
 
-    score: BM25 by words, MaxSim by vectors, and by both a sum over ranks; it compares pages of one search and no more.
+    score: BM25 by words, MaxSim by vectors, by both a sum of normalised scores; it compares pages of one search only.
     matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
     snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
     copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:

@@ -300,8 +300,8 @@ def join_copies(hits: list[Hit]) -> list[Hit]:
 def sign(hit: Hit, text: StoredText | None) -> str | None:
     """Return a key that is equal for copies of a page; None for a page without text to compare.
 
-    Copies have the same text, at the same places, and the same score. By words and vectors the score is a sum over
-    ranks, which copies do not share: then their similarities are compared.
+    Copies have the same text, at the same places, and the same score. By words and vectors one of two copies may be
+    among the best by vectors and not the other: then their similarities are compared.
     """
     if text is None or not text.text:
         return None

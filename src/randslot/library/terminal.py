@@ -174,7 +174,7 @@ def mark_words(snippet: Snippet) -> Text:
 
 
 def _explain(hit: Hit) -> str:
-    scores = {"words": "BM25", "vectors": "MaxSim", "both": "sum over ranks"}
+    scores = {"words": "BM25", "vectors": "MaxSim", "both": "normalised sum"}
     score = f"{scores[hit.by]} {hit.score:.4g}"
     best = sorted(hit.matches, key=lambda one: -one.similarity)[:8]
     matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in sorted(best, key=lambda one: one.query)]

@@ -133,7 +133,7 @@ class CopyAnswer(BaseModel):
 class HitAnswer(BaseModel):
     document: Document
     page: int
-    score: float = Field(description="BM25 by words, MaxSim by vectors, a sum over ranks by both")
+    score: float = Field(description="BM25 by words, MaxSim by vectors, a sum of normalised scores by both")
     by: By
     snippet: Snippet | None = Field(description="null if the page has no text; marks: where words begin and end")
     boxes: list[Box] = Field(description="left, top, right, bottom of each marked word, in fractions of the page")

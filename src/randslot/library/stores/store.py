@@ -40,14 +40,13 @@ MAX_NUMBERS = 2**22  # of vectors in memory at once: engines take and return Pyt
 
 @dataclass(frozen=True)
 class Tuning:
-    """When vectors get binary codes, how many candidates are scored in full, and how ranks are combined.
+    """When vectors get binary codes, how many candidates are scored in full, and how scores are combined.
 
     codes_from: dimensions from which codes save time and are exact enough. compress_from: KB of vectors from which a
     segment is compressed. candidates, oversampling: a server that finds pages by codes or sketches scores at least
     `candidates` in full, and `oversampling` for each hit.
 
-    pool, rank_offset: a search by words and vectors takes the best `pool` pages by each (or two for each hit), and a
-    page at rank r gets 1 / (rank_offset + r / weight) from each. How these were chosen: research/log.md.
+    pool: a search by words and vectors takes the best `pool` pages by each (or two for each hit); see `fuse`.
     """
 
     codes_from: int = 1024
@@ -55,7 +54,6 @@ class Tuning:
     candidates: int = 1000
     oversampling: int = 20
     pool: int = 100
-    rank_offset: int = 1
 
     def has_codes(self, dim: int | None) -> bool:
         """Whether vectors of this dimension have codes."""
@@ -99,7 +97,7 @@ class Where:
 
 @dataclass(frozen=True)
 class StoreHit:
-    """A page that was found. score: MaxSim by vectors, BM25 by words, a sum over ranks by both."""
+    """A page that was found. score: MaxSim by vectors, BM25 by words, a sum of normalised scores by both."""
 
     id: str
     file: str
@@ -213,12 +211,10 @@ class Store(ABC):
         answers = iter(self.find_nearest(requests))
         ranked = []
         for query in queries:
-            lists = []
-            if query.terms is not None:
-                lists.append((next(answers), 1.0))
-            if query.vectors is not None:
-                lists.append((next(answers), query.vectors_weight))
-            ranked.append(lists[0][0] if len(lists) == 1 else fuse(lists, self.tuning.rank_offset)[:k])
+            hits = next(answers)
+            if query.terms is not None and query.vectors is not None:
+                hits = fuse(hits, next(answers), query.vectors_weight, self.tuning.pool)[:k]
+            ranked.append(hits)
         return ranked
 
     def _make_requests(self, query: StoreQuery, k: int, where: Where, exact: bool) -> list[Nearest]:
@@ -362,13 +358,20 @@ def _hide(files: Collection[str]) -> dict[str, Collection[str]]:
     return {"file": files} if files else {}
 
 
-def fuse(lists: Sequence[tuple[Sequence[StoreHit], float]], rank_offset: int) -> list[StoreHit]:
-    """Combine ranked lists with their weights: rank r of weight w scores 1 / (rank_offset + r / w)."""
+def fuse(words: Sequence[StoreHit], vectors: Sequence[StoreHit], weight: float, pool: int) -> list[StoreHit]:
+    """Combine hits by words and by vectors: add their scores, where the best page has 1 and the one at rank `pool` 0.
+
+    If fewer pages have words of the query, no words are 0. The same rank for every k: else more hits would change their
+    order. How this was chosen, and the weights of vectors: research/log.md, "Fusion".
+    """
     hits: dict[str, StoreHit] = {}
-    for ranked, weight in lists:
-        for rank, hit in enumerate(ranked, start=1):
+    for ranked, own, lowest in ((words, 1.0, 0.0), (vectors, weight, vectors[-1].score if vectors else 0.0)):
+        floor = ranked[pool - 1].score if len(ranked) >= pool else lowest
+        width = ranked[0].score - floor if ranked else 0.0
+        for hit in ranked:
+            share = max((hit.score - floor) / width, 0.0) if width > 0 else 1.0
             before = hits[hit.id].score if hit.id in hits else 0.0
-            hits[hit.id] = replace(hit, score=before + weight / (rank_offset * weight + rank))
+            hits[hit.id] = replace(hit, score=before + own * share)
     return sorted(hits.values(), key=lambda hit: -hit.score)
 
 

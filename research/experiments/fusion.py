@@ -1,0 +1,131 @@
+"""How should scores by words and by vectors be combined? Rows on development data, with intervals.
+
+    randslot index data/shelf/dev/pages -l shelf --model use-multilingual
+    python -m research.experiments.fusion data/shelf/dev=shelf data/manuals/dev=manuals
+
+Chosen by these rows: `fuse` in `randslot.library.stores.store`, and the weights in `randslot.library.models`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randslot.evaluation.metrics import ndcg
+from randslot.library.library import Library
+from randslot.library.models import ACROSS
+from randslot.library.search import make_where, read_queries
+from randslot.library.stores.store import StoreHit, StoreQuery, fuse
+
+Floats = NDArray[np.float64]
+Hits = Sequence[StoreHit]
+POOL = 100
+
+
+class Question(NamedTuple):
+    """The best pages of a question by words and by vectors, its grades, and whether it is in another language."""
+
+    words: Hits
+    vectors: Hits
+    grades: dict[str, int]
+    is_foreign: bool
+
+
+def sum_ranks(words: Hits, vectors: Hits, weight: float) -> list[str]:
+    """Combine ranks, as RandSlot did before: 1 / (1 + rank / weight)."""
+    scores: dict[str, float] = {}
+    for hits, own in ((words, 1.0), (vectors, weight)):
+        for rank, hit in enumerate(hits, start=1):
+            scores[hit.id] = scores.get(hit.id, 0.0) + own / (own + rank)
+    return sorted(scores, key=lambda id: -scores[id])
+
+
+def sum_scores(words: Hits, vectors: Hits, weight: float, normalise: Callable[[Floats], Floats]) -> list[str]:
+    """Combine normalised scores; a page that a list does not have gets 0 from it."""
+    scores: dict[str, float] = {}
+    for hits, own in ((words, 1.0), (vectors, weight)):
+        for hit, value in zip(hits, normalise(np.array([hit.score for hit in hits])), strict=True):
+            scores[hit.id] = scores.get(hit.id, 0.0) + own * float(value)
+    return sorted(scores, key=lambda id: -scores[id])
+
+
+def use_deviation(values: Floats) -> Floats:
+    """Normalise as Qdrant's distribution-based fusion: three standard deviations around the mean are 0 to 1."""
+    deviation = values.std(ddof=1) if len(values) > 1 else 0.0
+    return (values - values.mean()) / (6 * deviation) + 0.5 if deviation else np.full_like(values, 0.5)
+
+
+def use_best(values: Floats) -> Floats:
+    """Normalise so that the best page has 1, and no score is 0."""
+    return values / float(values.max(initial=1e-9))
+
+
+FUSIONS: dict[str, Callable[[Hits, Hits, float], list[str]]] = {
+    "ranks": sum_ranks,
+    "normalised sum": lambda words, vectors, weight: [hit.id for hit in fuse(words, vectors, weight, POOL)],
+    "DBSF": lambda words, vectors, weight: sum_scores(words, vectors, weight, use_deviation),
+    "share of the best": lambda words, vectors, weight: sum_scores(words, vectors, weight, use_best),
+    "words only": lambda words, vectors, weight: [hit.id for hit in words],
+    "vectors only": lambda words, vectors, weight: [hit.id for hit in vectors],
+}
+
+
+def read_questions(data: Path, place: Path) -> tuple[list[Question], dict[str, str]]:
+    """Ask the questions of a set; return also the names of pages, as the set has them, by id."""
+    grades: dict[str, dict[str, int]] = {}
+    for line in (data / "qrels.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        grades.setdefault(row["query"], {})[row["page"]] = row["grade"]
+    rows = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
+    questions, names = [], {}
+    with Library(place, create=False) as library:
+        where = make_where(library, {})
+        assert where is not None
+        for row, one in zip(rows, read_queries(library, [row["query"] for row in rows], "both", None), strict=True):
+            alone = [StoreQuery(terms=one.store.terms), StoreQuery(one.store.vectors)]
+            words, vectors = library.store.search(alone, POOL, where, True)
+            questions.append(Question(words, vectors, grades[row["id"]], one.store.vectors_weight == ACROSS))
+            files = library.manifest.get({hit.file for hit in (*words, *vectors)})
+            for hit in (*words, *vectors):
+                source = Path(files[hit.file].source).relative_to((data / "pages").resolve())
+                names[hit.id] = f"{source.as_posix()}#page={hit.number}"
+    return questions, names
+
+
+def find_interval(differences: Floats) -> tuple[float, float]:
+    """Return the 95 % interval of a mean, by resampling questions."""
+    means = np.random.default_rng(0).choice(differences, (10_000, len(differences))).mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main() -> None:
+    """Print nDCG@5 for each fusion and weight, and the difference from ranks as they were weighed before."""
+    for given in sys.argv[1:]:
+        data, place = map(Path, given.split("="))
+        questions, names = read_questions(data, place)
+        for is_foreign, weights, before in ((False, (0.15, 0.3, 0.4, 0.5, 0.7), 0.7), (True, (0.5, 1.0, 2.0), 2.0)):
+            some = [one for one in questions if one.is_foreign == is_foreign]
+            print(f"{data}, {len(some)} questions{' in another language' if is_foreign else ''}")
+            base: Floats | None = None
+            for name, fusion in FUSIONS.items():
+                for weight in (before, *weights) if name == "ranks" else (1.0,) if "only" in name else weights:
+                    gains = []
+                    for one in some:
+                        ranked = [names[id] for id in fusion(one.words, one.vectors, weight)]
+                        gains.append(100 * ndcg(ranked, one.grades, 5))
+                    values = np.array(gains)
+                    base = values if base is None else base
+                    low, high = find_interval(values - base)
+                    change = f"{(values - base).mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+                    print(f"{name} | {weight} | {values.mean():.1f} | {change}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
