@@ -22,7 +22,7 @@ from randslot.evaluation.compare import (
 )
 from randslot.evaluation.evaluate import evaluate_model
 from randslot.evaluation.result_files import read_results
-from randslot.evaluation.tasks import Task, own_task
+from randslot.evaluation.tasks import NativeTask, own_task
 from research.samples.sets import write_set
 from support import others
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
     with pytest.raises(UsageError, match="name two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
-    vidore = Task("ESG", "ViDoRe(v2)", "", None)
+    vidore = NativeTask("ESG", "ViDoRe(v2)", "", None)
     with pytest.raises(UsageError, match="on a set of your own"):
         compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]

@@ -119,11 +119,16 @@ def _own_rows(results: Iterable[Result], cut: int) -> list[ReportRow]:
         slots[key] = result.settings.get("slots", "")
     rows = []
     for (method, counts), runs in groups.items():
-        num_tasks = max(len(run) for run in runs.values())
-        complete = [run for run in runs.values() if len(run) == num_tasks]
-        scores = {task: _average([run[task] for run in complete if task in run]) for task in complete[0]}
-        average = _average([mean(run.values()) for run in complete])
-        rows.append(ReportRow(method, counts, "yours", scores, average, slots[method, counts]))
+        num_tasks = max(map(len, runs.values()))
+        values: dict[str, list[float]] = defaultdict(list)
+        means = []
+        for run in runs.values():
+            if len(run) == num_tasks:
+                means.append(mean(run.values()))
+                for task, value in run.items():
+                    values[task].append(value)
+        scores = {task: _average(each) for task, each in values.items()}
+        rows.append(ReportRow(method, counts, "yours", scores, _average(means), slots[method, counts]))
     return rows
 
 
@@ -187,7 +192,9 @@ def _subtract(benchmark: str, cut: int, rows: dict[str, ReportRow], base: str | 
     usual = sorted(rows, key=lambda name: (rows[name].slots != "zero", not rows[name].method.endswith(", zero")))
     name = choose_base(base, usual)
     first = rows[name]
-    tasks = [task for task in TASKS.get(benchmark, first.scores) if all(task in row.scores for row in rows.values())]
+    tasks = list(TASKS.get(benchmark, first.scores))
+    for row in rows.values():
+        tasks = [task for task in tasks if task in row.scores]
     lines = []
     for other, row in rows.items():
         if row is not first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ class Subset:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """A task under the paper's name, or a set of your own."""
 
     name: str
@@ -122,9 +123,9 @@ class Task:
     dataset: str
     revision: str | None
 
+    @abstractmethod
     def load(self) -> Iterator[Subset]:
         """Load the subsets one by one, also without pages or queries."""
-        raise NotImplementedError
 
     def subsets(self) -> Iterator[Subset]:
         """Load the subsets one by one."""
@@ -208,18 +209,11 @@ class MtebTask(Task):
     folder: Path | None = None
 
     def load(self) -> Iterator[Subset]:
-        offline = None if self.folder else check_dataset(self.dataset, self.revision)
-        try:
-            with _quiet(self.folder, offline is not None):
-                self.task.data_loaded = False  # another run may have freed its subsets
-                self.task.load_data()
-                self.task.convert_v1_dataset_format_to_v2(num_proc=None)
-        except Exception as error:  # datasets and the hub raise many kinds
-            reason = first_line(error)
-            if offline:
-                reason = f"not in the local cache, and the hub does not answer ({offline})"
-            hint = "" if self.folder else ". Without network, --data-root takes copies."
-            raise RandSlotError(f"cannot load {self.dataset}: {reason}{hint}") from error
+        offline = "" if self.folder else check_dataset(self.dataset, self.revision) or ""
+        with _loading(self.dataset, self.folder, offline):
+            self.task.data_loaded = False  # another run may have freed its subsets
+            self.task.load_data()
+            self.task.convert_v1_dataset_format_to_v2(num_proc=None)
         for name, splits in self.task.dataset.items():
             data = splits["test"]
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
@@ -233,13 +227,10 @@ class NativeTask(Task):
     def load(self) -> Iterator[Subset]:
         from datasets import load_dataset
 
-        try:
-            with _quiet(Path(self.dataset)):
-                corpus = load_dataset(self.dataset, "corpus", split="test")
-                queries = load_dataset(self.dataset, "queries", split="test")
-                qrels = load_dataset(self.dataset, "qrels", split="test")
-        except Exception as error:
-            raise RandSlotError(f"cannot load {self.dataset}: {first_line(error)}") from error
+        with _loading(self.dataset, Path(self.dataset)):
+            corpus = load_dataset(self.dataset, "corpus", split="test")
+            queries = load_dataset(self.dataset, "queries", split="test")
+            qrels = load_dataset(self.dataset, "qrels", split="test")
         grades: dict[str, dict[str, int]] = {}
         for row in qrels:
             grades.setdefault(str(row["query_id"]), {})[str(row["corpus_id"])] = int(row["score"])
@@ -252,11 +243,11 @@ class NativeTask(Task):
 
 
 @contextmanager
-def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
-    """Load without progress bars and logs.
+def _loading(dataset: str, folder: Path | None, offline: str = "") -> Iterator[None]:
+    """Load without progress bars and logs; RandSlotError in one line for whatever goes wrong.
 
     A local copy gets its own cache, keyed by its files: `datasets` would mistake it for another folder of that name.
-    offline: only what was downloaded before; `datasets` would retry the hub for half a minute.
+    offline: why the hub cannot be reached. Then only downloads count; `datasets` would retry for half a minute.
     """
     import datasets
     import huggingface_hub.constants as hub
@@ -275,6 +266,10 @@ def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
         hub.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
     try:
         yield
+    except Exception as error:  # datasets and the hub raise many kinds
+        reason = f"not in the local cache, and the hub does not answer ({offline})" if offline else first_line(error)
+        hint = "" if folder else ". Without network, --data-root takes copies."
+        raise RandSlotError(f"cannot load {dataset}: {reason}{hint}") from error
     finally:
         config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, level = before
         logger.setLevel(level)
@@ -284,8 +279,11 @@ def _quiet(folder: Path | None, offline: bool = False) -> Iterator[None]:
 
 def make_subset(name: str, pages: Pages, queries: dict[str, str], grades: dict[str, dict[str, int]]) -> Subset:
     """Keep the queries that have grades: pytrec_eval ignores the others."""
-    kept = {id: text for id, text in queries.items() if grades.get(id)}
-    return Subset(name, pages, kept, {id: grades[id] for id in kept}, len(queries) - len(kept))
+    subset = Subset(name, pages, {}, {}, sum(not grades.get(id) for id in queries))
+    for id, text in queries.items():
+        if grades.get(id):
+            subset.queries[id], subset.grades[id] = text, grades[id]
+    return subset
 
 
 # -- your own set
