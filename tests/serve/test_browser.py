@@ -161,6 +161,17 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     expect(page.locator("#hits li")).to_have_count(3)
 
 
+def test_an_upload_can_be_cancelled(page, slow):
+    from playwright.sync_api import expect
+
+    file = {"name": "slow.pdf", "mimeType": "application/pdf", "buffer": slow}
+    page.get_by_label("Choose files").set_input_files([file])
+    page.get_by_role("button", name="Cancel slow.pdf").click()
+    row = page.locator("#uploads li").filter(has_text="slow.pdf")
+    expect(row).to_contain_text("Cancelled")
+    expect(row.get_by_role("button")).to_be_hidden()
+
+
 @pytest.mark.nightly
 def test_what_is_typed_stays_when_an_upload_is_done(page, tmp_path):
     from playwright.sync_api import expect
@@ -281,6 +292,8 @@ def test_a_token_is_asked_for_and_an_empty_library_says_so(browser, model, tmp_p
         expect(page.locator("#adding")).to_be_hidden()
         page.reload()
         expect(page.get_by_role("status")).to_contain_text("The library is empty")
+        page.get_by_role("button", name="Sign out").click()
+        expect(asked).to_contain_text("needs a token")
 
 
 @pytest.mark.nightly

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 
 import httpx2
 import pytest
@@ -20,29 +19,6 @@ from support.services import client_of, documents, pdf, serving, upload, wait_fo
 
 pytestmark = pytest.mark.xdist_group("uploads")
 TURNS = UploadLimits(turn_seconds=0.5)
-
-
-@pytest.fixture(scope="module")
-def slow() -> bytes:
-    """A PDF whose pages share a stream of 1 GB that is compressed twice: seconds a page."""
-    packer = zlib.compressobj(9)
-    inner = b"".join(packer.compress(b" " * 2**20) for _ in range(1024)) + packer.flush()
-    stream = zlib.compress(inner, 9)
-    num = 200
-    kids = b" ".join(b"%d 0 R" % (4 + i) for i in range(num))
-    objects = [
-        b"<</Type/Catalog/Pages 2 0 R>>",
-        b"<</Type/Pages/Kids[" + kids + b"]/Count %d>>" % num,
-        b"<</Length %d/Filter[/FlateDecode/FlateDecode]>>stream\n%s\nendstream" % (len(stream), stream),
-        *[b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 3 0 R>>"] * num,
-    ]
-    content, places = b"%PDF-1.4\n", b"0000000000 65535 f \n"
-    for number, body in enumerate(objects, 1):
-        places += b"%010d 00000 n \n" % len(content)
-        content += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    size = len(objects) + 1
-    tail = b"xref\n0 %d\n%strailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (size, places, size, len(content))
-    return content + tail
 
 
 def send(client, name: str, content: bytes) -> str:

@@ -239,7 +239,7 @@ class Worker:
 
 def _make_environment() -> dict[str, str]:
     """Return what a worker needs of the environment: no tokens and keys, which a bad file could get at."""
-    kept = r"PATH|HOME|LANG|LANGUAGE|TMPDIR|TEMP|TMP|SYSTEMROOT|\w*LIBRARY_PATH|TESSDATA_PREFIX|RANDSLOT_OCR"
+    kept = r"PATH|HOME|LANG|LANGUAGE|TMPDIR|TEMP|TMP|SYSTEMROOT|\w*LIBRARY_PATH|TESSDATA_PREFIX|RANDSLOT_O\w+"
     environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for name, value in os.environ.items():
         if re.fullmatch(rf"{kept}|LC_\w+|XDG_\w+|PYTHON\w+|VIRTUAL_ENV", name):

@@ -132,10 +132,9 @@ class Uploads:
 
         A place in the queue is taken by a body that has arrived. Until then an upload counts for its address only.
         """
-        if os.path.basename(name) != name or "\0" in name or name in (".", ".."):
-            raise Refused(400, "that is not a file name: it is a path, or has characters that no file has in its name")
-        if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-            raise Refused(400, f"the file name is longer than {MAX_NAME_BYTES} bytes")
+        is_path = os.path.basename(name) != name or "\0" in name or name in (".", "..")
+        if is_path or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+            raise Refused(400, f"that is not a file name: it is a path, or longer than {MAX_NAME_BYTES} bytes")
         if Path(name).suffix.lower() not in KINDS:
             raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
         self._check_size(size)
