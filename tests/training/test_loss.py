@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import time
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing
+from packaging.requirements import Requirement
+from packaging.version import Version
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
+import randslot
 from randslot.training.loss import Loss, score
 from support.models import make, noise, safe_half_precision
 
@@ -202,3 +207,17 @@ def test_scores_stay_in_float32_under_autocast():
         scores = score(queries, pages)
     assert scores.dtype == torch.float32
     assert torch.equal(scores, expected)
+
+
+def test_we_stand_on_public_names_of_sentence_transformers():
+    """A release within our bounds may change what begins with an underscore."""
+    private = []
+    for file in Path(randslot.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sentence_transformers"):
+                names = [*str(node.module).split("."), *(one.name for one in node.names)]
+                private += [f"{file.name}: {name}" for name in names if name.startswith("_")]
+    assert not private
+    newest = Version(metadata.version("sentence-transformers"))
+    (bound,) = [Requirement(line) for line in metadata.requires("randslot") if line.startswith("sentence-transformers")]
+    assert newest in bound.specifier  # `make newest` runs this with the newest that can be had

@@ -202,14 +202,8 @@ class StudentTraining:
         vectors_NKD: NDArray[np.float16],
         console: Console,
     ) -> None:
-        self.options, self.queries, self.teacher, self.vectors, self.console = (
-            options,
-            queries,
-            teacher,
-            vectors_NKD,
-            console,
-        )
-        self.folder = Path(options.output)
+        self.options, self.queries, self.console, self.folder = options, queries, console, Path(options.output)
+        self.teacher, self.vectors = teacher, vectors_NKD
         self.student = make_student(options.student, teacher, layers=options.layers, seed=options.seed)
         if options.still_embeddings:
             self.student.encoder.backbone.get_input_embeddings().requires_grad_(False)

@@ -36,10 +36,6 @@ class Hardware:
         """The type that layers compute in."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
-    def weights_dtype(self, recipe: Recipe) -> torch.dtype:
-        """Return the type of the weights: if all are trained, float32 under autocast."""
-        return self.dtype if recipe.lora else torch.float32
-
 
 def choose_hardware(recipe: Recipe) -> Hardware:
     """Choose precision, attention and optimizer for this machine."""

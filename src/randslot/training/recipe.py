@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -176,9 +175,11 @@ def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
 def make_recipe(values: dict[str, Any]) -> Recipe:
     """Make a recipe from a dictionary of its values."""
     defaults = {field.name: field.default for field in fields(Recipe) if field.name not in ENCODING}
-    check_keys(values, defaults)
     typed = dict(values)
     for key, value in values.items():
+        if key not in defaults:
+            near = difflib.get_close_matches(key, defaults, n=1, cutoff=0.5)
+            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         if isinstance(defaults[key], float) and type(value) is int:
             typed[key] = float(value)
         elif isinstance(value, list):
@@ -186,15 +187,6 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
     if isinstance(values.get("slots"), str):
         typed["slots"] = use_strategy(values["slots"])
     return Recipe(**typed)
-
-
-def check_keys(values: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UsageError for an unknown key, naming the nearest known one."""
-    names = list(known)
-    for key in values:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-            raise UsageError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def list_values(recipe: Recipe) -> dict[str, Any]:

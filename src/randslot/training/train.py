@@ -10,20 +10,19 @@ import platform
 import sys
 import time
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from torch.utils.tensorboard import SummaryWriter
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
@@ -118,7 +117,6 @@ class TrainingRun:
                 self.console.print("stopped: --resume resumes from the last checkpoint")
             raise
         finally:
-            self.log.progress.stop()
             logging.set_verbosity(verbosity)
             logging.enable_progress_bar()
 
@@ -191,7 +189,7 @@ class TrainingRun:
         options: dict[str, Any] = {
             "lora": adapter if recipe.lora else False,
             "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if self.hardware.on_gpu else "cpu",
-            "dtype": self.hardware.weights_dtype(recipe),
+            "dtype": self.hardware.dtype if recipe.lora else torch.float32,  # all weights are trained under autocast
             "attn_implementation": self.hardware.attention,
         }
         options |= asdict(recipe.settings())
@@ -350,20 +348,9 @@ class TrainingLog(TrainerCallback):
 
     def __init__(self, recipe: Recipe, file: Path, console: Console) -> None:
         self.recipe, self.file, self.console = recipe, file, console
-        self.started, self.first_step, self.task = 0.0, 0, TaskID(0)
-        self.progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.started, self.first_step = 0.0, 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The trainer seeds all processes alike: without this every process would draw the same slots. The model is
         # made before this, so adapters start equal. A resumed run restores its random state after this.
         torch.manual_seed(self.recipe.seed + 1_000_003 * args.process_index)
@@ -375,36 +362,34 @@ class TrainingLog(TrainerCallback):
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(kept)
-            self.task = self.progress.add_task("", total=state.max_steps, completed=state.global_step, status="")
-            self.progress.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # No checkpoint after the last step: a run killed before it saves the model would take one step too many.
         if state.global_step >= state.max_steps:
             control.should_save = False
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        step, last, logs = state.global_step, state.max_steps, logs or {}
         for key, what in (("eval_maxsim_ndcg@5", "nDCG@5"), ("eval_read", "share read right")):
-            if logs and key in logs:
-                self.console.print(f"step {state.global_step}: validation {what} {logs[key]:.4f}")
-        if not logs or "loss" not in logs:
+            if key in logs:
+                self.console.print(f"step {step}: validation {what} {logs[key]:.4f}")
+        if "loss" not in logs:
             return
-        loss, step = logs["loss"], state.global_step
-        if not math.isfinite(loss):
-            raise RandSlotError(f"the loss is {loss} at step {step}. Try a lower learning_rate.")
+        if not math.isfinite(logs["loss"]):
+            raise RandSlotError(f"the loss is {logs['loss']} at step {step}. Try a lower learning_rate.")
         if args.process_index != 0:
             return
         speed = (step - self.first_step) * self.recipe.batch / max(time.perf_counter() - self.started, 1e-9)
         row = {name: logs.get(name) for name in COLUMNS} | {"step": step, "pages_per_second": round(speed, 3)}
         with self.file.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
-        status = f"loss {loss:.4f}  rate {logs.get('learning_rate', 0):.2e}  {speed:.1f} pages/s"
-        self.progress.update(self.task, completed=step, status=status)
-        if not self.console.is_terminal and (step % max(state.max_steps // 20, 1) == 0 or step == state.max_steps):
-            left = (state.max_steps - step) * self.recipe.batch / max(speed, 1e-9)
-            self.console.print(f"step {step}/{state.max_steps}  {status}  {left:.0f} s left")
+        left = timedelta(seconds=round((last - step) * self.recipe.batch / max(speed, 1e-9)))
+        rate, is_shown = logs.get("learning_rate", 0), step == last or step % max(last // 20, 1) == 0
+        line = f"step {step}/{last}  loss {logs['loss']:.4f}  rate {rate:.2e}  {speed:.1f} pages/s  {left} left"
+        if self.console.is_terminal:
+            self.console.print(line.ljust(90), end="\n" if is_shown else "\r")  # the others on one line
+        elif is_shown:
+            self.console.print(line)
 
 
 def read_losses(file: Path) -> list[dict[str, str]]:
