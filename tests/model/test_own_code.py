@@ -89,7 +89,12 @@ def test_the_guide_is_ten_lines_and_trains_evaluates_indexes_and_is_refused_by_e
     forget(monkeypatch)
     write_set(place / "set", 1, split="test", seed=0)
     run("evaluate", "noisy", "--data", "set", "-o", "results")
-    run("index", "data", "-l", "library", "--model", "noisy", "--quiet")
+    forget(monkeypatch)
+    Path("home/randslot/trusted.json").unlink()  # as on the machine of somebody else
+    run("evaluate", "noisy", "--strategy", "my_slots.py:Noisy", "--data", "set", "-o", "results")
+    forget(monkeypatch)
+    run("index", "data", "-l", "library", "--model", "noisy", "--trust-remote-code", "--quiet")
+    forget(monkeypatch)
     run("search", "tax", "-l", "library", "--by", "vectors")
     refused = CliRunner().invoke(app, ["export", "noisy", "exported"])
     assert isinstance(refused.exception, UsageError)

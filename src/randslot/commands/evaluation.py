@@ -71,8 +71,8 @@ def evaluate(
     from ..evaluation.tasks import choose_tasks
 
     chosen = choose_tasks(benchmark or [], [task for task in tasks.split(",") if task], data, data_root)
-    use_own_code(strategy, family)
     settings = {
+        "slots": use_own_code(strategy, family),
         "inference": inference,
         "query_vectors": query_vectors,
         "page_vectors": page_vectors,

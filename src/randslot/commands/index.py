@@ -130,8 +130,8 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
-        use_own_code(strategy, family)
         settings = {"page_vectors": page_vectors, "reduction": reduction, "inference": inference}
+        settings["slots"] = use_own_code(strategy, family)
         chosen = _open_model(model, settings, trust_remote_code)
         opened = open_library(library, chosen, trust_remote_code=trust_remote_code)
     with opened, share(opened):
