@@ -26,7 +26,7 @@ from randslot.files import write_json
 from randslot.library.library import Library
 from randslot.model import PageReader, open_model
 
-READ = 50  # pages of a query that are read again, at most
+READ = {"USE": 50, "MiniLM": 20}  # pages of a query that are read again, at most; MiniLM takes ten times as long
 WEIGHTS = (0.25, 0.5, 1.0, 2.0)  # of the similarity beside the score by words
 
 
@@ -51,7 +51,7 @@ def ask(data: Path, folder: Path) -> tuple[list[Question], dict[str, str]]:
     with Library(folder / f"{data.parent.name}-library") as library:
         library.add(root, workers=1)
         for row in map(json.loads, (data / "queries.jsonl").read_text().splitlines()):
-            hits = library.search(row["query"], READ, by="words")
+            hits = library.search(row["query"], max(READ.values()), by="words")
             names = [f"{Path(hit.source).relative_to(root).as_posix()}#page={hit.page}" for hit in hits]
             english = row.get("language", "en") == "en"
             group = f"{data.parent.name}, {'English' if english else 'other languages'}"
@@ -64,19 +64,21 @@ def ask(data: Path, folder: Path) -> tuple[list[Question], dict[str, str]]:
 
 
 def embed(reader: PageReader, texts: dict[str, str], file: Path) -> dict[str, NDArray[np.float32]]:
-    """Return the vectors of the windows of each page, from a file if they are there."""
+    """Return the vectors of the windows of each page; those in the file are not computed again."""
+    found: dict[str, NDArray[np.float32]] = {}
     if file.is_file():
         with np.load(file) as kept:
-            return dict(kept)
-    found, start = {}, time.process_time()
-    for done, (name, text) in enumerate(texts.items(), 1):
-        found[name] = reader.embed_pages([text])[0].astype(np.float32)
-        if done % 100 == 0:
-            print(f"{file.name}: {done} of {len(texts)}", file=sys.stderr, flush=True)
-    seconds = (time.process_time() - start) / len(texts)
-    print(f"{file.name}: {seconds:.3f} s a page on one core", file=sys.stderr)
-    np.savez(file, allow_pickle=False, **found)
-    write_json(file.with_suffix(".json"), {"seconds a page": round(seconds, 4)})
+            found = dict(kept)
+    missing = [name for name in texts if name not in found]
+    start = time.process_time()
+    for done, name in enumerate(missing, 1):
+        found[name] = reader.embed_pages([texts[name]])[0].astype(np.float32)
+        if done % 100 == 0 or done == len(missing):
+            print(f"{file.name}: {done} of {len(missing)}", file=sys.stderr, flush=True)
+            np.savez(file, allow_pickle=False, **found)
+    if len(missing) > 100:
+        seconds = (time.process_time() - start) / len(missing)
+        write_json(file.with_suffix(".json"), {"seconds a page": round(seconds, 3)})
     return found
 
 
@@ -113,15 +115,17 @@ def main() -> None:
         questions, texts = ask(data, options.folder)
         for name, reader in readers.items():
             file = options.folder / f"{data.parent.name}-{name}.npz"
-            vectors = embed(reader, texts, file)
+            read = {page for question in questions for page in question.pages[: READ[name]]}
+            vectors = embed(reader, {page: text for page, text in texts.items() if page in read}, file)
             times[name] = json.loads(file.with_suffix(".json").read_text())["seconds a page"]
             for question in questions:
                 rows = found.setdefault(question.group, {})
                 if name == "USE":
                     rows.setdefault("words", []).append(100 * ndcg(question.pages, question.grades, 5))
                 (query,) = reader.embed_queries([question.text])
-                similar = np.array([float((vectors[page] @ query[0]).max()) for page in question.pages])
-                for num in (20, READ):
+                pages = question.pages[: READ[name]]
+                similar = np.array([float((vectors[page] @ query[0]).max()) for page in pages])
+                for num in sorted({20, READ[name]}):
                     for weight in (None, *WEIGHTS):
                         label = f"{name}, first {num}, " + ("alone" if weight is None else f"words + {weight:g}")
                         again = rank_again(question, similar, num, weight) if question.pages else []
