@@ -100,15 +100,14 @@ def main() -> None:
     """Print and keep a row for each reader, number of pages and weight, by group of questions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", type=Path)
-    parser.add_argument("--minilm", required=True)
+    parser.add_argument("--minilm", help="Folder of MiniLM; without it, USE only.")
     parser.add_argument("--folder", type=Path, default=Path("data/second-look"))
     parser.add_argument("--output", type=Path, default=Path("results/second_look.json"))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    readers: dict[str, PageReader] = {
-        "USE": open_model("use-multilingual", page_vectors=64),
-        "MiniLM": open_model(options.minilm, page_vectors=64, device="cpu"),
-    }
+    readers: dict[str, PageReader] = {"USE": open_model("use-multilingual", page_vectors=64)}
+    if options.minilm:
+        readers["MiniLM"] = open_model(options.minilm, page_vectors=64, device="cpu")
     found: dict[str, dict[str, list[float]]] = {}  # nDCG@5 of each question, by group, by what was done
     times: dict[str, float] = {}
     for data in options.data:
@@ -135,12 +134,14 @@ def main() -> None:
         words = np.array(rows["words"])
         drawn = random.integers(0, len(words), (10_000, len(words)))
         for label, values in rows.items():
-            difference = np.array(values) - words
-            low, high = np.percentile(difference[drawn].mean(1), (2.5, 97.5))
             row = {"group": group, "questions": len(words), "order": label, "ndcg@5": round(float(np.mean(values)), 1)}
-            row |= {"minus words": round(float(difference.mean()), 1), "from": round(float(low), 1)}
-            table.append(row | {"to": round(float(high), 1)})
-            print(" | ".join(str(value) for value in table[-1].values()))
+            bases = {"words": "words"} | ({"USE": label.replace("MiniLM", "USE")} if "MiniLM" in label else {})
+            for name, base in bases.items():
+                difference = np.array(values) - np.array(rows[base])
+                low, high = np.percentile(difference[drawn].mean(1), (2.5, 97.5))
+                row[f"minus {name}"] = f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+            table.append(row)
+            print(" | ".join(str(value) for value in row.values()))
     write_json(options.output, {"seconds a page": times, "rows": table})
 
 

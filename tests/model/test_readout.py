@@ -14,6 +14,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
+from randslot.model.encoder import draw_keys
 from randslot.model.readout import read_once, read_stepwise
 from support.models import language_model, make, own_inputs
 
@@ -56,7 +57,7 @@ def reference(model: MultiVectorEncoder, features: dict[str, Tensor], side: str)
     if encoder.settings.slots == "feedback":
         return paper_loop(model, features, 3, lambda _, readout: readout)
     torch.manual_seed(5)
-    slots = encoder.slots(side, 3, features["keys"])
+    slots = encoder.slots(side, 3, draw_keys(features["keys"]))
     return paper_loop(model, features, 3, lambda t, _: slots[:, t])
 
 
