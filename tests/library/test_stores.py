@@ -314,6 +314,46 @@ def test_an_engine_that_was_stopped_while_it_made_room_makes_it_again(tmp_path):
 # -- codes
 
 
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_store_of_words_gets_room_for_vectors_with_and_without_a_log(has_log, tmp_path, monkeypatch):
+    """Older stores have one, and keep it."""
+    make = EdgeStore._make_config
+    with monkeypatch.context() as patch:
+        patch.setattr(EdgeStore, "_make_config", lambda store, fields, **_: make(store, fields, has_log=has_log))
+        EdgeStore(tmp_path / "store", None).close()
+    assert (tmp_path / "store" / "wal").exists() is has_log
+    store = EdgeStore(tmp_path / "store", None)
+    check_room(store)
+    store.close()
+    store = EdgeStore(tmp_path / "store", DIM)
+    assert store.contents(()).with_vectors
+    store.close()
+    assert (tmp_path / "store" / "wal").exists() is has_log
+
+
+def test_what_was_flushed_survives_a_kill(tmp_path):
+    code = f"""
+import os, signal, uuid
+from pathlib import Path
+from randslot.library.stores.edge import EdgeStore
+from randslot.library.stores.points import StoredPage
+store = EdgeStore(Path({str(tmp_path / "store")!r}), None)
+file = str(uuid.UUID(int=1))
+store.add([StoredPage(file, number, "") for number in range(1, 101)])
+store.flush()
+store.delete(file)
+store.add([StoredPage(file, number, "") for number in range(101, 201)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    store = EdgeStore(tmp_path / "store", None)
+    file = str(uuid.UUID(int=1))
+    assert store.images(file).keys() >= set(range(1, 101))
+    store.delete(file)
+    assert store.counts() == {}
+    store.close()
+
+
 @pytest.mark.parametrize(("dim", "num", "shared"), [(128, 1500, 3.0), (1024, 600, 0.0)])
 def test_compressed_searches_find_what_exact_ones_do(tmp_path, dim, num, shared):
     """On clustered vectors, enough of them for the engine to compress; the small ones have much in common.

@@ -1,6 +1,7 @@
 """From files to stored pages: find out what changed, have it read, store it, and make complete files visible.
 
-A run may be stopped or killed at any moment: stored pages stay, complete files are visible, and the next run resumes.
+A run may be stopped or killed at any moment: pages stay that were flushed, every five seconds, complete files are
+visible, and the next run resumes.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ class Ingest:
             return self._make_job(new, old)
         now = replace(known, source=source, modified=stat.st_mtime_ns, metadata=metadata)
         if now != known:
-            self._show(now)
             self._rename(known, now)
+            self._show(now)
         if known is old:
             self.summary.unchanged += 1
         else:
@@ -145,6 +146,7 @@ class Ingest:
                 if page.text and page.text.text:
                     counted.append(replace(page, vectors=None, text=words.count(page.text, new.source)))
             store.update(counted)
+        store.flush()
 
     def _make_job(self, new: File, old: File | None) -> FileJob:
         """Begin with a file, or resume where an earlier run was stopped."""

@@ -266,4 +266,7 @@ def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
     manifest.put(*(replace(file, state="gone") for file in files))
     for file in files:
         store.delete(file.id)
+    if files:
+        store.flush()  # else pages of no file would be found after a crash
+    for file in files:
         manifest.forget(file)

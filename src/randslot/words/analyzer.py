@@ -149,11 +149,17 @@ class Analyzer:
 
     def _read_word(self, word: str) -> tuple[tuple[str, ...], str]:
         """Return the terms of what stands between two spaces of a page, and its words for phrases."""
-        core = word.strip(".,;:!?()[]\"'")
-        if core.isascii() and core.isalpha() and core[1:].islower() and len(core) <= MAX_LENGTH:  # most words
-            core = core.lower()
-            term = self._stem(core)
-            return (self.usual.find_term(Token(term, 0, 0)) if self.usual else term,), core
+        core = word.strip("!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026")  # not the signs of C++ and C#
+        if len(core) <= MAX_LENGTH and core.isascii():  # most words are one token
+            if core.isdigit():
+                return (core,), core
+            if core.isalpha() and (core[1:].islower() or core.isupper()):
+                core = core.lower()
+                term = self._stem(core)
+                return (self.usual.find_term(Token(term, 0, 0)) if self.usual else term,), core
+        elif len(core) <= MAX_LENGTH and core.isalpha() and not IS_UNSPACED.search(core):
+            core = fold_case(core)
+            return (self.find_term(Token(core, 0, 0)),), remove_accents(core)
         terms, words = [], []
         for compound in COMPOUND.findall(word):
             for token in split_compound(compound):

@@ -65,7 +65,7 @@ class EdgeStore(Store):
         part.mkdir(parents=True)
         check_space(part, SEGMENT_BYTES)
         fields = [] if self.dim is None else [self.tuning.make_field(self.dim)]
-        shard = edge.EdgeShard.create(str(part), self._make_config(fields))
+        shard = edge.EdgeShard.create(str(part), self._make_config(fields, has_log=False))
         schemas: dict[str, Any] = {
             "keyword": edge.PayloadSchemaType.Keyword,
             "integer": edge.PayloadSchemaType.Integer,
@@ -79,7 +79,8 @@ class EdgeStore(Store):
         shard.close()
         os.rename(part, self.folder)
 
-    def _make_config(self, fields: Sequence[DenseField]) -> edge.EdgeConfig:
+    def _make_config(self, fields: Sequence[DenseField], has_log: bool) -> edge.EdgeConfig:
+        """Return the engine's settings. has_log: older stores have a write-ahead log, which doubles a small library."""
         sparse = edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)
         return edge.EdgeConfig(
             vectors={field.name: _make_parameters(field) for field in fields},
@@ -87,6 +88,7 @@ class EdgeStore(Store):
             optimizers=edge.EdgeOptimizersConfig(
                 indexing_threshold=self.tuning.compress_from, deleted_threshold=0.1, vacuum_min_vector_number=100
             ),
+            wal_enabled=has_log,
         )
 
     def _load(self, config: edge.EdgeConfig | None = None) -> edge.EdgeShard:
@@ -136,7 +138,8 @@ class EdgeStore(Store):
         self._update(edge.UpdateOperation.delete_points_by_filter(_make_filter(some)))
 
     def reset_field(self, new: DenseField) -> None:
-        if new.name in read_json(self.folder / "edge_config.json").get("vectors", {}):
+        config = read_json(self.folder / "edge_config.json")
+        if new.name in config.get("vectors", {}):
             self._update(edge.UpdateOperation.delete_vector_name(new.name))
         parameters = _make_parameters(new)
         self._update(
@@ -152,7 +155,7 @@ class EdgeStore(Store):
         fields = [new] if self.dim is None else [self.tuning.make_field(self.dim), new]
         self.shard.flush()
         self.shard.close()
-        self.shard = self._load(self._make_config(fields))
+        self.shard = self._load(self._make_config(fields, has_log=config.get("wal_enabled") is not False))
         self._find_codes()
 
     def _find_codes(self) -> None:

@@ -138,7 +138,7 @@ class Nearest:
 
 
 class Store(ABC):
-    """Pages with their vectors and words. What a write did survives a killed process once it has returned.
+    """Pages with their vectors and words. What a write did survives a killed process after the next `flush`.
 
     sketches: if set, pages get a sketch whenever their vectors are added or change.
     """
