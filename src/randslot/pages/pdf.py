@@ -31,6 +31,7 @@ from .text import (
     NO_TEXT,
     SOFT_BREAK,
     PageText,
+    clean_characters,
     clean_word,
     decode,
     find_known,
@@ -263,17 +264,19 @@ class TextLayer:
         known = set(find_known(characters)) if HYPHEN in characters else set()
         boxes = self._turn(self._find_boxes(text_page, spans))
         kept = np.all((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1), axis=1).tolist()
+        is_simple = not is_soft and all(kept) and not re.search("[\ud800-\udfff]", characters)
         first = 0  # of a line's words
         for line in re.findall(line_pattern, characters):
             raws = re.findall(word_pattern, line) if is_soft else line.split()
             last = first + len(raws)
-            if is_plain(line) and all(kept[first:last]):  # most lines
+            words = raws if is_plain(line) else list(map(clean_characters, raws))
+            if is_simple and HYPHEN not in line and all(words):  # most lines
                 self.raw_words += raws
-                if raws:
-                    self._end_line(raws, spans[first][0])
+                if words:
+                    self._end_line(words, spans[first][0])
                 first = last
                 continue
-            words: list[str] = []
+            words = []
             for i, raw in enumerate(raws, start=first):
                 text = raw if is_plain(raw) else clean_word(raw, known)
                 if kept[i]:

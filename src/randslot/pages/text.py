@@ -97,11 +97,12 @@ def clean_word(word: str, known: Collection[str] = ()) -> str:
 
     known: words that the page has elsewhere, as `find_known` gives them.
     """
-    return _clean(join_parts(word, known))
+    return clean_characters(join_parts(word, known))
 
 
 @lru_cache(100_000)
-def _clean(word: str) -> str:
+def clean_characters(word: str) -> str:
+    """Return a word that no line breaks as it would be typed."""
     word = join_accents(decode(word))
     if word.isascii() and word.isprintable():
         return word
@@ -218,17 +219,17 @@ def _is_shifted(words: AbstractSet[str]) -> bool:
     Fonts without a map give the numbers of their glyphs: the letters of the alphabet, moved by as much.
     """
     text = " ".join(words)
+    has_controls = re.search("[\x01-\x04]", text) is not None  # which become spaces
     num_common = len(COMMON_WORDS.intersection(text.lower().split()))
     for shift in (29, 31, 28, 30):
-        # Three different ones: one may be an abbreviation that a table repeats.
-        wanted = max(3, 3 * num_common + 1)
-        if text.isprintable():  # no sign of it becomes a space
-            common = _find_moved(shift)
-            num_moved = len({common[word] for word in common.keys() & words})
-        else:
+        if has_controls:
             moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
             num_moved = len(COMMON_WORDS.intersection(moved.split()))
-        if num_moved >= wanted:
+        else:
+            common = _find_moved(shift)
+            num_moved = len({common[word] for word in common.keys() & words})
+        # Three different ones: one may be an abbreviation that a table repeats.
+        if num_moved >= max(3, 3 * num_common + 1):
             return True
     return False
 
