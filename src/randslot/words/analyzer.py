@@ -149,7 +149,9 @@ class Analyzer:
 
     def _read_word(self, word: str) -> tuple[tuple[str, ...], str]:
         """Return the terms of what stands between two spaces of a page, and its words for phrases."""
-        core = word.strip("!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026")  # not the signs of C++ and C#
+        core = word.strip(
+            "!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026"
+        )  # not the signs of C++ and C#
         if len(core) <= MAX_LENGTH and core.isascii():  # most words are one token
             if core.isdigit():
                 return (core,), core
