@@ -4,6 +4,7 @@
     pip install bm25s                                 # the peer; FTS5 is in Python's SQLite
     python benchmarks/words.py speed                  # 10k and 100k pages
     python benchmarks/words.py shell                  # a search by words from the shell, everything included
+    python benchmarks/words.py index                  # CPU and disk that indexing takes, beside reading plain text
 
 All engines get the text that the library has read from the files. Libraries are kept in --folder and used again.
 `python -m research.experiments.word_engines` compares how good they are.
@@ -21,6 +22,8 @@ import json
 import os
 import pickle
 import re
+import resource
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -382,6 +385,58 @@ def measure_shell(manuals: Path, folder: Path) -> list[dict[str, Any]]:
     return [*rows, *list_imports(["-m", "randslot", "search", "words", "-l", str(folder / "library-dev")])]
 
 
+# -- index
+
+
+PLAIN = """
+import sys
+from pathlib import Path
+import pypdfium2 as pdfium
+for file in sorted(Path(sys.argv[1]).rglob("*.pdf")):
+    with pdfium.PdfDocument(file) as pdf:
+        for i in range(len(pdf)):
+            page = pdf[i]
+            text = page.get_textpage()
+            text.get_text_range()
+            text.close()
+            page.close()
+"""
+
+
+def measure_index(manuals: Path, folder: Path) -> list[dict[str, Any]]:
+    """Compare the CPU of all processes that index PDFs with that of pypdfium2 reading their plain text."""
+    library = folder / "library-index"
+    plain, index = [], []
+    for _ in range(3):
+        plain.append(measure_cpu(["-c", PLAIN, str(manuals)]))
+        shutil.rmtree(library, ignore_errors=True)
+        command = ["-m", "randslot", "index", str(manuals), "-l", str(library), "--no-ocr", "--quiet"]
+        index.append(measure_cpu(command))
+    status = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "randslot", "library", "status", "-l", str(library), "--json"],
+            check=True,
+            capture_output=True,
+        ).stdout
+    )
+    row = {"folder": manuals.name, "pages": status["pages"], "plain text CPU s": min(plain), "index CPU s": min(index)}
+    row |= {"times": min(index) / min(plain), "bytes a page": measure_disk(library) / status["pages"]}
+    return [row | {"load": os.getloadavg()[0]}]
+
+
+def measure_cpu(command: Sequence[str]) -> float:
+    """Run Python with some arguments; return the CPU seconds of all its processes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def measure_disk(folder: Path) -> int:
+    """Return the bytes of the blocks that files take."""
+    return sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
+
+
 # -- all
 
 
@@ -391,15 +446,17 @@ def main() -> None:
         run_part(part, name, int(num), Path(folder), Path(place))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["speed", "shell"])
+    parser.add_argument("part", choices=["speed", "shell", "index"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
     parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000], help="for speed")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     manuals, folder = options.manuals.resolve(), options.folder.resolve()
-    speed = options.part == "speed"
-    rows = measure_speed(manuals, folder, options.pages) if speed else measure_shell(manuals, folder)
+    if options.part == "speed":
+        rows = measure_speed(manuals, folder, options.pages)
+    else:
+        rows = measure_shell(manuals, folder) if options.part == "shell" else measure_index(manuals, folder)
     print_table(rows)
     keep(f"words-{options.part}", rows)
 
