@@ -77,6 +77,7 @@ class OpenPdf:
         self.key: tuple[object, ...] = ()
         self.num_pages = 0
         self.num_uses = 0
+        self.known_fields: dict[tuple[object, ...], PdfFields] = {}  # also of files that were closed since
 
     @contextmanager
     def open(self, file: Path) -> Iterator[pdfium.PdfDocument]:
@@ -86,7 +87,12 @@ class OpenPdf:
         if self.pdf is None or self.key != key or self.num_uses >= MAX_USES:
             self.close()
             self.pdf, self.key, self.num_uses = pdfium.PdfDocument(file), key, 0
-            self.num_pages, self.fields = len(self.pdf), PdfFields(self.pdf)
+            self.num_pages = len(self.pdf)
+            if key not in self.known_fields:
+                if len(self.known_fields) >= 100:
+                    self.known_fields.clear()
+                self.known_fields[key] = PdfFields(self.pdf)
+            self.fields = self.known_fields[key]
         self.num_uses += 1
         try:
             yield self.pdf
