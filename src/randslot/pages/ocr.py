@@ -211,6 +211,7 @@ def _load_rapidocr() -> Any:
             # With paths nothing is ever downloaded: without, a model whose hash differs would be.
             "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
             "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
+            "Rec.rec_batch_num": 1,  # lines of a batch are padded to the widest one, which takes a third more time
             "Det.box_thresh": 0.4,  # 0.5 by default, with which single short words on a wide page are not found
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
