@@ -202,7 +202,7 @@ class Backfill:
             if pages:
                 store.update(pages)
             done += num
-            if time.monotonic() - flushed_at >= SAFE_SECONDS:
+            if stage in ("scans", "vectors") or time.monotonic() - flushed_at >= SAFE_SECONDS:  # what is dear, at once
                 store.flush()
                 flushed_at = time.monotonic()
             self.report(Progress(0, 0, done, total, stage=stage))

@@ -1,6 +1,6 @@
 """From files to stored pages: find out what changed, have it read, store it, and make complete files visible.
 
-A run may be stopped or killed at any moment: pages stay that were flushed, every five seconds, complete files are
+A run may be stopped or killed at any moment: vectors and what is older than five seconds stay, complete files are
 visible, and the next run resumes.
 """
 
@@ -210,6 +210,8 @@ class Ingest:
             old = old_pages.get(reused.get((page.file, page.number), ""))
             stored.append(self._make_stored(page, old))
         store.add(stored)
+        if any(page.vectors is not None for page in stored):  # dear: no kill may lose them
+            store.flush()
         for page, one in zip(pages, stored, strict=True):
             self.vector_bytes += 0 if one.vectors is None else BYTES_PER_NUMBER * one.vectors.size
             self.summary.encoded += page.vectors is not None
