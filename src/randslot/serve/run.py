@@ -143,13 +143,12 @@ def serve(folder: str, settings: Settings) -> None:
             _run(uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5), listener)
             watchdog.start()
             service.close(2.0)
-            if waiting := service.uploads.num_waiting() if service.uploads else 0:
-                print(f"stopped: {plural(waiting, 'upload')} left for the next start", flush=True)
+            waiting = service.uploads.num_waiting() if service.uploads else 0
     except KeyboardInterrupt:
         os._exit(130)
     finally:
         watchdog.cancel()
-    print("stopped", file=sys.stderr)
+    print(f"stopped: {plural(waiting, 'upload')} left for the next start" if waiting else "stopped", file=sys.stderr)
 
 
 def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
