@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -34,11 +34,9 @@ def connect(stack: ExitStack, port: int, content: bytes) -> socket.socket:
 
 
 def send(port: int, path: str, content: bytes, address: str = "127.0.0.1") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=(address, 0))
-    connection.request("POST", path, content, {"Content-Type": "application/json"})
-    status = connection.getresponse().status
-    connection.close()
-    return status
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=(address, 0))) as connection:
+        connection.request("POST", path, content, {"Content-Type": "application/json"})
+        return connection.getresponse().status
 
 
 def test_uploads_that_do_not_arrive_keep_nobody_else_out_and_end(port, tmp_path):
