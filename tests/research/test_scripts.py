@@ -17,6 +17,12 @@ from support.pdf import write_drawings
 ROOT = Path(__file__).parent.parent.parent
 
 
+def test_every_experiment_has_a_paragraph():
+    text = (ROOT / "research" / "README.md").read_text(encoding="utf-8")
+    names = {file.stem for file in (ROOT / "research" / "experiments").glob("*.py")} - {"__init__"}
+    assert [name for name in sorted(names) if f"**{name}**" not in text] == []
+
+
 def test_the_same_pages_are_the_same_file(tmp_path):
     script = manual_pages
     for name in ("one.pdf", "two.pdf"):
