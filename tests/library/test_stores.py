@@ -417,7 +417,7 @@ def test_a_search_by_codes_scores_few_pages_in_full_or_skips_codes(tmp_path, kin
     store.optimize()
     listings = []
     search_by_codes = store._search_by_codes
-    store._search_by_codes = lambda requests: listings.append(requests) or search_by_codes(requests)
+    store._search_by_codes = lambda request: listings.append(request) or search_by_codes(request)
     shared = 0
     for query in by_vectors(list(queries)):
         (exact,) = store.search([query], 5, Where(), exact=True)

@@ -177,12 +177,17 @@ class EdgeStore(Store):
     # -- reads
 
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
-        """Answer requests in one batch: by codes those that codes can decide, the others in full."""
-        coded = {}
+        """Answer requests: by codes those that codes can decide, the others in full and in one batch."""
+        found: dict[int, list[StoreHit]] = {}
         for number, request in enumerate(requests):
-            if request.by_codes and self._pay_codes(request):
-                coded[number] = request
-        found = self._search_by_codes(coded) if coded else {}
+            if not (request.by_codes and self.has_codes and request.limit <= self.num_listed // 4):
+                continue
+            self.num_coded += 1
+            if self.doubt < 0.75 or self.num_coded % 16 == 0:  # codes pay, or may pay again
+                hits = self._search_by_codes(request)
+                self.doubt += 0.3 * ((hits is None) - self.doubt)
+                if hits is not None:
+                    found[number] = hits
         rest = {number: request for number, request in enumerate(requests) if number not in found}
         for request in rest.values():
             if request.field == VECTOR_NAME and request.sketch is None and not self.warm:
@@ -196,43 +201,24 @@ class EdgeStore(Store):
             answers = self.shard.query_batch(edge.QueryBatchRequest(requests)) if requests else []
         return [[make_hit(point) for point in points] for points in answers]
 
-    def _pay_codes(self, request: Nearest) -> bool:
-        """Whether a search by codes is likely to be faster: not where the last ones were in doubt, as for noise."""
-        self.num_coded += 1
-        is_likely = self.doubt < 0.75 or self.num_coded % 16 == 0
-        return self.has_codes and request.limit <= self.num_listed // 4 and is_likely
-
-    def _search_by_codes(self, requests: Mapping[int, Nearest]) -> dict[int, list[StoreHit]]:
+    def _search_by_codes(self, request: Nearest) -> list[StoreHit] | None:
         """List the best pages by codes, score some in full, then all that may belong to the hits.
 
-        Returns no hits for a request where more pages than were listed may belong to them.
+        Returns None if more pages than were listed may belong to them.
         """
-        asked = [_make_request(request, num_listed=self.num_listed) for request in requests.values()]
         with _reading():
-            answers = self.shard.query_batch(edge.QueryBatchRequest(asked))
-        listed = dict(zip(requests, answers, strict=True))
-        found: dict[int, list[StoreHit]] = {number: [] for number in requests}
-        num_scored = dict.fromkeys(requests, 0)
-        more = {number: max(250, 2 * request.limit) for number, request in requests.items()}
-        while more:
-            asked = []
-            for number, num in more.items():
-                ids = {point.id for point in listed[number][num_scored[number] : num]}
-                asked.append(_make_request(requests[number], ids=ids))
-            for number, hits in zip(more, self._query(asked), strict=True):
-                found[number] = nlargest(requests[number].limit, found[number] + hits, key=lambda hit: hit.score)
-            num_scored |= more
-            more = {}
-            for number in list(found):
-                codes = np.array([point.score for point in listed[number][num_scored[number] :]])
-                needed = count_needed(codes, found[number], requests[number].vector)
-                if needed and needed == len(codes) and len(listed[number]) == self.num_listed:
-                    del found[number]  # also pages that are not listed may belong to the hits
-                elif needed:
-                    more[number] = num_scored[number] + needed
-        for number in requests:
-            self.doubt += 0.3 * ((number not in found) - self.doubt)
-        return found
+            listed = self.shard.query(_make_request(request, num_listed=self.num_listed))
+        hits: list[StoreHit] = []
+        start, end = 0, max(250, 2 * request.limit)
+        while start < end:
+            ids = {point.id for point in listed[start:end]}
+            (more,) = self._query([_make_request(request, ids=ids)])
+            hits = nlargest(request.limit, hits + more, key=lambda hit: hit.score)
+            codes = np.array([point.score for point in listed[end:]])
+            start, end = end, end + count_needed(codes, hits, request.vector)
+            if end == len(listed) == self.num_listed:
+                return None
+        return hits
 
     def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
         with _reading():
@@ -331,13 +317,12 @@ def count_needed(codes: NDArray[np.float64], hits: Sequence[StoreHit], query: Ve
     how many of the best pages are found so.
     """
     assert not isinstance(query, Terms)
-    if not len(codes):
-        return 0
     num, dim = query.shape
     angle = np.pi / 2 * (1 - codes / (num * dim))
     share = angle / np.pi
     error = np.sin(angle) * np.pi * np.sqrt(num * share * (1 - share) / dim)
-    is_ruled_out = num * np.cos(angle) + 1.5 * error <= min(hit.score for hit in hits)
+    lowest = min((hit.score for hit in hits), default=-np.inf)
+    is_ruled_out = num * np.cos(angle) + 1.5 * error <= lowest
     return int(np.argmax(is_ruled_out)) if is_ruled_out.any() else len(codes)
 
 
