@@ -25,7 +25,6 @@ from randslot.library.library import Library
 from randslot.library.stores import qdrant_connection as connecting
 from randslot.library.stores.points import Filter, Point, StoredPage, StoredText, make_payload, make_vectors
 from randslot.library.stores.qdrant import (
-    RequestLimits,
     ServerStore,
     make_message,
 )
@@ -140,7 +139,8 @@ def test_a_collection_is_made_for_pages(standin, dim, codes):
 
 def test_requests_stay_below_the_limit(standin):
     connection = connect(read_address(standin.url))
-    store = ServerStore(connection, 2048, limits=RequestLimits(bytes=2**20))
+    store = ServerStore(connection, 2048)
+    store.max_bytes = 2**20
     store.add(random_pages(90))  # of 32 KiB
     assert standin.asked.count("Upsert") == 3
     assert 2**19 < standin.largest < 2**20
@@ -167,12 +167,14 @@ def test_many_queries_with_many_files_are_several_requests(standin):
     store = ServerStore(connection, 16)
     store.add([StoredPage(file, 1, "", random.standard_normal((2, 16)).astype(np.float32)) for file in files])
     queries = [StoreQuery(vectors) for vectors in random.standard_normal((5, 2, 16)).astype(np.float32)]
-    small, few = RequestLimits(bytes=3000), RequestLimits(files=8)  # two queries of twenty ids; three parts of a query
-    for field, limits, num in (("files", small, 3), ("hidden", small, 3), ("files", few, 1)):
+    # Two queries of twenty ids fit into 3,000 bytes; twenty files are three parts of a query.
+    for field, max_bytes, max_files, num in (("files", 3000, 50, 3), ("hidden", 3000, 50, 3), ("files", 10**6, 8, 1)):
         where = Where(**{field: frozenset(files[:20])})
         wanted = store.search(queries, 3, where, exact=True)
         standin.asked.clear()
-        assert ServerStore(connection, 16, limits=limits).search(queries, 3, where, exact=True) == wanted
+        small = ServerStore(connection, 16)
+        small.max_bytes, small.max_files = max_bytes, max_files
+        assert small.search(queries, 3, where, exact=True) == wanted
         assert standin.asked.count("QueryBatch") == num
         assert {hit.file in files[:20] for hits in wanted for hit in hits} == {field == "files"}
     connection.close()

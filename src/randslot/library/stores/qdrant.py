@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nlargest
 from typing import Any
 
@@ -38,33 +38,20 @@ from .points import (
 from .qdrant_connection import Connection, is_id
 from .store import DEFAULT_TUNING, Nearest, Store, StoreHit, Tuning, make_hit
 
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """How large requests may be: bytes of points or queries, and files in a filter. The server takes 32 MiB."""
-
-    bytes: int = 8 * 2**20
-    files: int = 50_000
-
-
-DEFAULT_LIMITS = RequestLimits()
+MAX_BYTES = 8 * 2**20  # of points or queries in a request; the server takes 32 MiB
 
 
 class ServerStore(Store):
     """Pages in a collection of a server."""
 
     max_read = 64
+    max_bytes = MAX_BYTES
+    max_files = 50_000  # in a filter
 
-    def __init__(
-        self,
-        connection: Connection,
-        dim: int | None,
-        tuning: Tuning = DEFAULT_TUNING,
-        limits: RequestLimits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, connection: Connection, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> None:
         """Open a collection, or create one. dim: of the vectors; None for words only."""
         super().__init__(dim, tuning)
-        self.connection, self.address, self.limits = connection, connection.address, limits
+        self.connection, self.address = connection, connection.address
         self.name = self.address.collection
         if connection.exists(self.name):
             self._check()
@@ -118,7 +105,7 @@ class ServerStore(Store):
     # -- writes
 
     def split(self, pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
-        return split_pages(pages, self.limits.bytes)
+        return split_pages(pages, self.max_bytes)
 
     def upsert(self, points: Sequence[Point]) -> None:
         made = [make_message(point) for point in points]
@@ -186,14 +173,14 @@ class ServerStore(Store):
         parts: list[tuple[int, Nearest]] = []
         for number, request in enumerate(requests):
             files = sorted(request.filter.any_of.get("file", ()))
-            if len(files) <= self.limits.files:
+            if len(files) <= self.max_files:
                 parts.append((number, request))
                 continue
-            for start in range(0, len(files), self.limits.files):
-                some = replace(request.filter, any_of={"file": files[start : start + self.limits.files]})
+            for start in range(0, len(files), self.max_files):
+                some = replace(request.filter, any_of={"file": files[start : start + self.max_files]})
                 parts.append((number, replace(request, filter=some)))
         found: list[list[StoreHit]] = [[] for _ in requests]
-        for batch in split_by_size(parts, lambda part: _measure_request(part[1]), self.limits.bytes):
+        for batch in split_by_size(parts, lambda part: _measure_request(part[1]), self.max_bytes):
             asked = [_make_request(request, self.tuning) for _, request in batch]
             answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=asked)
             for (number, _), answer in zip(batch, answers, strict=True):
@@ -237,7 +224,7 @@ class ServerStore(Store):
         """Nothing to do: the location closes the connection."""
 
 
-def split_pages(pages: Sequence[StoredPage], max_bytes: int = DEFAULT_LIMITS.bytes) -> Iterator[list[StoredPage]]:
+def split_pages(pages: Sequence[StoredPage], max_bytes: int = MAX_BYTES) -> Iterator[list[StoredPage]]:
     """Split pages into requests of bounded size, and refuse a page that is larger than the server's limit."""
     for page in pages:
         size = measure_page(page)
