@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 import randslot
 from randslot.cli import app, main
-from randslot.errors import RandSlotError
+from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.cache import VectorCache
+from randslot.evaluation.compare import compare_runs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.tasks import find_tasks, own_task
 from research.samples.sets import write_set
@@ -241,3 +242,26 @@ def test_averages_go_over_the_tasks_of_one_version_and_logs_have_no_empty_lines(
     assert float(mean.split()[6]) == pytest.approx((scores["Arxiv"] + scores["Doc"]) / 2, abs=0.02)
     assert all(line.strip() for line in done.stderr.splitlines())
     assert "was trained with random slots, and gets feedback ones here" in done.stderr
+
+
+def test_documents_are_ranked_by_their_best_page(tmp_path):
+    """The right page is third and its document second, behind two pages of one other document."""
+    (tmp_path / "set" / "pages").mkdir(parents=True)
+    write_pages(tmp_path / "set" / "pages" / "a.pdf", [["tax tax tax"], ["tax tax"], ["the fleet"]])
+    write_pages(tmp_path / "set" / "pages" / "b.pdf", [["tax and a long line of other words about ships"], ["wool"]])
+    (tmp_path / "set" / "queries.jsonl").write_text(json.dumps({"id": "q", "query": "tax"}) + "\n")
+    grades = [{"query": "q", "page": f"b.pdf#page={page}", "grade": grade} for page, grade in ((1, 2), (2, 1))]
+    (tmp_path / "set" / "qrels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in grades))
+    scores = {}
+    for group in ("page", "document"):
+        words = ["evaluate", "--by", "words", "--data", str(tmp_path / "set"), "--group", group]
+        answer = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out")])
+        assert answer.exit_code == 0, answer.output
+        scores[group] = float(answer.stdout.split()[2])
+    ideal = 2 + 1 / math.log2(3)  # both relevant pages first
+    assert scores == {
+        "page": pytest.approx(100 * (2 / math.log2(4)) / ideal, abs=0.01),
+        "document": pytest.approx(100 / math.log2(3), abs=0.01),
+    }
+    with pytest.raises(UsageError, match="differ in queries or pages"):
+        compare_runs([tmp_path / "out"])

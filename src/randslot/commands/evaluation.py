@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -42,6 +42,7 @@ def evaluate(
         typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
     ] = SearchBy.vectors,
     rerank: Rerank = None,
+    group: Annotated[Literal["page", "document"], typer.Option(help="What --by words or both ranks.")] = "page",
     inference: Inference = None,
     query_vectors: QueryVectors = None,
     page_vectors: PageVectors = None,
@@ -85,8 +86,8 @@ def evaluate(
 
         from ..evaluation.evaluate import evaluate_model
 
-        if model is None or rerank is not None:
-            raise UsageError("name a model to evaluate; --rerank needs --by words or both, which search a library")
+        if model is None or rerank is not None or group != "page":
+            raise UsageError("name a model to evaluate; --rerank and --group document need --by words or both")
         results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
         if distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()  # else its threads may abort the process at exit
@@ -96,9 +97,10 @@ def evaluate(
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError(f"--by {by.value} takes the model as saved, without other settings, in one process")
         how: Any = by.value
-        results = [
-            evaluate_search(task, output, by=how, model=model, rerank=rerank, name=name, tell=tell) for task in chosen
-        ]
+        results = []
+        for task in chosen:
+            options: dict[str, Any] = {"model": model, "rerank": rerank, "group": group, "name": name}
+            results.append(evaluate_search(task, output, by=how, tell=tell, **options))
     for line in list_means(results):
         print(line)
     if by is not SearchBy.vectors:
