@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 from torch.utils.data import BatchSampler
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..model.encoder import FrozenVision, KnownPage
 from ..model.hub import is_hub_id
 from ..model.preprocessing import Preprocessor
@@ -74,26 +74,26 @@ def read_rows(data: str, split: str) -> Dataset:
     path = Path(data)
     if not path.exists() and (path.suffix in (".jsonl", ".parquet") or not is_hub_id(data)):
         raise UsageError(f"no pairs at {data}: name a .jsonl or .parquet file, a folder, or a hub id like owner/name")
-    place = str(path)
-    try:
+    with in_one_line(f"load pairs from {data} (split {split})"):
+        if path.suffix == ".jsonl":
+            return _read_jsonl(path)
         if path.suffix == ".parquet":
             return load_dataset("parquet", data_files=data, split="train")
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             found = load_from_disk(data)
             return found[split] if isinstance(found, DatasetDict) else found
-        if path.suffix != ".jsonl":
-            return load_dataset(data, split=split)
-        rows = []
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                place = f"{path}, row {number}"
+        return load_dataset(data, split=split)
+
+
+def _read_jsonl(file: Path) -> Dataset:
+    rows: list[dict[str, Any]] = []
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            with in_one_line(f"read row {number} of {file}"):
                 if line.strip():
                     rows.append({name: _as_text(value) for name, value in json.loads(line).items()})
-        place = str(path)
-        names = dict.fromkeys(name for row in rows for name in row)
-        return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
-    except Exception as error:  # datasets and the hub fail in many ways
-        raise RandSlotError(f"cannot load pairs from {place} (split {split}): {first_line(error)}") from error
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
 
 
 def _as_text(value: Any) -> str | list[str] | None:

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json, read_lines, write_json
 from ..machine import describe_checkout, describe_machine, list_versions
 from ..model import open_torch_model
@@ -100,11 +100,9 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
         console.print(f"{folder} is finished already")
         return load(folder)
     queries = read_queries(options.queries, options.query_column)
-    try:
+    with in_one_line(f"write into output {folder}", UsageError):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / OPTIONS, asdict(options))
-    except OSError as error:
-        raise UsageError(f"cannot write into output {folder}: {error.strerror or error}") from error
     try:
         place = Path(options.cache) if options.cache else folder / "teacher"
         teacher, vectors = teach(place, queries, options, console)
@@ -318,13 +316,11 @@ class StudentTraining:
         file = self.folder / CHECKPOINT
         if not file.is_file():
             return
-        try:
+        with in_one_line(f"read {file}", hint="; delete it to start again"):
             state = torch.load(file, map_location=self.student.device, weights_only=True)
             self.student.load_state_dict(state["student"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.cosines = state["step"], state["cosines"]
-        except Exception as error:  # a damaged file fails in many ways
-            raise RandSlotError(f"{file} is damaged: delete it to start again") from error
 
     def _finish(self, seconds: float) -> None:
         self.student.eval()

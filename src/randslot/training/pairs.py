@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pypdfium2 as pdfium
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..pages.page import num_pages, read_file_text
 from ..pages.pdf import OpenPdf
 
@@ -131,8 +131,6 @@ def write_pairs(found: FoundPairs, folder: Path, file: Path) -> None:
     for pair in found.pairs:
         place = os.path.relpath(folder.resolve() / pair["image"], file.parent.resolve())
         rows.append(json.dumps(pair | {"image": place}, ensure_ascii=False) + "\n")
-    try:
+    with in_one_line(f"write {file}", UsageError):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(rows), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error

@@ -26,7 +26,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import write_json
 from ..machine import describe_checkout, list_versions
 from ..model.encoder import FrozenVision
@@ -125,13 +125,11 @@ class TrainingRun:
         pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
         self.hardware = add_kernels(self.hardware, model.family)
         if self.rank == 0:
-            try:
+            with in_one_line(f"write into output {self.folder}", UsageError):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if self.checkpoint is None:
                     (self.folder / SKIPPED).unlink(missing_ok=True)
                 write_recipe(self.recipe, self.folder / RECIPE)
-            except OSError as error:
-                raise UsageError(f"cannot write into output {self.folder}: {error.strerror or error}") from error
         for line in self.hardware.fallbacks:
             self.console.print(line)
         if self.recipe.workers:
