@@ -300,8 +300,9 @@ def test_a_token_is_asked_for_and_an_empty_library_says_so(browser, model, tmp_p
 def test_the_api_page_describes_every_endpoint(browser, address):
     with visiting(browser, address, "/docs") as page:
         page.locator("section").first.wait_for()
-        assert page.get_by_text("-X DELETE").count() == 1
-        for path in page.request.get(f"{address}/openapi.json").json()["paths"]:
+        paths = page.request.get(f"{address}/openapi.json").json()["paths"]
+        assert page.get_by_text("-X DELETE").count() == sum("delete" in methods for methods in paths.values()) > 0
+        for path in paths:
             assert page.get_by_role("heading", name=path).count() >= 1
 
 
