@@ -75,6 +75,7 @@ def search(
     as_json: AsJson = False,
     copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
     explain: Annotated[bool, flag("--explain", panel=ADVANCED, help="Show scores and matching vectors.")] = False,
+    verbatim: Annotated[bool, flag("--verbatim", panel=ADVANCED, help="Search as typed; correct no words.")] = False,
     exact: Annotated[bool, flag("--exact", panel=ADVANCED, help="Score every page (vectors).")] = False,
     query_vectors: QueryVectors = None,
     model: ModelPlace = None,
@@ -121,8 +122,12 @@ def search(
             query_vectors=query_vectors,
             collapse=not copies,
             rerank=rerank,
+            verbatim=verbatim,
         )
         notes = _list_notes(opened, results, chosen)
+        for one, result in zip(queries, results, strict=True):
+            if result.corrected:
+                notes.append(f"Showing results for {result.corrected}; search instead for {one}: --verbatim")
     if ignored and all(hit.by == "words" for result in results for hit in result.hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):
@@ -130,7 +135,8 @@ def search(
     if as_json:
         answers = []
         for one, result in zip(queries, results, strict=True):
-            answers.append({"query": one, "hits": [hit.as_dict() for hit in result.hits]})
+            hits = [hit.as_dict() for hit in result.hits]
+            answers.append({"query": one, "corrected": result.corrected or None, "hits": hits})
         print(json.dumps(answers if from_stdin else answers[0]["hits"], indent=2))
         return
     for one, result in zip(queries, results, strict=True):

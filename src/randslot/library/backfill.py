@@ -81,6 +81,8 @@ class Backfill:
         """Count the words of all stored texts again, by other settings; return False if it was stopped."""
         store, words = self.library.store, self.library.words
         words.counts.clear()
+        if words.vocabulary:
+            words.vocabulary.clear()
         sources = {file.id: file.source for file in self.library.manifest.find()}
         ids = [page.id for page in store.find(("layer", "ocr"))]
 

@@ -205,6 +205,8 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
         page = found[id]
         if page.text and page.text.text and not same_words:
             page = replace(page, text=target.words.count(page.text, file.source))
+        elif page.text and target.words.vocabulary:
+            target.words.vocabulary.add(page.text.words)
         added.append(page)
     target.store.add(added)
     return len(added)

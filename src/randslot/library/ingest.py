@@ -156,6 +156,7 @@ class Ingest:
             if pending.hash == new.hash:
                 new = replace(new, id=pending.id)
                 missing -= store.images(new.id).keys()
+                self._recall(new)
             else:
                 clear(manifest, store, [pending])
         reuse: dict[str, str] = {}
@@ -164,6 +165,13 @@ class Ingest:
                 if hash:
                     reuse[hash] = page_id(old.id, number)
         return FileJob(new, old, missing, reuse)
+
+    def _recall(self, file: File) -> None:
+        """Count the words of stored pages, in case an earlier run was killed before it saved the vocabulary."""
+        store, vocabulary = self.library.store, self.library.words.vocabulary
+        for page in store.read([page_id(file.id, number) for number in store.images(file.id)]).values():
+            if page.text and vocabulary:
+                vocabulary.add(page.text.words)
 
     # -- from files to pages
 

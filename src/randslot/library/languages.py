@@ -13,6 +13,7 @@ from ..pages.text import PageText
 from ..words.analyzer import MEAN_LENGTH, Analyzer, get_analyzer, get_page_analyzer
 from ..words.language import DEFAULT, choose_language, detect_language, find_query_language
 from .stores.points import Origin, StoredText
+from .vocabulary import Vocabulary
 
 SCORING = 3  # how pages are weighted; pages that were weighted in another way are counted again
 
@@ -26,9 +27,11 @@ class LibraryWords:
     with these settings yet.
     """
 
-    def __init__(self, settings: Mapping[str, Any], save: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], save: Callable[[dict[str, Any]], None], vocabulary: Vocabulary | None = None
+    ) -> None:
         """settings: as `save` got them."""
-        self._save = save
+        self._save, self.vocabulary = save, vocabulary
         self.load(settings)
 
     def load(self, settings: Mapping[str, Any]) -> None:
@@ -39,13 +42,18 @@ class LibraryWords:
         self.each = bool(settings.get("each", False))
         self.mean_length = float(settings.get("mean_length", MEAN_LENGTH))
         self.root = str(settings.get("root", ""))
+        if self.vocabulary is not None:
+            self.vocabulary.follow(int(settings.get("vocabulary", 0)))
         is_old = bool(language) and settings.get("scoring") != SCORING
         self.begun = bool(settings.get("begun", False)) or is_old
 
     def save(self) -> None:
-        """Write the settings to library.json."""
+        """Write the settings to library.json, and the vocabulary."""
         settings: dict[str, Any] = {"language": self.language, "others": list(self.languages[1:]), "each": self.each}
         settings |= {"counts": dict(self.counts), "mean_length": round(self.mean_length, 1), "root": self.root}
+        if self.vocabulary is not None:
+            self.vocabulary.save()
+            settings["vocabulary"] = self.vocabulary.stamp
         self._save(settings | {"scoring": SCORING} | ({"begun": True} if self.begun else {}))
 
     def set(self, languages: Sequence[str], each: bool, *, begun: bool) -> None:
@@ -125,6 +133,8 @@ class LibraryWords:
         analyzer = self.choose_analyzer(stored.text)
         fields = {**stored.fields, **self.name_fields(source)}
         terms, words = analyzer.analyse_page(stored.text, fields, self.mean_length)
+        if self.vocabulary is not None:
+            self.vocabulary.add(words)
         return replace(stored, terms=terms, words=words)
 
 

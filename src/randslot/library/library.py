@@ -23,6 +23,7 @@ from ..files import write_whole
 from ..model.reader import Identity, PageReader
 from ..pages import NO_TEXT, PageText, open_page, short
 from ..pages.ocr import MISSING, find_engine
+from ..words.analyzer import fold_case, remove_accents
 from ..words.language import find_language
 from ..words.query import read_query
 from ..words.snippets import Found, find_words
@@ -41,6 +42,7 @@ from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
 from .stores.store import mean_numbers
 from .verify import verify_library
+from .vocabulary import Vocabulary
 from .workers import WorkerPool
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
@@ -91,7 +93,8 @@ class Library:
                     self.models.open(about["model"], model)
             self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
-            self.words = LibraryWords({}, lambda settings: self._update({"words": settings}))
+            vocabulary = Vocabulary(self.location)
+            self.words = LibraryWords({}, lambda settings: self._update({"words": settings}), vocabulary)
             self.models.reading_check = ReadingCheck(**about["trust"]) if about.get("trust") else None
             self.sketches = LibrarySketches(self.location)
             self._follow(about)
@@ -147,6 +150,8 @@ class Library:
             self._follow(self._read_about())
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
             yield
+            if self.words.vocabulary and self.words.vocabulary.is_changed:
+                self.words.save()
 
     # -- files in
 
@@ -333,6 +338,7 @@ class Library:
         query_vectors: int | None = None,
         collapse: bool = False,
         rerank: str | Reranker | Literal[False] | None = None,
+        verbatim: bool = False,
     ) -> list[Hit]:
         """Return the k best pages for a query, best first; ties by source and page.
 
@@ -342,10 +348,11 @@ class Library:
         hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
         budget of the query than the model's own. collapse: identical pages are one hit, which names its copies. rerank:
         a cross-encoder (folder, hub id, or URL of a server), or what `open_reranker` opens, that reads the first hits
-        again; by default the one that the library remembers, and False for none.
+        again; by default the one that the library remembers, and False for none. verbatim: search as typed; otherwise a
+        word that no page has is replaced by the most similar one of the library, unless it is in quotes.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
-        options["rerank"] = rerank
+        options |= {"rerank": rerank, "verbatim": verbatim}
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
@@ -370,7 +377,14 @@ class Library:
         """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
         if self.words.language is None:
             return []
-        return self.search_results([query], 1, by="words", filters=filters, rerank=False)[0].unknown
+        options: dict[str, Any] = {"by": "words", "filters": filters, "rerank": False, "verbatim": True}
+        return self.search_results([query], 1, **options)[0].unknown
+
+    def complete(self, prefix: str, num: int = 8) -> list[str]:
+        """Return words of the library that begin so, those on most pages first, for a search box."""
+        self._look()
+        assert self.words.vocabulary is not None
+        return self.words.vocabulary.complete(remove_accents(fold_case(prefix)), num) if prefix else []
 
     def _look(self) -> None:
         """Look whether another process has changed languages or sketches."""

@@ -123,6 +123,7 @@ class Hit:
 class QueryResult:
     """What a search found for one query: hits, best first, by words, vectors or both.
 
+    corrected: the query that was searched for, if words of the given one are on no page and like others that are.
     unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
     library no search by words can find. is_cut: the search took too long, and some hits or snippets are missing.
     rerank_note: why hits are in their first order, if a reranker failed or took too long.
@@ -131,6 +132,7 @@ class QueryResult:
     by: By
     hits: list[Hit] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    corrected: str = ""
     without_text: int = 0
     is_cut: bool = False
     rerank_note: str = ""

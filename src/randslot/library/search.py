@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
-from ..words.analyzer import number_terms, remove_accents, tokenize
-from ..words.query import WordQuery, list_named, read_query, show_longest
+from ..words.analyzer import Token, number_terms, remove_accents, tokenize
+from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
 from ..words.snippets import find_fields, find_words
 from .languages import read_stored_text
 from .manifest import File
@@ -33,7 +34,8 @@ MAX_WORDS = 50  # of a query to look up one by one
 class Asked:
     """One query of a search: its words, what the store is asked, and what was found.
 
-    seen: numbers of the terms of pages that were found. pages: those that were found, by their ids.
+    seen: numbers of the terms of pages that were found. pages: those that were found, by their ids. unknown: words that
+    no page has.
     """
 
     words: WordQuery
@@ -41,6 +43,7 @@ class Asked:
     result: QueryResult
     seen: set[int] = field(default_factory=set)
     pages: Mapping[str, StoredPage] = field(default_factory=dict)
+    unknown: list[NamedWord] = field(default_factory=list)
 
 
 def search(
@@ -57,6 +60,7 @@ def search(
     offset: int = 0,
     seconds: float = math.inf,
     rerank: str | Reranker | Literal[False] | None = None,
+    verbatim: bool = False,
 ) -> list[QueryResult]:
     """Return the k best pages for each query, after the first `offset` ones; options as `Library.search`.
 
@@ -72,13 +76,23 @@ def search(
         reranker = library.models.find_reranker(rerank)
         num = max(offset + k, reranker.pages) if reranker else offset + k
         find_pages(library, asked, num, where, exact, collapse, time.monotonic() + seconds)
+        if by != "vectors" and (explain or not verbatim):
+            find_unknown(library, asked, where)
+        if by != "vectors" and not verbatim:
+            queries = correct_queries(library, queries, asked, where)
+            again = [i for i, one in enumerate(asked) if one.result.corrected]
+            for i, one in zip(
+                again, read_queries(library, [queries[i] for i in again], by, query_vectors), strict=True
+            ):
+                one.result.corrected, one.result.unknown = asked[i].result.corrected, asked[i].result.unknown
+                asked[i] = one
+            find_pages(library, [asked[i] for i in again], num, where, exact, collapse, time.monotonic() + seconds)
         for one, query in zip(asked, queries, strict=True):
             if reranker:
                 one.result.hits, one.result.rerank_note = rerank_hits(reranker, query, one.result.hits, one.pages)
             one.result.hits = one.result.hits[offset : offset + k]
             mark_hits(library, one, time.monotonic() + seconds)
         if explain and by != "vectors":
-            find_unknown(library, asked, where)
             without_text = 0 if all(one.result.hits for one in asked) else library.count_without_text()
             for one in asked:
                 one.result.without_text = 0 if one.result.hits else without_text
@@ -253,9 +267,45 @@ def find_unknown(library: Library, asked: list[Asked], where: Where) -> None:
         for pair in joined:
             if pair.terms in known:
                 parts.update(pair.parts)
-        one.result.unknown = show_longest(
+        one.unknown = choose_longest(
             [word for word in words if word.terms not in known and parts.isdisjoint(word.terms)]
         )
+        one.result.unknown = [word.text for word in one.unknown]
+
+
+def correct_queries(library: Library, queries: Sequence[str], asked: list[Asked], where: Where) -> list[str]:
+    """Return queries with unknown words replaced by the most similar words of pages; note it in the results.
+
+    Identifiers, numbers and words in quotes stay, and so does a word of pages that a filter leaves out.
+    """
+    vocabulary = library.words.vocabulary
+    assert vocabulary is not None
+    requests: dict[str, StoreQuery] = {}
+    wanted: list[tuple[int, str, list[str]]] = []
+    for i, one in enumerate(asked):
+        for word in one.unknown:
+            plain = remove_accents(word.text.lower())
+            is_word = word.text.isalpha() and (word.text.islower() or word.text.istitle())
+            if not is_word or any(plain in phrase.split() for phrase in one.words.phrases):
+                continue
+            if where.files is not None and plain in vocabulary:
+                continue
+            suggestions = vocabulary.suggest(plain)
+            for other in suggestions:
+                terms = one.words.analyzer.find_terms(Token(other, 0, len(other)))
+                requests[other] = StoreQuery(terms=number_terms(dict.fromkeys(terms, 1.0)))
+            wanted.append((i, word.text, suggestions))
+    found = library.store.search(list(requests.values()), 1, where, False) if requests else []
+    known = {other for other, hits in zip(requests, found, strict=True) if hits}
+    corrected = list(queries)
+    for i, typed, suggestions in wanted:
+        best = next((other for other in suggestions if other in known), None)
+        if best is not None:
+            best = best.title() if typed.istitle() else best
+            corrected[i] = re.sub(rf"(?<!\w){re.escape(typed)}(?!\w)", best, corrected[i])
+            asked[i].result.corrected = corrected[i]
+            asked[i].result.unknown.remove(typed)
+    return corrected
 
 
 # -- what it found

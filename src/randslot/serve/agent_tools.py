@@ -120,12 +120,18 @@ class FoundPage(BaseModel):
 class SearchResult(BaseModel):
     pages: list[FoundPage]
     unknown: list[str] = Field(description="words of the query that no page has")
+    corrected: str = Field(description="the query that was searched for, if misspelled words were corrected")
     without_text: int = Field(description="if nothing was found: pages that no search by words can find, as scans")
     note: str = Field("", description="why the order is the first one, if a reranker failed")
 
     def show(self) -> list[str]:
         """Return blocks of text: what was found, and the snippets, which others wrote."""
-        lines = [] if self.pages else ["no page was found"]
+        lines = (
+            [f"showing results for: {self.corrected} (put words in quotes to search as typed)"]
+            if self.corrected
+            else []
+        )
+        lines += [] if self.pages else ["no page was found"]
         snippets = []
         for place, page in enumerate(self.pages, 1):
             name = f"{page.name} in {page.place}" if page.place else page.name
@@ -208,7 +214,8 @@ class AgentTools:
             )
             pages.append(page)
         words = [clean_line(word, 60) for word in found.unknown[:10]]
-        return SearchResult(pages=pages, unknown=words, without_text=found.without_text, note=found.rerank_note)
+        notes = {"corrected": clean_line(found.corrected, 300), "note": found.rerank_note}
+        return SearchResult(pages=pages, unknown=words, without_text=found.without_text, **notes)
 
     def list_documents(self, part: str, offset: int, limit: int) -> DocumentsResult:
         """List documents by name; part: of the name, in any case."""

@@ -80,6 +80,7 @@ class SearchBody(Choice):
     exact: bool = Field(False, description="score every page, in a search by vectors")
     by: By | None = Field(None, description="default: both if available, else words")
     collapse: bool = Field(False, description="identical pages are one hit, which names its copies")
+    verbatim: bool = Field(False, description="search as typed: correct no word that no page has")
 
 
 class ExplainBody(BaseModel):
@@ -147,6 +148,9 @@ class HitAnswer(BaseModel):
 class SearchAnswer(BaseModel):
     hits: list[HitAnswer]
     unknown: list[str] = Field(description="words of the query that no page has; only with offset 0")
+    corrected: str | None = Field(
+        description="the query that was searched for, if words of the given one were corrected"
+    )
     note: str | None = Field(description="why hits or snippets are missing, if the search took too long")
 
 
@@ -249,14 +253,15 @@ def _add_searches(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        options = Options(body.k, None, body.exact, body.by, body.collapse, body.offset)
+        options = Options(body.k, None, body.exact, body.by, body.collapse, body.offset, body.verbatim)
         found, documents = await service.search(body.query, options, body)
         hits = [_show_hit(hit, documents, service) for hit in found.hits]
         notes = [found.rerank_note] if found.rerank_note else []
         if found.is_cut:
             notes.append(f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing")
         unknown = [] if body.offset else found.unknown
-        return SearchAnswer(hits=hits, unknown=unknown, note="; ".join(notes) or None)
+        note = "; ".join(notes) or None
+        return SearchAnswer(hits=hits, unknown=unknown, corrected=found.corrected or None, note=note)
 
     @app.post("/api/words", tags=["search"])
     def words(body: ExplainBody) -> PageWords:

@@ -99,6 +99,7 @@ class Options:
     by: By | None = None
     collapse: bool = False
     offset: int = 0
+    verbatim: bool = False
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,7 @@ class Service:
             exact=options.exact,
             collapse=options.collapse,
             offset=options.offset,
+            verbatim=options.verbatim,
             seconds=SEARCH_SECONDS,
         )
 

@@ -129,12 +129,12 @@ def list_named(query: WordQuery) -> list[NamedWord]:
     return list(named.values())
 
 
-def show_longest(words: list[NamedWord]) -> list[str]:
-    """Return words as they were typed, without those that are parts of others: INV-20931, and not 20931 too."""
+def choose_longest(words: list[NamedWord]) -> list[NamedWord]:
+    """Return words without those that are parts of others: INV-20931, and not 20931 too."""
     shown = []
     for word in words:
         if not any(other != word and other.start <= word.start and word.end <= other.end for other in words):
-            shown.append(word.text)
+            shown.append(word)
     return shown
 
 

@@ -19,6 +19,7 @@ let loading = false;
 let complete = true; // nothing more can come
 let passed = 0; // hits that have come
 let unknown = []; // words of the query that no page has
+let corrected = null; // the query that was searched for, if words of the given one were corrected
 let places = new Map(); // pages -> the hits that they are, and their places
 
 export function say(text, bad = false) {
@@ -94,7 +95,7 @@ async function load(number = asked) {
   const { hits } = answer;
   if (!passed) {
     empty();
-    unknown = answer.unknown;
+    ({ unknown, corrected } = answer);
   }
   passed += hits.length;
   complete = hits.length < STEP || passed >= DEEPEST;
@@ -111,8 +112,10 @@ function empty() {
 
 async function tell(cut) {
   const query = at().get("q");
-  $("unknown").textContent = `${showUnknown()}.`;
-  $("unknown").hidden = !unknown.length || !passed;
+  const notes = corrected ? [`Showing results for ${corrected}. Put words in quotes to search as typed.`] : [];
+  if (unknown.length) notes.push(`${showUnknown()}.`);
+  $("unknown").textContent = notes.join(" ");
+  $("unknown").hidden = !notes.length || !passed;
   if (!passed) await explainNothing();
   else if (cut) say(`The best ${plural(passed, "page")} for "${query}". Say more in the search, or filter, to see others.`);
   else say(complete ? `${plural(passed, "page")} for "${query}"` : `The best ${plural(passed, "page")} for "${query}"`);
