@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HIT = {"id", "source", "page", "score", "matches", "metadata", "file", "by", "snippet", "boxes", "copies"}
+HIT = {"id", "source", "page", "score", "matches", "metadata", "file", "by", "snippet", "boxes", "copies", "fields"}
 
 
 @pytest.fixture
@@ -217,3 +217,15 @@ def test_wrong_usage_is_one_line_with_code_2(run, library_once, words, named):
     answer = run("search", *words, "-l", library_once)
     assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), answer.err
     assert named in answer.err
+
+
+def test_a_misspelled_word_is_corrected_and_told(run, library_once):
+    assert "deferred" in run("search", "deferred tax", "-l", library_once).out
+    found = run("search", "incmoe tax", "-l", library_once)
+    assert "note: Showing results for income tax; search instead for incmoe tax: --verbatim" in found.err
+    assert found.out == run("search", "income tax", "-l", library_once).out
+    as_typed = run("search", "incmoe tax", "-l", library_once, "--verbatim")
+    assert 'no page has "incmoe"' in as_typed.err
+    assert "Showing" not in as_typed.err
+    (answer,) = run("search", "-", "-l", library_once, "--json", stdin="incmoe tax\n").json
+    assert answer["corrected"] == "income tax"

@@ -135,8 +135,8 @@ def search(
     if as_json:
         answers = []
         for one, result in zip(queries, results, strict=True):
-            hits = [hit.as_dict() for hit in result.hits]
-            answers.append({"query": one, "corrected": result.corrected or None, "hits": hits})
+            corrected = {"corrected": result.corrected} if result.corrected else {}
+            answers.append({"query": one, **corrected, "hits": [hit.as_dict() for hit in result.hits]})
         print(json.dumps(answers if from_stdin else answers[0]["hits"], indent=2))
         return
     for one, result in zip(queries, results, strict=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
 from ..words.analyzer import Token, number_terms, remove_accents, tokenize
+from ..words.language import find_query_language
 from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
 from ..words.snippets import find_fields, find_words
 from .languages import read_stored_text
@@ -276,13 +277,16 @@ def find_unknown(library: Library, asked: list[Asked], where: Where) -> None:
 def correct_queries(library: Library, queries: Sequence[str], asked: list[Asked], where: Where) -> list[str]:
     """Return queries with unknown words replaced by the most similar words of pages; note it in the results.
 
-    Identifiers, numbers and words in quotes stay, and so does a word of pages that a filter leaves out.
+    Identifiers, numbers and words in quotes stay, words of pages that a filter leaves out, and queries in another
+    language than the library's usual one, whose words may be right and on no page.
     """
-    vocabulary = library.words.vocabulary
+    vocabulary, language = library.words.vocabulary, library.words.language
     assert vocabulary is not None
     requests: dict[str, StoreQuery] = {}
     wanted: list[tuple[int, str, list[str]]] = []
     for i, one in enumerate(asked):
+        if not one.unknown or not language or find_query_language(queries[i], language) != language:
+            continue
         for word in one.unknown:
             plain = remove_accents(word.text.lower())
             is_word = word.text.isalpha() and (word.text.islower() or word.text.istitle())
