@@ -88,3 +88,18 @@ def test_words_about_asking_do_not_count_in_a_long_question(run, tmp_path):
     question = "Please answer the following question based on the information shown: number of workers in the group?"
     assert search(run, question)[0] == "in/report.pdf"
     assert search(run, "answer questions") == ["in/form.pdf"]
+
+
+def test_documents_are_ranked_by_their_best_page(run, tmp_path):
+    for name, num in (("fleet", 3), ("harbour", 2), ("notes", 1)):
+        pages = [[f"Page {page} of {name}", "ships " * (num + page)] for page in range(num)]
+        write_pdf(tmp_path / "in" / f"{name}.pdf", pages)
+    run("index", "in", "-l", "lib", "-q")
+    pages = run("search", "ships", "-l", "lib", "-k", "9", "--json").json
+    documents = run("search", "ships", "-l", "lib", "-k", "3", "--group", "document", "--json").json
+    best = {}
+    for hit in pages:
+        best.setdefault(hit["source"], hit)
+    assert len(pages) == 6
+    assert documents == list(best.values())
+    assert run("search", "ships", "-l", "lib", "--group", "folder").code == 2

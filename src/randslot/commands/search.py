@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -75,6 +75,10 @@ def search(
     as_json: AsJson = False,
     copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
     explain: Annotated[bool, flag("--explain", panel=ADVANCED, help="Show scores and matching vectors.")] = False,
+    group: Annotated[
+        Literal["document"] | None,
+        typer.Option(metavar="document", rich_help_panel=ADVANCED, help="Rank documents, each by its best page."),
+    ] = None,
     verbatim: Annotated[bool, flag("--verbatim", panel=ADVANCED, help="Search as typed; correct no words.")] = False,
     exact: Annotated[bool, flag("--exact", panel=ADVANCED, help="Score every page (vectors).")] = False,
     query_vectors: QueryVectors = None,
@@ -123,6 +127,7 @@ def search(
             collapse=not copies,
             rerank=rerank,
             verbatim=verbatim,
+            group=group,
         )
         notes = _list_notes(opened, results, chosen)
         for one, result in zip(queries, results, strict=True):

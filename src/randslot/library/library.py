@@ -339,6 +339,7 @@ class Library:
         collapse: bool = False,
         rerank: str | Reranker | Literal[False] | None = None,
         verbatim: bool = False,
+        group: Literal["document"] | None = None,
     ) -> list[Hit]:
         """Return the k best pages for a query, best first; ties by source and page.
 
@@ -349,10 +350,11 @@ class Library:
         budget of the query than the model's own. collapse: identical pages are one hit, which names its copies. rerank:
         a cross-encoder (folder, hub id, or URL of a server), or what `open_reranker` opens, that reads the first hits
         again; by default the one that the library remembers, and False for none. verbatim: search as typed; otherwise a
-        word that no page has is replaced by the most similar one of the library, unless it is in quotes.
+        word that no page has is replaced by the most similar one of the library, unless it is in quotes. group:
+        "document" ranks documents, each with its best page.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
-        options |= {"rerank": rerank, "verbatim": verbatim}
+        options |= {"rerank": rerank, "verbatim": verbatim, "group": group}
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:

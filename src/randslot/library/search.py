@@ -62,6 +62,7 @@ def search(
     seconds: float = math.inf,
     rerank: str | Reranker | Literal[False] | None = None,
     verbatim: bool = False,
+    group: Literal["document"] | None = None,
 ) -> list[QueryResult]:
     """Return the k best pages for each query, after the first `offset` ones; options as `Library.search`.
 
@@ -70,13 +71,15 @@ def search(
     """
     if not 1 <= k <= MAX_HITS:
         raise UsageError(f"k must be at {f'most {MAX_HITS:,}' if k > 1 else 'least 1'}, not {k}")
+    if group not in (None, "document"):
+        raise UsageError(f"hits are grouped by document, not by {group!r}")
     by = library.choose_by(by)
     asked = read_queries(library, queries, by, query_vectors)
     where = make_where(library, filters or {})
     if where is not None:
         reranker = library.models.find_reranker(rerank)
         num = max(offset + k, reranker.pages) if reranker else offset + k
-        find_pages(library, asked, num, where, exact, collapse, time.monotonic() + seconds)
+        find_pages(library, asked, num, where, exact, collapse, group, time.monotonic() + seconds)
         if by != "vectors" and (explain or not verbatim):
             find_unknown(library, asked, where)
         if by != "vectors" and not verbatim:
@@ -87,7 +90,9 @@ def search(
             ):
                 one.result.corrected, one.result.unknown = asked[i].result.corrected, asked[i].result.unknown
                 asked[i] = one
-            find_pages(library, [asked[i] for i in again], num, where, exact, collapse, time.monotonic() + seconds)
+            find_pages(
+                library, [asked[i] for i in again], num, where, exact, collapse, group, time.monotonic() + seconds
+            )
         for one, query in zip(asked, queries, strict=True):
             if reranker:
                 one.result.hits, one.result.rerank_note = rerank_hits(reranker, query, one.result.hits, one.pages)
@@ -192,7 +197,14 @@ def read_queries(library: Library, queries: Sequence[str], by: By, num_vectors: 
 
 
 def find_pages(
-    library: Library, asked: list[Asked], k: int, where: Where, exact: bool, collapse: bool, deadline: float
+    library: Library,
+    asked: list[Asked],
+    k: int,
+    where: Where,
+    exact: bool,
+    collapse: bool,
+    group: str | None,
+    deadline: float,
 ) -> None:
     """Set the hits of queries: ask the store, and again for more where pages may be missing among the first k."""
     if library.binding and not library.binding.settings.get("unit", True):
@@ -212,6 +224,9 @@ def find_pages(
             hits = make_hits(one, some, pages, files)
             if collapse:
                 hits = join_copies(hits)
+            if group is not None:  # each document by its best page
+                hits = list({hit.file: hit for hit in reversed(hits)}.values())
+                hits.sort(key=lambda hit: (-hit.score, hit.source, hit.page))
             one.result.hits, one.pages = hits[:k], pages
             for hit in some:
                 page = pages.get(hit.id)
