@@ -110,7 +110,7 @@ def main() -> None:
     for given in sys.argv[1:]:
         data, place = map(Path, given.split("="))
         questions, names = read_questions(data, place)
-        for is_foreign, weights, before in ((False, (0.15, 0.3, 0.4, 0.5, 0.7), 0.7), (True, (0.5, 1.0, 2.0), 2.0)):
+        for is_foreign, weights, before in ((False, (0.15, 0.25, 0.4, 0.7), 0.7), (True, (0.5, 1.0, 2.0), 2.0)):
             some = [one for one in questions if one.is_foreign == is_foreign]
             print(f"{data}, {len(some)} questions{' in another language' if is_foreign else ''}")
             base: Floats | None = None

@@ -28,7 +28,7 @@ FREE = ("name", "revision", "query_vectors", "template")
 
 # Weights of scores by vectors beside those by words: if the model reads well, if less so, and for a query in another
 # language than the library, if the model is multilingual. Chosen in research/log.md, "Fusion".
-STRONG, LIGHT, ACROSS = 0.4, 0.15, 1.0
+STRONG, LIGHT, ACROSS = 0.25, 0.15, 1.0
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
