@@ -131,7 +131,7 @@ def test_a_query_in_another_language_than_the_library_relies_on_vectors(
 
         monkeypatch.setattr(library.store, "search", watch)
         hits = library.search(query, by="both")
-    assert [one.vectors_weight for one in asked] == [weight]
+    assert asked[0].vectors_weight == weight  # then it is asked about words that no page has
     assert hits[0].page == 1
 
 
