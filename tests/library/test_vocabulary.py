@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from randslot.library.copy import copy_library
 from randslot.library.library import Library
 from randslot.library.vocabulary import RECENT, Vocabulary, count_edits, write_counts
 from support.pdf import write_pages
@@ -140,3 +141,15 @@ def test_all_words_are_counted_again(library):
     assert library.complete("c") == ["captive"]
     library.read_words(language="german", workers=1)
     assert library.complete("c") == before
+
+
+def test_a_library_on_a_server_corrects_alike_also_for_another_process_and_after_a_copy(url, library, tmp_path):
+    with Library(url) as there, Library(url, create=False) as reader:
+        assert copy_library(library, there).problems == []
+        (tmp_path / "more").mkdir()
+        write_pages(tmp_path / "more" / "notes.pdf", [["The locomotive stops."]])
+        there.add(tmp_path / "more", workers=1)
+        reader.looked_at = 0.0  # a second ago
+        for query, corrected in (("captial expenditure", "capital expenditure"), ("locomotvie", "locomotive")):
+            assert [one.search_results([query])[0].corrected for one in (there, reader)] == [corrected] * 2
+            reader.looked_at = 0.0
