@@ -14,9 +14,11 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
     (folder / "table.csv").write_text("ship,berth\nOrion,7\n")
     (folder / "broken.docx").write_bytes(b"PK\x03\x04 torn")
     (folder / "notes.xyz").write_text("no document")
+    (folder / "noise.txt").write_bytes(bytes(range(256)))
     answer = run("index", "in", "-l", "lib")
     assert answer.code == 1
     assert "broken.docx" in answer.err
+    assert "noise.txt: the content is not that of a .txt file" in answer.err
     assert "Traceback" not in answer.err
     expected = {
         "crane": "notes.md",
@@ -29,7 +31,11 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
         (hit,) = run("search", query, "-l", "lib", "--json").json
         assert hit["source"].endswith(f"/{name}"), query
         assert hit["boxes"]
+    answer = run("search", "table.csv", "-l", "lib", "--json")
+    assert (len(answer.json), answer.err) == (1, "")  # also by its whole name
     (folder / "notes.md").write_text("# Harbour notes\n\nThe crane works.\n")
     run("index", "in", "-l", "lib", "-q")
     assert run("search", '"crane is broken"', "-l", "lib", "--json").json == []
     assert len(run("search", '"crane works"', "-l", "lib", "--json").json) == 1
+    (folder / "mail.eml").unlink()
+    assert "1 file is no longer on disk: --prune forgets it" in run("index", "in", "-l", "lib").out

@@ -217,7 +217,7 @@ def test_libreoffice_lays_out_texts_and_slides(tmp_path, monkeypatch):
             assert TEXT in " ".join(read_file_text(tmp_path / name, num).text.split())
         broken = tmp_path / "broken.docx"
         broken.write_bytes(b"PK\x03\x04 no zip")
-        with pytest.raises(RandSlotError, match=r"LibreOffice cannot read .*broken\.docx"):
+        with pytest.raises(RandSlotError, match=r"broken\.docx cannot be read by LibreOffice"):
             num_pages(broken)
     finally:
         find_office.cache_clear()

@@ -57,7 +57,7 @@ class IndexCommand(TyperCommand):
 
 
 def index(
-    paths: Annotated[list[str], typer.Argument(help="PDFs, images, folders, or quoted patterns.")],
+    paths: Annotated[list[str], typer.Argument(help="Files, folders, or quoted patterns.")],
     library: Place,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Also store vectors: folder, hub id, or use-multilingual.")
@@ -146,9 +146,12 @@ def index(
                 print(f"the words of the library are {show_languages(status)}")
         with show_progress(silent) as progress, say_stopped(progress):
             summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)
-        gone = opened.list_gone(paths) if prune else []  # only now: a file that was moved is not gone
-        refused = bool(gone) and not (yes or confirm("would be removed", gone))
-        if gone and not refused:
+        gone = opened.list_gone(paths)  # only now: a file that was moved is not gone
+        if gone and not prune and not silent:
+            what = "1 file is" if len(gone) == 1 else f"{len(gone):,} files are"
+            print(f"{what} no longer on disk: --prune forgets {'it' if len(gone) == 1 else 'them'}")
+        refused = bool(gone) and prune and not (yes or confirm("would be removed", gone))
+        if gone and prune and not refused:
             summary.removed = opened.forget(gone)
             if yes and not silent:
                 print_files("removed", gone)

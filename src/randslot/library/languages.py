@@ -105,7 +105,7 @@ class LibraryWords:
     def name_fields(self, source: str) -> dict[str, str]:
         """Return the fields of a file that come from its path: its name, and the folders below the library's root."""
         path = Path(source)
-        fields = {"name": path.stem}
+        fields = {"name": f"{path.stem} {path.name}"}  # people type both
         if self.root and path.parent.is_relative_to(self.root):
             folders = path.parent.relative_to(self.root).parts
             if folders:

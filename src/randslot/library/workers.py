@@ -33,7 +33,16 @@ from typing import Any, Self, TypeVar
 from PIL import Image
 
 from ..errors import RandSlotError
-from ..pages import DOCUMENT_SUFFIXES, OpenPdf, PageText, num_pages, read_file_text, render_file_page, short
+from ..pages import (
+    HEAD,
+    KINDS,
+    OpenPdf,
+    PageText,
+    num_pages,
+    read_file_text,
+    render_file_page,
+    short,
+)
 from ..pages.ocr import OCR_PIXELS, read_image_text
 
 T = TypeVar("T")
@@ -310,11 +319,15 @@ def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], byt
 
 
 def _inspect(file: Path) -> dict[str, Any]:
-    if file.suffix.lower() not in DOCUMENT_SUFFIXES:
+    if file.suffix.lower() not in KINDS:
         raise RandSlotError("not a document or an image")
     with file.open("rb") as content:
         if not os.fstat(content.fileno()).st_size:
             raise RandSlotError("the file is empty")
+        kind = KINDS[file.suffix.lower()]
+        if kind.is_converted and not kind.matches(content.read(HEAD)):  # the readers of others say what is wrong
+            raise RandSlotError(f"the content is not that of a {file.suffix.lower()} file")
+        content.seek(0)
         digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return {"hash": digest, "num_pages": num_pages(file)}
 

@@ -127,14 +127,14 @@ def run_office(office: str, file: Path, to: str, folder: Path, seconds: float = 
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise RandSlotError(f"LibreOffice took more than {seconds:g} s for {file}") from error
+            raise RandSlotError(f"{file} takes LibreOffice more than {seconds:g} s") from error
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     made = folder / f"{file.stem}.{to}"
     if not made.is_file():
-        raise RandSlotError(f"LibreOffice cannot read {file}")
+        raise RandSlotError(f"{file} cannot be read by LibreOffice: is it damaged?")
     return made
 
 

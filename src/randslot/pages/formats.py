@@ -38,7 +38,7 @@ def converted(media_type: str, beginning: bytes) -> Kind:
 
 ZIP, OLE, TEXT = rb"PK\x03\x04", rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rb"(?s)[^\0]*\Z|\xff\xfe|\xfe\xff"
 OPEN_XML, OPEN_DOCUMENT = "application/vnd.openxmlformats-officedocument.", "application/vnd.oasis.opendocument."
-HTML = converted("text/html", TEXT)
+HTML, PLAIN = converted("text/html", TEXT), converted("text/plain", TEXT)
 HEIF = Kind("image/heif", (rb"(?s).{4}ftyp(?:hei[cxm]|mif1)",))
 
 KINDS: dict[str, Kind] = {  # by suffix, in lower case
@@ -68,7 +68,10 @@ KINDS: dict[str, Kind] = {  # by suffix, in lower case
     ".htm": HTML,
     ".epub": converted("application/epub+zip", ZIP),
     ".md": converted("text/markdown", TEXT),
-    ".txt": converted("text/plain", TEXT),
+    ".txt": PLAIN,
+    ".rst": PLAIN,
+    ".tex": PLAIN,
+    ".log": PLAIN,
     ".csv": converted("text/csv", TEXT),
     ".eml": converted("message/rfc822", TEXT),
     ".msg": converted("application/vnd.ms-outlook", OLE),
