@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,6 +18,7 @@ from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.library import ray_reader
 from randslot.library.library import Library
+from randslot.library.readers import WantedPages
 from support.libraries import same, write_tiff
 from support.models import noise
 from support.pdf import write_pdf
@@ -88,33 +91,37 @@ def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
             ray_reader._connect(address)
 
 
+def open_row(file: Path, numbers: tuple[int, ...], reads: str, known: frozenset[str] = frozenset()) -> list[tuple]:
+    """Open pages as a task does; return them with what a model takes of them."""
+    wanted = pickle.dumps(WantedPages("id", str(file), numbers, known))
+    rows = ray_reader.open_row({"wanted": wanted, "reads": reads, "pixels": 10_000})
+    return [(pickle.loads(row["page"]), pickle.loads(row["content"])) for row in rows]
+
+
 def test_a_page_that_does_not_open_is_told_and_one_that_is_known_is_not_encoded(papers, saved):
-    row = {"file": "id", "source": os.fsencode(papers / "a.tif"), "numbers": [1, 2, 9], "known": []}
-    row |= {"reads": "image", "size": 10_000}
-    first, second, wrong = ray_reader.open_pages(row)
-    assert "page" in wrong["error"]
-    assert (first["error"], first["hash"] == second["hash"], len(first["pixels"])) == ("", False, 64 * 96 * 3)
-    known, *_ = ray_reader.open_pages(row | {"known": [first["hash"]]})
-    assert (known["hash"], known["pixels"]) == (first["hash"], b"")
+    (first, image), (second, _), (wrong, nothing) = open_row(papers / "a.tif", (1, 2, 9), "image")
+    assert "page" in wrong.error
+    assert nothing is None
+    assert (first.error, first.hash == second.hash, image.size) == ("", False, (64, 96))
+    known = open_row(papers / "a.tif", (1, 2, 9), "image", frozenset({first.hash}))
+    assert known[0][1] is None
     encode = ray_reader.Encode(randslot.load(saved).identity, "lib")
-    pages = [known, second, wrong]
-    batch = encode({name: np.array([page[name] for page in pages], dtype=object) for name in known})
-    assert [len(vectors) for vectors in batch["vectors"]] == [0, 2 * 4 * 64, 0]
+    batch = {"page": [pickle.dumps(page) for page, _ in known], "content": [pickle.dumps(one) for _, one in known]}
+    pages = [pickle.loads(page) for page in encode(batch)["page"]]
+    assert [page.vectors is not None for page in pages] == [False, True, False]
+    assert pages[1].vectors.shape == (4, 64)
     ray_reader._pool().close()
     ray_reader._pool.cache_clear()
 
 
 def test_a_model_that_reads_text_gets_text(tmp_path):
     write_pdf(tmp_path / "a.pdf", 2, [])
-    row = {"file": "id", "source": os.fsencode(tmp_path / "a.pdf"), "numbers": [1, 2], "known": []}
-    row |= {"reads": "text", "size": 10_000}
-    pages = ray_reader.open_pages(row)
-    batch = {name: np.array([page[name] for page in pages], dtype=object) for name in pages[0]}
-    assert [ray_reader._unpack(batch, i).strip() for i in range(2)] == ["Page 1", "Page 2"]
-    assert len({page["hash"] for page in pages}) == 2
+    opened = open_row(tmp_path / "a.pdf", (1, 2), "text")
+    assert [content.strip() for _, content in opened] == ["Page 1", "Page 2"]
+    assert len({page.hash for page, _ in opened}) == 2
     noise(64, 96).save(tmp_path / "scan.png")
-    (scan,) = ray_reader.open_pages(row | {"source": os.fsencode(tmp_path / "scan.png"), "numbers": [1]})
-    assert (scan["error"], scan["text"], scan["pixels"]) == ("", "", b"")  # nothing to encode
+    ((scan, content),) = open_row(tmp_path / "scan.png", (1,), "text")
+    assert (scan.error, scan.text.text, content) == ("", "", None)  # nothing to encode
     ray_reader._pool().close()
     ray_reader._pool.cache_clear()
 

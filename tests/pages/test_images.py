@@ -80,7 +80,7 @@ def test_padding_keeps_the_picture():
     [
         ("missing.png", None, "page image not found"),
         ("empty.png", b"", "not an image that can be read"),
-        ("notes.txt", b"only words", "not an image that can be read"),
+        ("notes.xyz", b"only words", "not an image that can be read"),
         ("Bericht 2023 (größer).png", b"\x89PNG\r\n\x1a\n" + b"junk" * 9, "cannot read page image|not an image"),
     ],
 )

@@ -9,30 +9,17 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..library.location import LIBRARY_FILE
 from ..model.reader import SIDES
-from ..plots import draw_budgets, draw_readouts, draw_winners
 from ..tables import Cell, Table, write_table
-from .analysis import (
-    MAX_BUDGET,
-    CachedRun,
-    count_winners,
-    intervene,
-    judge_budgets,
-    list_gains,
-    list_readouts,
-    list_shares,
-    list_winners,
-    macro,
-    read_runs,
-    sweep_budgets,
-)
 from .cost import BYTES, PAPER, Budget, list_costs, measure_files, measure_libraries
-from .evaluate import evaluate_model
 from .published import published_tables
-from .tasks import choose_tasks
+
+if TYPE_CHECKING:  # what needs torch and matplotlib is imported where it is used: the cost needs neither
+    from .analysis import CachedRun
 
 # The parts of a report, each with the paper's tables to show beside its own.
 PARTS = {
@@ -74,6 +61,10 @@ def analyse(
     if not sources and not is_cost:
         raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
     if benchmarks or data:
+        from .analysis import MAX_BUDGET
+        from .evaluate import evaluate_model
+        from .tasks import choose_tasks
+
         tasks, settings = choose_tasks(benchmarks, [], data), {"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET}
         for model in sources:
             evaluate_model(model, tasks, results, settings=settings)
@@ -89,7 +80,11 @@ def analyse(
         (libraries if is_library else folders).append(source)
     if dim is not None and (folders or not is_cost):
         raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
-    runs = read_runs(folders) if folders else []
+    runs: list[CachedRun] = []
+    if folders:
+        from .analysis import read_runs
+
+        runs = read_runs(folders)
     for run in runs:
         for line in run.left_out:
             tell(f"left out: {line}")
@@ -114,6 +109,9 @@ def analyse(
 
 
 def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    from ..plots import draw_budgets
+    from .analysis import judge_budgets, sweep_budgets
+
     table = sweep_budgets(runs, num_vectors)
     lines: dict[str, dict[str, list[float]]] = {}
     for name, side, *scores in table.rows:
@@ -142,6 +140,9 @@ def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
 
 
 def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    from ..plots import draw_winners
+    from .analysis import count_winners, list_shares, list_winners
+
     found = [count_winners(run, num_vectors) for run in runs]
     panels = {}
     for one in found:
@@ -156,6 +157,9 @@ def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
 
 
 def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    from ..plots import draw_readouts
+    from .analysis import intervene, list_gains, list_readouts, macro
+
     found = [intervene(run, num_vectors) for run in runs]
     full: dict[str, float] = {}
     gains: dict[str, dict[str, float]] = {}
