@@ -315,7 +315,7 @@ def test_a_model_is_analysed_with_both_inferences_on_the_papers_benchmark(tmp_pa
     """The paper's rows of RandSlot have random slots at inference: they must not stand beside zeros alone."""
     make("qwen3-vl", visual_tokens=16).save_pretrained(str(tmp_path / "model"))
     tasks = find_tasks([], ["hr"], write_native_v3(tmp_path / "copies"))
-    monkeypatch.setattr("randslot.evaluation.analysis_report.choose_tasks", lambda *_: tasks)
+    monkeypatch.setattr("randslot.evaluation.tasks.choose_tasks", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)
     printed = run("analyse", "winners", "model", "-b", "ViDoRe(v3)")
     assert "| model, zero |" in printed
