@@ -44,7 +44,7 @@ def library(tmp_path, papers):
 
 
 def found(library: Library, query: str, **options) -> list[int]:
-    return [hit.page for hit in library.search(query, 10, **options)]
+    return [hit.page for hit in library.search(query, 10, **options, verbatim=True)]
 
 
 def test_a_library_without_a_model_finds_pages_by_their_words(library):
