@@ -42,6 +42,8 @@ def test_the_steps_are_those_of_the_paper():
     five = [f"train {name}-{slots}" for name in ("qwen2.5-vl-3b", "qwen3-vl-4b") for slots in STRATEGIES]
     seeds = [f"train qwen2.5-vl-3b-{slots}-{seed}" for seed in (123, 2024) for slots in ("random", "zero")]
     assert sorted(trained) == sorted(five + seeds)
+    names = [step.words[step.words.index("--name") + 1] for step in steps if step.name.startswith("evaluate")]
+    assert not [name for name in names if name.endswith(("-123", "-2024"))]  # `report` averages runs of one name
     assert all("workers=8" in step.words for step in steps if step.words[0] == "train")
     evaluated = [step for step in steps if step.words[0] == "evaluate" and "8" not in step.words]
     assert len(evaluated) == len(trained)

@@ -157,6 +157,11 @@ def test_a_dry_run_says_what_a_run_takes(tmp_path):
     assert "AdamW in float32 instead of PagedAdamW8bit" in text
 
 
+def test_a_dry_run_counts_feedback_step_by_step(tmp_path):
+    recipe = tiny_recipe("qwen3-vl", data=str(tmp_path / "none.jsonl"), steps=7, slots="feedback")
+    assert "| A100, 80 GB |" in describe_run(recipe, 2)
+
+
 def test_a_dry_run_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(plan, "free_shared_memory", lambda: 1000)
     text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)

@@ -97,7 +97,8 @@ def list_steps(folder: Path, recipes: list[str], changes: list[str], seeds: bool
         if seeds and is_first:
             runs += [(slots, seed) for seed in (123, 2024) for slots in ("random", "zero")]
         for slots, seed in runs:
-            name = f"{Path(recipe).name.removesuffix('.toml')}-{slots}" + ("" if seed == 42 else f"-{seed}")
+            model = f"{Path(recipe).name.removesuffix('.toml')}-{slots}"  # runs of one name are averaged over seeds
+            name = model if seed == 42 else f"{model}-{seed}"
             run = str(folder / "runs" / name)
             values = [*changes, f"slots={slots}", f"seed={seed}"]
             sets = [word for value in values for word in ("--set", value)]
@@ -106,7 +107,7 @@ def list_steps(folder: Path, recipes: list[str], changes: list[str], seeds: bool
                 eight = ["--query-vectors", "8", "--page-vectors", "8", "--name", name, "-o", str(folder / "budgets")]
                 words = ["evaluate", run, "-b", BENCHMARKS[2], *eight, *shared, *copies]
                 steps.append(Step(f"evaluate {name} with 8 vectors", words))
-            words = ["evaluate", run, *benchmarks, "--name", name, "-o", str(folder / "results"), *shared, *copies]
+            words = ["evaluate", run, *benchmarks, "--name", model, "-o", str(folder / "results"), *shared, *copies]
             steps.append(Step(f"evaluate {name}", words))
     steps.append(Step("report", ["report", str(folder / "results")], False, folder / "tables.md"))
     words = ["analyse", str(folder / "budgets"), "-o", str(folder / "analysis")]

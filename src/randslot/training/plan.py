@@ -112,10 +112,11 @@ class FusedAttention(torch.autograd.Function):
         """Count products, and not the bytes of their outputs."""
         counter.counts_bytes = False
         times = query.shape[1] // key.shape[1]  # heads that share a key
-        scores = query @ key.repeat_interleave(times, dim=1).transpose(-1, -2)
+        keys = key.repeat_interleave(times, dim=1)
+        scores = query @ keys.transpose(-1, -2)
         scores @ value.repeat_interleave(times, dim=1)
         for _ in range(num_more):
-            scores @ query
+            scores @ keys  # each as many products as this one, also for one query and a cache
         counter.counts_bytes = True
 
 
