@@ -37,6 +37,7 @@ ROUTES = {
     "GET /api/live",
     "GET /api/status",
     "POST /api/search",
+    "GET /api/complete",
     "POST /api/words",
     "POST /api/ranks",
     "POST /api/explain",
@@ -131,6 +132,18 @@ def test_hits_come_in_parts_and_copies_as_one(served):
     assert separate[0]["twin"] == separate[1]["twin"]
     assert {hit["document"]["place"] for hit in separate} == {"east", "west"}
     assert len(one["copies"]) == 1
+
+
+def test_a_search_box_completes_words_and_groups_documents(served):
+    found = served.client.get("/api/complete", params={"prefix": "defe"}).json()
+    assert found["words"] == ["deferred"]
+    assert served.client.get("/api/complete", params={"prefix": "REPO"}).json()["names"] == ["report.pdf"]
+    assert served.search("defe", verbatim=True) == []
+    assert served.names("defe", prefix=True) == served.names("deferred")
+    (hit,) = served.search("tax", group="document")
+    assert hit["document"]["name"] == "report.pdf"
+    typed = {"query": "defered tax", "verbatim": True}
+    assert served.client.post("/api/search", json=typed).json()["corrected"] is None
 
 
 def test_words_and_ranks_explain_a_hit_and_vectors_are_not_there(served):

@@ -340,6 +340,7 @@ class Library:
         rerank: str | Reranker | Literal[False] | None = None,
         verbatim: bool = False,
         group: Literal["document"] | None = None,
+        prefix: bool = False,
     ) -> list[Hit]:
         """Return the k best pages for a query, best first; ties by source and page.
 
@@ -351,10 +352,10 @@ class Library:
         a cross-encoder (folder, hub id, or URL of a server), or what `open_reranker` opens, that reads the first hits
         again; by default the one that the library remembers, and False for none. verbatim: search as typed; otherwise a
         word that no page has is replaced by the most similar one of the library, unless it is in quotes. group:
-        "document" ranks documents, each with its best page.
+        "document" ranks documents, each with its best page. prefix: the last word may go on, as in a search box.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
-        options |= {"rerank": rerank, "verbatim": verbatim, "group": group}
+        options |= {"rerank": rerank, "verbatim": verbatim, "group": group, "prefix": prefix}
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:

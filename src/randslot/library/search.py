@@ -63,6 +63,7 @@ def search(
     rerank: str | Reranker | Literal[False] | None = None,
     verbatim: bool = False,
     group: Literal["document"] | None = None,
+    prefix: bool = False,
 ) -> list[QueryResult]:
     """Return the k best pages for each query, after the first `offset` ones; options as `Library.search`.
 
@@ -74,13 +75,14 @@ def search(
     if group not in (None, "document"):
         raise UsageError(f"hits are grouped by document, not by {group!r}")
     by = library.choose_by(by)
-    asked = read_queries(library, queries, by, query_vectors)
+    asked = read_queries(library, queries, by, query_vectors, prefix)
     where = make_where(library, filters or {})
     if where is not None:
         reranker = library.models.find_reranker(rerank)
         num = max(offset + k, reranker.pages) if reranker else offset + k
         find_pages(library, asked, num, where, exact, collapse, group, time.monotonic() + seconds)
-        if by != "vectors" and (explain or not verbatim):
+        verbatim = verbatim or prefix  # a word that is still being typed is no mistake
+        if by != "vectors" and not prefix and (explain or not verbatim):
             find_unknown(library, asked, where)
         if by != "vectors" and not verbatim:
             queries = correct_queries(library, queries, asked, where)
@@ -168,12 +170,18 @@ def has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
 # -- what the store is asked
 
 
-def read_queries(library: Library, queries: Sequence[str], by: By, num_vectors: int | None) -> list[Asked]:
+def read_queries(
+    library: Library, queries: Sequence[str], by: By, num_vectors: int | None, prefix: bool = False
+) -> list[Asked]:
     """Read queries. One without words is asked by vectors only, or not at all.
 
     A query without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
     """
-    words = [read_query(query, library.words.make_analyzer(query)) for query in queries]
+    words = []
+    for query in queries:
+        last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
+        completions = library.complete(last[0], 5) if last else ()
+        words.append(read_query(query, library.words.make_analyzer(query), completions))
     vectors: list[Vectors] | list[None] = [None] * len(queries)
     if by == "vectors":
         vectors = library.models.embed_queries(queries, num_vectors)

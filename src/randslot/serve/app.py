@@ -81,6 +81,8 @@ class SearchBody(Choice):
     by: By | None = Field(None, description="default: both if available, else words")
     collapse: bool = Field(False, description="identical pages are one hit, which names its copies")
     verbatim: bool = Field(False, description="search as typed: correct no word that no page has")
+    prefix: bool = Field(False, description="the last word may go on: it is still being typed")
+    group: Literal["document"] | None = Field(None, description="rank documents, each by its best page")
 
 
 class ExplainBody(BaseModel):
@@ -152,6 +154,11 @@ class SearchAnswer(BaseModel):
         description="the query that was searched for, if words of the given one were corrected"
     )
     note: str | None = Field(description="why hits or snippets are missing, if the search took too long")
+
+
+class Completions(BaseModel):
+    words: list[str] = Field(description="words that begin so, those on most pages first")
+    names: list[str] = Field(description="names of documents that contain it")
 
 
 class Status(BaseModel):
@@ -253,7 +260,8 @@ def _add_searches(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        options = Options(body.k, None, body.exact, body.by, body.collapse, body.offset, body.verbatim)
+        names = ("k", "exact", "by", "collapse", "offset", "verbatim", "prefix", "group")
+        options = Options(**{name: getattr(body, name) for name in names})
         found, documents = await service.search(body.query, options, body)
         hits = [_show_hit(hit, documents, service) for hit in found.hits]
         notes = [found.rerank_note] if found.rerank_note else []
@@ -262,6 +270,12 @@ def _add_searches(app: FastAPI, service: Service) -> None:
         unknown = [] if body.offset else found.unknown
         note = "; ".join(notes) or None
         return SearchAnswer(hits=hits, unknown=unknown, corrected=found.corrected or None, note=note)
+
+    @app.get("/api/complete", tags=["search"])
+    def complete(prefix: Annotated[str, Query(min_length=1, max_length=MAX_NAME)]) -> Completions:
+        """Complete a word that is being typed: by words of pages, and by names of documents."""
+        _, files = service.documents(Choice(name=prefix), "name", False, 0, 8)
+        return Completions(words=service.library.complete(prefix), names=[show_name(file) for file in files])
 
     @app.post("/api/words", tags=["search"])
     def words(body: ExplainBody) -> PageWords:

@@ -100,6 +100,8 @@ class Options:
     collapse: bool = False
     offset: int = 0
     verbatim: bool = False
+    prefix: bool = False
+    group: Literal["document"] | None = None
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,8 @@ class Service:
             collapse=options.collapse,
             offset=options.offset,
             verbatim=options.verbatim,
+            prefix=options.prefix,
+            group=options.group,
             seconds=SEARCH_SECONDS,
         )
 

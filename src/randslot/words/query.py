@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,6 +21,7 @@ PIECE = re.compile(
 )
 # Of words that only carry grammar, of two words written as one, and of stems in other languages than the usual one.
 GRAMMAR_WEIGHT, JOINED_WEIGHT, OTHER_WEIGHT = 0.1, 0.3, 0.7
+COMPLETION_WEIGHT = 0.5  # of a word that the last one may become
 
 
 class NamedWord(NamedTuple):
@@ -62,8 +63,11 @@ class WordQuery:
     joined: tuple[JoinedWord, ...] = ()
 
 
-def read_query(text: str, analyzer: Analyzer) -> WordQuery:
-    """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms."""
+def read_query(text: str, analyzer: Analyzer, completions: Sequence[str] = ()) -> WordQuery:
+    """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms.
+
+    completions: words that its last one may become while it is being typed.
+    """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"the query has {len(text):,} characters: ask with at most {MAX_CHARACTERS:,}")
     phrases, excluded = [], []
@@ -99,6 +103,11 @@ def read_query(text: str, analyzer: Analyzer) -> WordQuery:
     for word in joined:
         for term in word.terms:
             weights.setdefault(term, JOINED_WEIGHT)
+    for one in completions:
+        terms = analyzer.find_terms(Token(one, 0, 0))
+        marked |= set(terms)
+        for term in terms:
+            weights.setdefault(term, COMPLETION_WEIGHT)
     weights = (
         dict(sorted(weights.items(), key=lambda one: -one[1])[:MAX_TERMS]) if len(weights) > MAX_TERMS else weights
     )
