@@ -167,6 +167,29 @@ def test_a_frozen_node_is_left_for_another_one(nodes, address):
     connection.close()
 
 
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_indexing_goes_on_when_a_node_is_frozen(nodes, address, papers, victim):
+    """The other nodes wait a minute for its copies, drop them, and go on; the write lease is kept meanwhile."""
+    name = read_address(address).collection
+    with open_library(address) as library:
+        library.add(papers)
+        wait_for_copies(nodes, name)
+        before = visible(library)
+        nodes[victim].freeze()
+        try:
+            start = time.monotonic()
+            assert visible(library) == before
+            assert time.monotonic() - start < 20  # ten seconds where nothing else runs
+            write_tiff(papers / "late.tif", [21, 22])
+            assert library.add(papers).encoded == 2
+            assert time.monotonic() - start < 150  # 80 seconds where nothing else runs: see docs/scale.md
+            assert visible(library) == before | {"late.tif": {1, 2}}
+        finally:
+            nodes[victim].thaw()
+        wait_for_copies(nodes, name)
+        assert library.verify() == []
+
+
 # -- two writers
 
 

@@ -166,3 +166,19 @@ def test_one_that_could_not_be_given_back_is_taken_again_by_its_owner(server):
     server.names.away = False
     with lease.hold():
         lease.check()
+
+
+def test_a_node_that_lags_behind_does_not_lose_the_lease(server, monkeypatch):
+    """An answer is lost, and the node that is asked next lists the name of before."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    lease = server.lease()
+    with lease.hold():
+        before = list(server.names.kept)
+        server.names.lose_next = True
+        with pytest.raises(BusyError):
+            lease.renew()
+        lists = iter([before, before])
+        now = server.names.list
+        monkeypatch.setattr(server.names, "list", lambda: next(lists, None) or now())
+        lease.renew()
+        assert [read_name(name) for name in server.names.kept] == [lease.held]

@@ -348,3 +348,27 @@ def test_a_worker_gets_no_secrets(monkeypatch, tmp_path):
         environment = Path(f"/proc/{pool.workers[0].process.pid}/environ").read_bytes()
     assert b"PATH=" in environment
     assert b"secret" not in environment
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux says what a process may do in /proc")
+def test_a_worker_has_no_new_privileges_and_limits_of_cpu_and_file_size(tmp_path):
+    write_pdf(tmp_path / "x.pdf", 1, [])
+    with WorkerPool(1) as pool:
+        pool.inspect(str(tmp_path / "x.pdf"))
+        place = Path(f"/proc/{pool.workers[0].process.pid}")
+        limits = {line[:25].strip(): line[25:].split()[0] for line in (place / "limits").read_text().splitlines()}
+        assert "NoNewPrivs:\t1" in (place / "status").read_text()
+    assert workers.MAX_CPU <= int(limits["Max cpu time"]) <= workers.MAX_CPU + 60
+    assert int(limits["Max file size"]) == 2**28
+    assert int(limits["Max address space"]) <= workers.MAX_MEMORY
+
+
+def test_the_texts_of_a_file_have_a_budget_of_bytes_together(tmp_path, monkeypatch):
+    write_lines(tmp_path / "x.pdf", ["some words"])
+    file = str(tmp_path / "x.pdf")
+    with WorkerPool(1) as pool:
+        pool.inspect(file)
+        assert pool.read_text(file, 1).text == "some words"
+        pool.unpacked[file] += pool.budgets[file][1]
+        with pytest.raises(RandSlotError, match="more than 17 MB of text together"):
+            pool.read_text(file, 1)

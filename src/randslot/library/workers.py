@@ -8,6 +8,7 @@ but those of OCR, at the first such request. If it hangs or dies, only the pages
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import math
@@ -47,8 +48,10 @@ from ..pages.ocr import OCR_PIXELS, read_image_text
 
 T = TypeVar("T")
 R = TypeVar("R")
-MAX_MEMORY = 4 * 2**30  # bytes that one file may take
-FILE_SECONDS = 2.0  # a page of a file, in the mean
+MAX_MEMORY = 4 * 2**30  # bytes that one file may take; a quarter of the machine's, if that is less
+MAX_CPU = 300  # seconds of one request, if nobody is left to end it
+FILE_SECONDS, FILE_RATE = 2.0, 10_000  # of a page of a file, in the mean; bytes of a file a second, at least
+FILE_BYTES = 2**16  # of text of a page of a file, in the mean
 
 
 class WorkerEnded(RandSlotError):
@@ -80,7 +83,8 @@ class WorkerPool:
         self.threads = ThreadPoolExecutor(num)
         self.kept: dict[tuple[str, int], PageText] = {}
         self.used: defaultdict[str, float] = defaultdict(float)  # seconds by file
-        self.budgets: dict[str, float] = {}  # seconds that the pages of a file may take together
+        self.unpacked: defaultdict[str, int] = defaultdict(int)  # bytes of text by file
+        self.budgets: dict[str, tuple[float, int]] = {}  # seconds and bytes that the pages of a file may take together
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +102,9 @@ class WorkerPool:
     def inspect(self, file: str) -> Inspected:
         """Hash a file and count its pages. Errors: RandSlotError with the reason why it cannot be opened."""
         reply, _ = self._ask({"file": file}, self.seconds)
-        self.budgets[file] = self.seconds + FILE_SECONDS * reply["num_pages"]
+        num, size = reply["num_pages"], os.path.getsize(file)
+        # A small file whose pages all take long, or have much text, is one that was made to.
+        self.budgets[file] = self.seconds + min(FILE_SECONDS * num, size / FILE_RATE), 2**24 + FILE_BYTES * num
         return Inspected(reply["hash"], reply["num_pages"])
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
@@ -161,12 +167,17 @@ class WorkerPool:
 
     def _ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         file = request["file"]
-        budget = self.budgets.get(file, math.inf)
-        if self.used[file] > budget and "ocr" not in request:
-            raise RandSlotError(f"its pages took more than {budget:.0f} s together")
+        max_seconds, max_bytes = self.budgets.get(file, (math.inf, math.inf))
+        if self.used[file] > max_seconds and "ocr" not in request:
+            raise RandSlotError(f"its pages took more than {max_seconds:.0f} s together")
+        if self.unpacked[file] > max_bytes:
+            raise RandSlotError(f"its pages have more than {max_bytes / 1e6:.0f} MB of text together")
         worker, start = self.idle.get(), time.monotonic()
         try:
-            return worker.ask(request, seconds)
+            reply, content = worker.ask(request, seconds)
+            if "texts" in reply:
+                self.unpacked[file] += len(content) + sum(len(row[0]) for row in reply["texts"])
+            return reply, content
         finally:
             self.used[file] += time.monotonic() - start
             self.idle.put(worker)
@@ -263,12 +274,7 @@ def main() -> None:
     """Answer requests until there are no more, or the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     warnings.simplefilter("ignore")
-    with suppress(ImportError, ValueError, OSError):  # not on this system
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))  # of files that an OCR engine writes
-    Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+    _limit_rights(os.getppid())
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
     kept = OpenPdf()
@@ -280,12 +286,36 @@ def main() -> None:
             line = sys.stdin.buffer.readline()
             if not line:
                 return
+            _limit_cpu()
             reply, content = _answer(json.loads(line), kept)
             out.write(json.dumps(reply | {"bytes": len(content)}, separators=(",", ":")).encode() + b"\n" + content)
             out.flush()
     except BrokenPipeError:
         with suppress(BrokenPipeError):
             out.close()  # Python would print a traceback when it closes the pipe at exit
+
+
+def _limit_rights(parent: int) -> None:
+    """Limit what a bad file can do to this process: memory, sizes of files, privileges, and life after its parent."""
+    with suppress(ImportError, ValueError, OSError):  # not on this system
+        import resource
+
+        memory = min(MAX_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))  # of files that an OCR engine writes
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    # PR_SET_PDEATHSIG would end it with the thread that has started it, and not with the process.
+    Thread(target=_end_with, args=[parent], daemon=True).start()
+
+
+def _limit_cpu() -> None:
+    """Have the system end this process if a request takes far too long; usually the parent does so before."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        limit = int(time.process_time()) + MAX_CPU
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _end_with(parent: int) -> None:

@@ -26,9 +26,10 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from ...errors import BusyError, RandSlotError, first_line
 from ..address import Address
 
-WAITS = (0.25, 0.5, *(1.0,) * 30)  # seconds before a request is sent again
+WAITS = (0.25, 0.5, *(1.0,) * 90)  # seconds before a request is sent again
 RETRY_SECONDS = 30  # from the start of a request, after which it is not sent again
-ANSWER_SECONDS = 30  # timeout of one answer; with the above, a request ends within a minute
+WRITE_SECONDS = 90  # the same for a write: nodes wait a minute for the copies on a frozen node before they drop them
+ANSWER_SECONDS = 30  # timeout of one answer
 FIRST_SECONDS = 5  # like RETRY_SECONDS for the first request, when the address may be wrong
 LISTED_POINTS = 1000  # in one answer or update, without vectors
 ERRORS = (grpc.RpcError, ResourceExhaustedResponse, ResponseHandlingException, UnexpectedResponse)
@@ -45,7 +46,7 @@ class Connection:
         """clients: one for each node of the address."""
         self.clients, self.address = list(clients), address
         self.current = 0  # the node that is asked
-        self.check_write: Callable[[], None] = lambda: None  # raises if this process may not write
+        self.check_write: Callable[[], None] = lambda: None  # called before each attempt; raises if it may not write
         self.catch_up: Callable[[], None] = lambda: None  # has a node learn all earlier changes
         self.fresh = [False] * len(self.clients)  # whether a node has caught up since it last failed
         self.waits: tuple[float, ...] = WAITS
@@ -60,14 +61,14 @@ class Connection:
         """The client of the node that is asked."""
         return self.clients[self.current]
 
-    def ask(self, method: str, *, check: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
-        """Call a method of the client; retry on all nodes for up to a minute. check: called before each attempt."""
+    def ask(self, method: str, *, is_write: bool = False, **arguments: Any) -> Any:
+        """Call a method of the client; retry on all nodes for up to a minute, or two for a write."""
         collection = str(arguments.get("collection_name", ""))
-        return self._retry(lambda client: getattr(client, method)(**arguments), collection, check)
+        return self._retry(lambda client: getattr(client, method)(**arguments), collection, is_write)
 
     def write(self, method: str, **arguments: Any) -> Any:
         """Call a method that changes something, and return when it is safe on the server."""
-        return self.ask(method, check=self.check_write, **{"wait": True, **arguments})
+        return self.ask(method, is_write=True, **{"wait": True, **arguments})
 
     def upsert(self, request: messages.UpsertPoints) -> None:
         """Store points that are gRPC messages already."""
@@ -75,7 +76,7 @@ class Connection:
         def send(client: Any) -> None:
             client.grpc_points.Upsert(request, timeout=ANSWER_SECONDS)
 
-        self._retry(send, request.collection_name, self.check_write)
+        self._retry(send, request.collection_name, is_write=True)
 
     def arrive(self) -> str:
         """Ask for the first time, and return the server's version."""
@@ -101,15 +102,16 @@ class Connection:
         for client in self.clients:
             client.close()
 
-    def _retry(self, send: Callable[[Any], Any], collection: str, check: Callable[[], None]) -> Any:
-        """Send a request to one node after the other, wait, and begin again. check: called before each attempt."""
-        start = time.monotonic()
+    def _retry(self, send: Callable[[Any], Any], collection: str, is_write: bool) -> Any:
+        """Send a request to one node after the other, wait, and begin again."""
+        start, max_seconds = time.monotonic(), WRITE_SECONDS if is_write else self.retry_seconds
         waits = iter(() if self.away.is_set() or collection in self.lost else self.waits)
         failures: list[Exception] = []  # of nodes, since the last wait
         while True:
             number = self._choose_node()
             try:
-                check()
+                if is_write:
+                    self.check_write()
                 answer = send(self.clients[number])
             except ERRORS as error:
                 if not _is_transient(error):
@@ -121,16 +123,16 @@ class Connection:
                     self.current = (number + 1) % len(self.clients)
                 failures.append(error)
                 passed = time.monotonic() - start
-                if len(failures) < len(self.clients) and passed < RETRY_SECONDS + 1:
+                if len(failures) < len(self.clients) and passed < max(max_seconds, RETRY_SECONDS) + 1:
                     continue
                 failure = next(filter(_is_answer, failures), error)  # a node that answers knows more
                 failures = []
                 if passed >= 2.0 and not self.noted:
                     self.noted = True
-                    note = "note: %s: %s; trying again for half a minute"
+                    note = "note: %s: %s; trying again"
                     logging.getLogger("randslot").warning(note, self.address, _explain(failure))
                 wait = next(waits, None)
-                if wait is None or passed + wait > self.retry_seconds or not self._wait(wait, failure):
+                if wait is None or passed + wait > max_seconds or not self._wait(wait, failure):
                     self.away.set()
                     self.lost.add(collection)
                     raise BusyError(f"{self.address}: {_explain(failure)}") from failure

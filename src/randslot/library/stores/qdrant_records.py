@@ -314,11 +314,20 @@ class WriteLease:
     def _rename(self, old: Held, new: Held, drop: Sequence[str] = ()) -> bool:
         """Rename the alias; return whether this process holds the lease now."""
         start = self.monotonic()
-        if not self.names.rename(str(old), str(new), drop):
-            # This process may have renamed it, now or in an earlier renewal: an answer can get lost.
-            mine = next((held for held in self._list() if held.token == new.token), None)
-            if mine is None or (mine != new and not self.names.rename(str(mine), str(new))):
+        for attempt in range(6):
+            if self.names.rename(str(old), str(new), drop):
+                break
+            # This process may have renamed it itself, now or earlier: an answer can get lost. And the node that is
+            # asked may lag behind the others.
+            time.sleep(attempt * 0.2)
+            seen = self._list()
+            if new in seen:
+                break
+            if any(held.number >= new.number and held.token != new.token for held in seen):
                 return False
+            old = next((held for held in seen if held.token == new.token), old)
+        else:
+            return False
         # A write may begin until then: it has half a lease to end, and clocks may differ by a tenth.
         self.held, self.safe_until = new, start + 0.4 * self.seconds
         return True
