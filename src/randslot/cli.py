@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from . import __version__
-from .commands.analysis import analyse, compare, profile
-from .commands.evaluation import evaluate, report
+from .commands.evaluation import analyse, compare, evaluate, profile, report
 from .commands.index import IndexCommand, index
 from .commands.library import library_app
 from .commands.models import distill, export, pairs, train
@@ -26,10 +27,28 @@ from .extras import describe_missing
 # The base class of all usage errors, which Typer does not export.
 TyperUsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+class Commands(TyperGroup):
+    """A group whose help shows --help as other flags, without the type <bool>."""
+
+    def get_help_option(self, context: Any) -> Any:
+        option = super().get_help_option(context)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+    def get_command(self, context: Any, name: str) -> Any:
+        command = super().get_command(context, name)
+        option = command.get_help_option(context) if command else None
+        if option is not None:
+            option.metavar = ""
+        return command
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.command(cls=IndexCommand, rich_help_panel="Search")(index)
 app.command(cls=SearchCommand, rich_help_panel="Search")(search)
-app.add_typer(library_app, name="library", rich_help_panel="Search")
+app.add_typer(library_app, name="library", cls=Commands, rich_help_panel="Search")
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Search": (serve, mcp, doctor, demo),
     "Models": (train, distill, pairs, export),
@@ -77,8 +96,10 @@ def main() -> None:
         _fail("stopped", 130)
     except (RandSlotError, ModuleNotFoundError) as error:
         line = str(error) if isinstance(error, RandSlotError) else describe_missing(error)
-        if not line or os.environ.get("RANDSLOT_DEBUG"):
+        if not line:
             raise
+        if os.environ.get("RANDSLOT_DEBUG"):
+            traceback.print_exc()
         _fail(line, 2 if isinstance(error, UsageError) else 1)
 
 

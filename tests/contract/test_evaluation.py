@@ -217,7 +217,7 @@ def test_analyses_have_all_parts_without_a_model(lab, tmp_path):
     answers = (whole, budgets, winners, readouts, cost)
     assert [(answer.code, answer.passes) for answer in answers] == [(0, 0)] * 5
     names = {file.name for file in (tmp_path / "report").iterdir()}
-    for name in ("budgets", "winners", "shares", "readouts", "gains", "cost", "files"):
+    for name in ("budgets", "winners", "shares", "readouts", "gains", "cost"):
         assert {f"{name}.md", f"{name}.csv", f"{name}.tex"} <= names
     for name in ("budgets", "budgets-sides", "winners", "readouts"):
         assert (tmp_path / "report" / f"{name}.svg").read_text().startswith("<?xml")
@@ -259,33 +259,29 @@ def test_analyses_have_all_parts_without_a_model(lab, tmp_path):
     assert {f"only r{i}" for i in range(1, 5)} | {f"removal of r{i}" for i in range(1, 5)} <= row.keys()
     assert {row["run"] for row in gains} == {"model, zero", "model, random"}
 
-    sizes, files = read_tables(cost.out)
+    (sizes,) = read_tables(cost.out)
     assert {(row["method"], row["Kd"], row["KiB a page"]) for row in sizes} >= {
         ("RandSlot", "4", "16.0"),
         ("CausalEmbed", "32", "128.0"),
     }
-    assert [(row["Kd"], row["dimensions"], row["pages"]) for row in files] == [("8", "64", "5")] * 2
+    assert {(row["Kd"], row["dimensions"]) for row in sizes if row["method"] == "yours"} == {("4", "64")}
 
 
-def test_analyses_of_models_and_libraries(lab):
-    model, index, library, own, winners, *refused = lab.run(
+def test_analyses_of_models(lab):
+    model, own, winners, *refused = lab.run(
         "analyse budgets model --data set -o report --format csv",
-        "index set/pages -l mylib --model model --quiet",
-        "analyse cost mylib --format csv",
         "analyse cost --vectors 8 --dim 1024 --format csv",
         "analyse winners report/results --vectors 3 --format csv",
-        "analyse mylib",
+        "analyse set",
         "analyse tokens-results",
         "analyse bogus results",
         "analyse winners results --vectors 12",
     )
-    assert [answer.code for answer in (model, index, library, own, winners)] == [0] * 5, model.err
+    assert [answer.code for answer in (model, own, winners)] == [0] * 3, model.err
     row = read_tables(model.out)[0][0]
     expected = measure_ndcg(lab.folder / "set", lab.model(query_vectors=8, page_vectors=8))
     assert (row["run"], row["side"]) == ("model, zero", "both")
     assert float(row["8"]) == pytest.approx(100 * expected, abs=1e-3)
-    (pages,) = read_tables(library.out)[1]
-    assert (pages["library"], pages["Kd"], pages["dimensions"], pages["pages"]) == ("mylib", "4", "64", "5")
     yours = {row["type"]: row for row in read_tables(own.out)[0] if row["method"] == "yours"}
     assert {name: float(row["KiB a page"]) for name, row in yours.items()} == {
         "fp32": 32,
@@ -296,7 +292,7 @@ def test_analyses_of_models_and_libraries(lab):
     assert yours["int8"]["multiply-adds"] == "65536"
     assert "for q3" in winners.out
     assert "for q4" not in winners.out
-    for answer, value in zip(refused, ("mylib", "tokens", "bogus", "12"), strict=True):
+    for answer, value in zip(refused, ("set", "tokens", "bogus", "12"), strict=True):
         answer.assert_one_line(2, value)
 
 

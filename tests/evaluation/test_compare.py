@@ -38,6 +38,8 @@ def make_results(folder: Path, name: str, each: dict[str, list[float]], asked: s
             "weights": name,
             "settings": {"seed": 42},
             "how": "zero",
+            "is_drawn": False,
+            "has_prefixes": True,
             "counts": {"query": 4, "page": 4},
             "benchmark": "own",
             "task": task,

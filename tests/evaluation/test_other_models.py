@@ -54,7 +54,7 @@ def test_the_command_evaluates_any_model(tmp_path: Path) -> None:
     for arguments in ([str(colqwen2)], [str(colqwen2), *reduced], [str(minilm)], [str(minilm), "--by", "both"]):
         answer = CliRunner().invoke(app, ["evaluate", *arguments, *common])
         assert answer.exit_code == 0, answer.output
-    found = {(Path(one.model).name, one.label, one.counts_text) for one in read_results(tmp_path / "out")}
+    found = {(Path(one.model).name, one.how, one.counts_text) for one in read_results(tmp_path / "out")}
     assert found == {
         ("colqwen2", "tokens", "all/all"),
         ("colqwen2", "tokens by cluster", "all/4"),

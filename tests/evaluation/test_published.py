@@ -50,7 +50,7 @@ def test_a_row_holds_what_its_table_names():
     assert len(set(tasks)) == 22
     for table in TABLES.values():
         for one in table.rows:
-            assert (*one.scores, *one.values) == table.columns
+            assert [*one.scores, *one.values] == table.columns
             assert set(one.scores) <= set(tasks)
             assert set(one.averages) <= set(table.benchmarks)
             assert one.deviations.keys() in (set(), one.scores.keys())
@@ -73,8 +73,8 @@ def test_differences_are_those_of_their_rows():
     for key, table in TABLES.items():
         room = LAST_DIGIT[key] if key == "table8" else 0
         for difference in table.differences:
-            of, minus = row(key, difference.method), row(key, difference.minus)
-            for name, value in {**difference.scores, **difference.averages}.items():
+            of, minus = row(key, difference["method"]), row(key, difference["minus"])
+            for name, value in {**difference["scores"], **difference.get("averages", {})}.items():
                 found = {**of.scores, **of.averages}[name] - {**minus.scores, **minus.averages}[name]
                 assert found == pytest.approx(value, abs=room + 1e-9)
                 count += 1
@@ -97,7 +97,7 @@ def test_a_row_printed_twice_has_the_same_numbers():
 @pytest.mark.parametrize(("benchmark", "count"), [(V1, 9), (V2, 9), (V3, 9 + 8 + 2 + 2)])
 def test_rows_for_gives_each_row_once_and_only_its_tasks(benchmark, count):
     rows = rows_for(benchmark)
-    assert len({(one.backbone, one.method, one.page_vectors, one.seeds) for one in rows}) == len(rows) == count
+    assert len({(one.backbone, one.method, one.page_vectors, *one.seeds) for one in rows}) == len(rows) == count
     for one in rows:
         assert tuple(one.scores) == TASKS[benchmark]
         assert list(one.averages) == [benchmark]
@@ -121,7 +121,7 @@ def test_scores_typed_from_the_paper():
     assert row("table4", "RS-Z", backbone=LARGE).scores["C.S."] == 70.5
     assert row("table10", "RS-Z").averages == {V3: 45.8}
     seeds = row("table8", "RandSlot")
-    assert seeds.seeds == (42, 123, 2024)
+    assert seeds.seeds == [42, 123, 2024]
     assert (seeds.scores["Fin-E"], seeds.deviations["Fin-E"]) == (42.45, 1.66)
     assert (seeds.averages, seeds.average_deviations) == ({V3: 45.03}, {V3: 0.40})
 

@@ -87,6 +87,7 @@ def write_results(folder: Path, benchmark: str) -> None:
     """Write results of one's own, so that there is something to report."""
     for task in TASKS[benchmark]:
         result = {"model": "mine", "benchmark": benchmark, "task": task, "settings": {"seed": 42}, "how": "zero"}
+        result |= {"is_drawn": False, "has_prefixes": True}
         result |= {"weights": "w", "cache": "", "vectors": {}, "subsets": {}, "counts": {"query": 4, "page": 4}}
         (folder / f"{task}.json").write_text(json.dumps(result | {"ndcg@5": 0.5, "ndcg@10": 0.5}))
 

@@ -1,17 +1,17 @@
-"""The commands that measure how well pages are found: `evaluate`, `report`."""
+"""The commands that measure: `evaluate`, `report`, `analyse`, `compare`, `profile`."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from ..errors import UsageError
 from ..extras import needs_extra
-from ..tables import Style
+from ..tables import Style, write_table
 from .options import (
     Inference,
     OwnFamily,
@@ -20,12 +20,19 @@ from .options import (
     QueryVectors,
     Reduction,
     Rerank,
-    SearchBy,
     Seed,
     TrustRemoteCode,
+    flag,
     tell,
     use_own_code,
 )
+
+Benchmarks = Annotated[
+    list[str] | None, typer.Option("--benchmark", "-b", metavar="NAME", help='"ViDoRe(v3)"; repeatable.')
+]
+Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Your own set: pages/, queries.jsonl, qrels.jsonl.")]
+DataRoot = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copies of the ViDoRe repositories: no network.")]
+Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")]
 
 
 @needs_extra("evaluate")
@@ -33,14 +40,14 @@ def evaluate(
     model: Annotated[
         str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
     ] = None,
-    benchmark: Annotated[list[str] | None, typer.Option("--benchmark", "-b", help='"ViDoRe(v3)"; may repeat.')] = None,
-    tasks: Annotated[str, typer.Option(help="Only these, as in hr,finance_en.")] = "",
-    data: Annotated[Path | None, typer.Option(help="A set of your own: pages/, queries.jsonl, qrels.jsonl.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Copies of the ViDoRe repositories: no network.")] = None,
+    benchmark: Benchmarks = None,
+    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Only these, as in hr,finance_en.")] = "",
+    data: Data = None,
+    data_root: DataRoot = None,
     by: Annotated[
-        SearchBy,
+        Literal["words", "vectors", "both"],
         typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
-    ] = SearchBy.vectors,
+    ] = "vectors",
     rerank: Rerank = None,
     group: Annotated[Literal["page", "document"], typer.Option(help="What --by words or both ranks.")] = "page",
     inference: Inference = None,
@@ -51,21 +58,21 @@ def evaluate(
     strategy: OwnStrategy = None,
     family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
-    name: Annotated[str | None, typer.Option(help="What the model is called in tables.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Pages that are encoded at once.")] = 8,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for results.")] = Path("results"),
-    cache: Annotated[Path | None, typer.Option(help="Folder for vectors; by default OUTPUT/vectors.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="What the model is called in tables.")] = None,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Pages per batch.")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for results.")] = Path(
+        "results"
+    ),
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", show_default="OUTPUT/vectors", help="Folder for vectors.")
+    ] = None,
 ) -> None:
     """Measure how well a model finds pages: nDCG@5 and nDCG@10.
 
     randslot evaluate embedded --data data/test
-
     randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
-
     randslot evaluate http://localhost:8000 --data data/test
-
     randslot evaluate --by words --data data/manuals/test
-
     torchrun --nproc-per-node 8 -m randslot evaluate runs/my-model -b "ViDoRe(v3)"
     """
     from ..evaluation.report import list_means
@@ -81,7 +88,7 @@ def evaluate(
         "seed": seed,
         "trust_remote_code": trust_remote_code or None,
     }
-    if by is SearchBy.vectors:
+    if by == "vectors":
         from torch import distributed
 
         from ..evaluation.evaluate import evaluate_model
@@ -91,41 +98,159 @@ def evaluate(
         results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
         if distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()  # else its threads may abort the process at exit
+        intervals = []
     else:
+        from ..evaluation.compare import describe_interval
         from ..evaluation.evaluate_search import evaluate_search
 
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError(f"--by {by.value} takes the model as saved, without other settings, in one process")
-        how: Any = by.value
+            raise UsageError(f"--by {by} takes the model as saved, without other settings, in one process")
         results = []
         for task in chosen:
-            options: dict[str, Any] = {"model": model, "rerank": rerank, "group": group, "name": name}
-            results.append(evaluate_search(task, output, by=how, tell=tell, **options))
-    for line in list_means(results):
-        print(line)
-    if by is not SearchBy.vectors:
-        from ..evaluation.compare import describe_interval
-
-        for result in results:
-            print(describe_interval(result))
+            results.append(
+                evaluate_search(task, output, by=by, model=model, rerank=rerank, group=group, name=name, tell=tell)
+            )
+        intervals = [describe_interval(result) for result in results]
+    print("\n".join([*list_means(results), *intervals]))
     if results:  # only the first process of torchrun has them
         print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
 
 
 def report(
     results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
-    style: Annotated[Style, typer.Option("--format", help="Format of the tables.")] = "md",
+    style: Format = "md",
     base: Annotated[
         str | None,
-        typer.Option(help="Row that differences between seeds subtract.", show_default="as in the paper: zero slots"),
+        typer.Option(metavar="NAME", show_default="zero slots, as in the paper", help="Row that differences subtract."),
     ] = None,
 ) -> None:
     """Print the paper's tables with your rows among the published ones.
 
     randslot report results --format latex
-
     randslot report results --base "my-model, zero"
     """
     from ..evaluation.report import make_report
 
     print(make_report(results, style, base))
+
+
+@needs_extra("evaluate")
+def analyse(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="One part (budgets, winners, readouts, cost) if not all; then results or models."),
+    ] = None,
+    benchmark: Benchmarks = None,
+    data: Data = None,
+    data_root: DataRoot = None,
+    vectors: Annotated[int, typer.Option(metavar="N", min=1, help="Vectors a side, but for the budget sweep.")] = 4,
+    dim: Annotated[int | None, typer.Option(metavar="N", min=1, help="For cost: the dimension of vectors.")] = None,
+    style: Format = "md",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
+    ] = None,
+) -> None:
+    """Show why a model works, from the vectors that evaluate left: budgets, winners, readouts, cost.
+
+    randslot analyse results -o report
+    randslot analyse winners results/first results/second
+    randslot analyse embedded --data data/test -o report
+    randslot analyse cost --vectors 8 --dim 1024
+    """
+    from ..evaluation.analysis_report import analyse, write_report
+
+    sections = analyse(
+        sources or [],
+        benchmarks=benchmark or [],
+        data=data,
+        data_root=data_root,
+        num_vectors=vectors,
+        dim=dim,
+        results=(output or Path("report")) / "results",
+        tell=tell,
+    )
+    for section in sections:
+        for table in section.tables.values():
+            print(write_table(table, style))
+    if output:
+        print(f"see {write_report(sections, output)}", file=sys.stderr)
+
+
+@needs_extra("evaluate")
+def compare(
+    searches: Annotated[
+        list[str], typer.Argument(help="Folders of results; with --data, models by folder or hub id, and words.")
+    ],
+    data: Data = None,
+    both: Annotated[bool, flag("--both", help="With --data: also words and vectors of each together.")] = False,
+    rerank: Rerank = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default="the first found", help="Run to compare with, or a part of its name."
+        ),
+    ] = None,
+    style: Format = "md",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 42,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="With --data: folder for libraries and figure.")
+    ] = Path("comparison"),
+) -> None:
+    """Compare runs task by task, or models on your pages: quality with intervals, bytes a page, and time.
+
+    randslot compare results/zero results/random
+    randslot compare results --base "my-model, zero"
+    randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
+    """
+    from ..evaluation.compare import compare_models, compare_runs, find_frontier, list_compared
+
+    if data is None:
+        print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
+        return
+    from ..evaluation.tasks import own_task
+    from ..plots import draw_frontier
+
+    if base is not None:
+        raise UsageError("--base is for folders of results. With --data, the first search is the base.")
+    task = own_task(data)
+    compared = compare_models(
+        searches, task, output, both=both, rerank=rerank, trust_remote_code=trust_remote_code, tell=tell
+    )
+    print(write_table(list_compared(compared), style))
+    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in compared}
+    draw_frontier(points, [one.search for one in find_frontier(compared)], output / "compare.svg")
+    print(f"see {output / 'compare.svg'}", file=sys.stderr)
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
+    page: Annotated[
+        str, typer.Option(metavar="RxC", help="Tokens of a page: merged visual ones, rows x columns.")
+    ] = "48x32",
+    vectors: Annotated[str, typer.Option(metavar="N,N", help="Budgets to time.")] = "1,4,6",
+    samples: Annotated[int, typer.Option(metavar="N", help="Measured samples, after three to warm up.")] = 32,
+    style: Format = "md",
+) -> None:
+    """Time encoding by the paper's protocol: every strategy and budget, in one pass and step by step.
+
+    randslot profile embedded --page 10x9
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..evaluation.profile import Protocol, profile
+    from ..machine import describe_machine
+    from ..model import load
+
+    try:
+        rows, columns = map(int, page.lower().split("x"))
+        budgets = tuple(map(int, vectors.split(",")))
+    except ValueError as error:
+        raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
+    protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
+    loaded, console = load(model), Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        table = profile(loaded, protocol, progress)
+    print(write_table(table, style))
+    print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
 from ..model.reader import SIDES, Side
-from ..model.settings import Settings
-from ..model.slots import STRATEGIES
 from ..tables import Cell, Table
 from .cache import Judged, VectorCache, larger_caches, read_judged
 from .compare import ALL, DRAWS, LEVEL, Scores, judge_tasks
@@ -61,7 +59,7 @@ class CachedSubset:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """One model under one setting, with the subsets of each task that it was evaluated on.
+    """One model under one setting, with the subsets of each task of a benchmark that it was evaluated on.
 
     num_vectors: of the side that has fewer. left_out: results of it that are not used, for people.
     """
@@ -79,50 +77,47 @@ class CachedRun:
         num, dim = first[0].load()[1].shape[1:]
         return num, dim
 
-    def check_readouts(self, num: int, what: str, *, sweep: bool = False) -> None:
+    def check_readouts(self, num: int, *, sweep: bool = False) -> None:
         """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
-        problem = ""
-        if num < 2 and not sweep:
-            problem = f"needs at least 2 vectors a side, not {num}"
-        elif self.num_vectors < num:
-            problem = f"needs {num} vectors a side, and {self.name} was evaluated with {self.num_vectors}. "
-            problem += f"Evaluate with --query-vectors {num} --page-vectors {num}."
-        elif (sweep or self.num_vectors > num) and not self.has_prefixes:
-            problem = f"needs the vectors of smaller budgets, which {self.name} does not contain. "
-            problem += f"Evaluate with each budget, or analyse it with --vectors {self.num_vectors}."
-        if problem:
-            raise UsageError(f"{what} {problem}")
+        if self.num_vectors < num:
+            raise UsageError(
+                f"{self.name} was evaluated with {self.num_vectors} vectors a side, and {num} are needed. "
+                f"Evaluate with --query-vectors {num} --page-vectors {num}."
+            )
+        if (sweep or self.num_vectors > num) and not self.has_prefixes:
+            raise UsageError(
+                f"{self.name} does not contain the vectors of smaller budgets. "
+                f"Analyse winners or readouts with --vectors {self.num_vectors}, or evaluate with each budget."
+            )
 
 
 def read_runs(folders: Sequence[Path]) -> list[CachedRun]:
-    """Read the runs below some folders, each with its largest budget; they must have the same tasks."""
-    groups: dict[RunKey, list[Result]] = defaultdict(list)
+    """Read the runs below some folders, each with its largest budget; those of a benchmark must have the same tasks."""
+    groups: dict[str, dict[RunKey, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in read_results(*folders):
         if result.vectors:  # a search leaves none
-            groups[result.run_key].append(result)
+            groups[result.benchmark][result.run_key].append(result)
     if not groups:
         raise UsageError("these results are of searches, which have no cached vectors. Evaluate a model.")
-    names = name_runs(list(groups))
-    runs: list[CachedRun] = []
-    for key, results in groups.items():
-        run = _make_run(names[key], results)
-        if runs and (run.benchmark, set(run.tasks)) != (runs[0].benchmark, set(runs[0].tasks)):
-            first, second = (f"{one.name} has {one.benchmark} ({', '.join(one.tasks)})" for one in (runs[0], run))
-            raise UsageError(f"{first}, and {second}. Analyse them one by one, or evaluate both on the same tasks.")
-        runs.append(run)
+    runs = []
+    for by_key in groups.values():
+        names = name_runs(list(by_key))
+        same = [_make_run(names[key], results) for key, results in by_key.items()]
+        for run in same:
+            if run.tasks.keys() != same[0].tasks.keys():
+                first, second = (f"{one.name} has {', '.join(one.tasks)}" for one in (same[0], run))
+                raise UsageError(f"{first}, and {second}. Analyse them one by one, or evaluate both on the same tasks.")
+        runs += same
     return runs
 
 
 def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
     """Make a run from the results of its largest budget."""
-    benchmark = results[0].benchmark
     budgets: dict[tuple[int, int], list[Result]] = defaultdict(list)
     for result in results:
         query, page = result.counts["query"], result.counts["page"]
         if query is None or page is None or "kind" in result.settings:
             raise UsageError(f"{name} has no slots to analyse: it is not a RandSlot model, or keeps all tokens")
-        if result.benchmark != benchmark:
-            raise UsageError(f"{name} has results of {benchmark} and {result.benchmark}. Name the folder of one.")
         budgets[query, page].append(result)
     largest = max(budgets, key=lambda budget: (min(budget), sum(budget)))
     chosen = budgets.pop(largest)
@@ -130,17 +125,13 @@ def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
     for (query, page), others in budgets.items():
         tasks = ", ".join(result.task for result in others)
         left_out.append(f"{name}, {query}/{page} vectors ({tasks}): {largest[0]}/{largest[1]} are analysed")
-    has_prefixes = chosen[0].settings["inference"] in STRATEGIES  # not for an unknown strategy
-    if has_prefixes:
-        settings = Settings(**chosen[0].settings)
-        has_prefixes = settings.has_prefixes("query") and settings.has_prefixes("page")
     subsets: dict[str, list[CachedSubset]] = defaultdict(list)
     for result in chosen:
         folders = {side: result.cache_folder / folder for side, folder in result.vectors.items()}
         for subset in result.subsets.values():
             judged = read_judged(result.cache_folder, subset.judged)
-            subsets[result.task].append(CachedSubset(judged, folders, has_prefixes))
-    return CachedRun(name, benchmark, min(largest), dict(subsets), tuple(left_out), has_prefixes)
+            subsets[result.task].append(CachedSubset(judged, folders, result.has_prefixes))
+    return CachedRun(name, chosen[0].benchmark, min(largest), dict(subsets), tuple(left_out), chosen[0].has_prefixes)
 
 
 # -- scores
@@ -197,7 +188,7 @@ def sweep_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
     """Return nDCG@5 with 1, 2, ... vectors: on both sides, and on one side with `num_vectors` on the other."""
     max_budget = MAX_BUDGET
     for run in runs:
-        run.check_readouts(num_vectors, "the budget sweep", sweep=True)
+        run.check_readouts(num_vectors, sweep=True)
         max_budget = min(max_budget, run.num_vectors)
     budgets = range(1, max_budget + 1)
     views = {
@@ -218,7 +209,7 @@ def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4, *, draws: int
     """Return the gain of more than `num_vectors` a side with intervals: in a figure, noise can look like a gain."""
     rows: list[list[Cell]] = []
     for run in runs:
-        run.check_readouts(num_vectors, "the budget sweep", sweep=True)
+        run.check_readouts(num_vectors, sweep=True)
         base = full_view(num_vectors)
         larger = [full_view(num) for num in range(num_vectors + 1, min(MAX_BUDGET, run.num_vectors) + 1)]
         gains: dict[View, dict[str, list[Scores]]] = {view: defaultdict(list) for view in larger}
@@ -266,7 +257,7 @@ class Winners:
 
 def count_winners(run: CachedRun, num_vectors: int = 4) -> Winners:
     """Count the winners of one run over the pairs of all its tasks."""
-    run.check_readouts(num_vectors, "the table of winners")
+    run.check_readouts(num_vectors)
     counts = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
     pairs = ties = distinct = 0
     for subsets in run.tasks.values():
@@ -348,7 +339,7 @@ class Readouts:
 
 def intervene(run: CachedRun, num_vectors: int = 4) -> Readouts:
     """Score a run with only one readout of a side and without it, with all readouts of the other side."""
-    run.check_readouts(num_vectors, "the table of readouts")
+    run.check_readouts(num_vectors)
     full = full_view(num_vectors)
     only: dict[Side, list[View]] = {"query": [], "page": []}
     without: dict[Side, list[View]] = {"query": [], "page": []}

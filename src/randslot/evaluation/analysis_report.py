@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from importlib import resources
@@ -11,11 +11,10 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
-from ..library.location import LIBRARY_FILE
+from ..errors import UsageError, in_one_line
 from ..model.reader import SIDES
 from ..tables import Cell, Table, write_table
-from .cost import BYTES, PAPER, Budget, list_costs, measure_files, measure_libraries
+from .cost import BYTES, PAPER, Budget, list_costs
 from .published import published_tables
 
 if TYPE_CHECKING:  # what needs torch and matplotlib is imported where it is used: the cost needs neither
@@ -32,12 +31,16 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report: an explanation, tables, and functions that draw figures, by name."""
+    """One part of a report: an explanation, tables, and functions that draw figures, by name.
+
+    benchmark: where results of several benchmarks are analysed, each in a folder of its own.
+    """
 
     name: str
     explanation: str
     tables: dict[str, Table]
     figures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    benchmark: str = ""
 
 
 def analyse(
@@ -45,15 +48,16 @@ def analyse(
     *,
     benchmarks: Sequence[str] = (),
     data: Path | None = None,
+    data_root: Path | None = None,
     num_vectors: int = 4,
     dim: int | None = None,
     results: Path = Path("report/results"),
     tell: Callable[[str], None] = print,
 ) -> list[Section]:
-    """Analyse folders of results or libraries; the first word may name one part of the report.
+    """Analyse folders of results; the first word may name one part of the report.
 
     With benchmarks, or your own set in `data`, words are models, which are evaluated first, into `results`. dim: the
-    dimension of vectors, for the cost without results. tell: gets a line for every result left out.
+    dimension of vectors, for the cost without results. tell: gets a line for everything that is left out.
     """
     sources = list(words)
     parts = [sources.pop(0)] if sources and sources[0] in PARTS else list(PARTS)
@@ -61,48 +65,62 @@ def analyse(
     if not sources and not is_cost:
         raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
     if benchmarks or data:
-        from .analysis import MAX_BUDGET
-        from .evaluate import evaluate_model
-        from .tasks import choose_tasks
-
-        tasks, settings = choose_tasks(benchmarks, [], data), {"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET}
-        for model in sources:
-            evaluate_model(model, tasks, results, settings=settings)
+        _evaluate(sources, results, benchmarks, data, data_root)
         sources = [str(results)]
-    folders: list[Path] = []
-    libraries: list[Path] = []
-    for source in map(Path, sources):
-        if not source.is_dir():
-            raise UsageError(f"{str(source)!r} is not a folder, nor one of the parts {', '.join(PARTS)}")
-        is_library = (source / LIBRARY_FILE).is_file()
-        if is_library and not is_cost:
-            raise UsageError(f"{source} is a library. Only its cost can be analysed: randslot analyse cost {source}")
-        (libraries if is_library else folders).append(source)
+    folders = [Path(source) for source in sources]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{str(folder)!r} is not a folder, nor one of the parts {', '.join(PARTS)}")
     if dim is not None and (folders or not is_cost):
         raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
-    runs: list[CachedRun] = []
-    if folders:
-        from .analysis import read_runs
+    if not folders:
+        return [_show_cost([], num_vectors, dim)]
+    if num_vectors < 2 and not {"winners", "readouts"}.isdisjoint(parts):
+        raise UsageError(f"winners and readouts need --vectors of at least 2, not {num_vectors}")
+    from .analysis import read_runs
 
-        runs = read_runs(folders)
-    for run in runs:
+    by_benchmark: dict[str, list[CachedRun]] = {}
+    for run in read_runs(folders):
+        by_benchmark.setdefault(run.benchmark, []).append(run)
         for line in run.left_out:
             tell(f"left out: {line}")
     sections = []
-    for part in parts:
-        if part == "budgets":
-            section = _show_budgets(runs, num_vectors)
-        elif part == "winners":
-            section = _show_winners(runs, num_vectors)
-        elif part == "readouts":
-            section = _show_readouts(runs, num_vectors)
-        else:
-            section = _show_cost(runs, num_vectors, libraries, dim)
-        if runs and runs[0].benchmark == "ViDoRe(v3)":
-            for name, key in PARTS[part].items():
-                section.tables[f"{name}-paper"] = _paper_table(key)
-        sections.append(section)
+    for benchmark, runs in by_benchmark.items():
+        for part in parts:
+            if part == "budgets" and len(parts) > 1 and not all(run.has_prefixes for run in runs):
+                tell("left out: budgets, since the first vectors of a run are not those of a smaller budget")
+                continue
+            section = _show_part(part, runs, num_vectors)
+            sections.append(replace(section, benchmark=benchmark if len(by_benchmark) > 1 else ""))
     return sections
+
+
+def _evaluate(
+    models: Sequence[str], results: Path, benchmarks: Sequence[str], data: Path | None, data_root: Path | None
+) -> None:
+    """Evaluate models with the largest budget that is analysed."""
+    from .analysis import MAX_BUDGET
+    from .evaluate import evaluate_model
+    from .tasks import choose_tasks
+
+    tasks = choose_tasks(benchmarks, [], data, data_root)
+    for model in models:
+        evaluate_model(model, tasks, results, settings={"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET})
+
+
+def _show_part(part: str, runs: Sequence[CachedRun], num_vectors: int) -> Section:
+    if part == "budgets":
+        section = _show_budgets(runs, num_vectors)
+    elif part == "winners":
+        section = _show_winners(runs, num_vectors)
+    elif part == "readouts":
+        section = _show_readouts(runs, num_vectors)
+    else:
+        section = _show_cost(runs, num_vectors, None)
+    if runs[0].benchmark == "ViDoRe(v3)":
+        for name, key in PARTS[part].items():
+            section.tables[f"{name}-paper"] = _paper_table(key)
+    return section
 
 
 # -- sections
@@ -126,8 +144,8 @@ def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     }
     text = (
         "The score with the first 1, 2, ... vectors of each side. A line that still rises says that more vectors are "
-        f"worth their bytes; one that is flat says that fewer would do. One side alone varies against {num_vectors} "
-        "of the other."
+        f"worth their bytes; one that is flat says that fewer would do. One side varies against {num_vectors} of "
+        "the other."
     )
     tables = {"budgets": table}
     if len(table.heads) > 2 + num_vectors:
@@ -180,21 +198,16 @@ def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     return Section("readouts", text, tables, {"readouts": partial(draw_readouts, full, without, gains)})
 
 
-def _show_cost(runs: Sequence[CachedRun], num_vectors: int, libraries: Sequence[Path], dim: int | None) -> Section:
+def _show_cost(runs: Sequence[CachedRun], num_vectors: int, dim: int | None) -> Section:
     budgets = [*PAPER]
     dim = runs[0].page_shape()[1] if runs else dim
     if dim is not None:
         budgets += [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in BYTES]
-    tables = {"cost": list_costs(budgets)}
-    if runs:
-        tables["files"] = measure_files(runs)
-    if libraries:
-        tables["libraries"] = measure_libraries(libraries)
     text = (
-        "What the vectors alone take, and the work of comparing one query with one page. It grows with the vectors of "
+        "What the vectors take, and the work of comparing one query with one page. It grows with the vectors of "
         "a page and with both budgets; an index adds its own."
     )
-    return Section("cost", text, tables)
+    return Section("cost", text, {"cost": list_costs(budgets)})
 
 
 def _paper_table(key: str) -> Table:
@@ -214,24 +227,26 @@ def _paper_table(key: str) -> Table:
 def write_report(sections: Sequence[Section], folder: Path) -> Path:
     """Write tables, figures and index.html into a folder, and return the page's path."""
     template = Template((resources.files(__package__) / "analysis.html").read_text(encoding="utf-8"))
-    page, html = folder / "index.html", ""
-    try:
+    html = ""
+    with in_one_line(f"write into {folder}", UsageError):
         folder.mkdir(parents=True, exist_ok=True)
         for section in sections:
-            html += f"<section>\n<h2>{escape(section.name.capitalize())}</h2>\n<p>{escape(section.explanation)}</p>\n"
+            place = folder / section.benchmark
+            place.mkdir(exist_ok=True)
+            title = f"{section.benchmark} {section.name.capitalize()}".strip()
+            html += f"<section>\n<h2>{escape(title)}</h2>\n<p>{escape(section.explanation)}</p>\n"
             for name, draw in section.figures.items():
-                draw(folder / f"{name}.svg")
-                html += f'<img src="{name}.svg" alt="{escape(section.name)}: {escape(name)}">\n'
+                draw(place / f"{name}.svg")
+                source = Path(section.benchmark, f"{name}.svg").as_posix()
+                html += f'<img src="{escape(source)}" alt="{escape(section.name)}: {escape(name)}">\n'
             for name, table in section.tables.items():
-                (folder / f"{name}.md").write_text(write_table(table, "md"), encoding="utf-8")
-                (folder / f"{name}.csv").write_text(write_table(table, "csv"), encoding="utf-8")
-                (folder / f"{name}.tex").write_text(write_table(table, "latex"), encoding="utf-8")
+                (place / f"{name}.md").write_text(write_table(table, "md"), encoding="utf-8")
+                (place / f"{name}.csv").write_text(write_table(table, "csv"), encoding="utf-8")
+                (place / f"{name}.tex").write_text(write_table(table, "latex"), encoding="utf-8")
                 html += _table_html(table)
             html += "</section>\n"
-        page.write_text(template.substitute(sections=html.rstrip()), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
-    return page
+        (folder / "index.html").write_text(template.substitute(sections=html.rstrip()), encoding="utf-8")
+    return folder / "index.html"
 
 
 def _table_html(table: Table) -> str:

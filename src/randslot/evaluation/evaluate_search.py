@@ -54,14 +54,16 @@ def evaluate_search(
         model=shown,
         weights=binding.weights if binding else WORDS,
         settings={"seed": 0, "by": by, "rerank": rerank, "language": status.language, "origins": dict(status.origins)},
-        label=label,
+        how=label,
         counts={side: binding.num_vectors(side) if binding else 0 for side in ("query", "page")},
         benchmark=task.benchmark,
         task=task.name,
-        dataset=task.dataset,
-        revision=task.revision,
+        is_drawn=False,
+        has_prefixes=False,
         ndcg=average_subsets(subsets),
         subsets=subsets,
+        dataset=task.dataset,
+        revision=task.revision,
     )
     result.write()
     return result

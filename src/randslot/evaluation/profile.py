@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +19,10 @@ from rich.progress import Progress
 from torch import Tensor
 
 from ..errors import UsageError
-from ..model.batching import Ahead, in_groups
 from ..model.model import RandSlotModel
 from ..model.reader import Side
 from ..model.readout import read_once, read_stepwise
 from ..model.slots import STRATEGIES, Sequential, Strategy
-from ..pages import open_page
 from ..tables import Cell, Table
 
 Features = dict[str, Any]
@@ -68,7 +65,7 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
                 ways.append(Way(strategy, vectors, one_pass=True))
             ways.append(Way(strategy, vectors, one_pass=False))
     seconds: dict[Side, dict[Way, list[float]]] = {}
-    with _page_size(model, protocol), torch.inference_mode():
+    with page_size(model, protocol), torch.inference_mode():
         pages = _make_pages(model, protocol)
         inputs: dict[Side, list[Features]] = {"query": _make_queries(model, protocol), "page": pages}
         for side, samples in inputs.items():
@@ -86,48 +83,8 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
 
 
-def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int = 1) -> Table:
-    """Encode page images as `evaluate` and `index` do, preprocessing ahead; return how long the model waits.
-
-    The first pages warm up and do not count. The time to preprocess is that of a single thread.
-    """
-    with _page_size(model, protocol):
-        files = make_files(model, protocol.warmup * batch + protocol.samples)
-
-        def prepare(file: bytes) -> Any:
-            return model.prepare_page(open_page(file, model.page_pixels))
-
-        started = time.perf_counter()
-        for file in files[: protocol.warmup]:
-            prepare(file)
-        alone = (time.perf_counter() - started) / max(protocol.warmup, 1)
-        ahead = Ahead(prepare, files, depth=4 * batch)
-        for number, group in enumerate(in_groups(ahead, batch), 1):
-            model.embed_pages([page for _, page in group])
-            _synchronize()
-            if number == protocol.warmup:
-                started, ahead.waited = time.perf_counter(), 0.0
-        seconds = time.perf_counter() - started
-    row: list[Cell] = [protocol.samples / seconds, 1000 * alone, f"{ahead.waited / seconds:.1%}"]
-    size, threads = f"{protocol.rows} x {protocol.columns}", f"{ahead.threads} thread{'s' * (ahead.threads > 1)}"
-    title = f"Page images of up to {size} merged visual tokens, made ready in {threads}"
-    return Table(title, ["pages/s", "ms to make one ready", "the model waits"], [row], digits=2)
-
-
-def make_files(model: RandSlotModel, num: int) -> list[bytes]:
-    """Make page images like scans: larger than the model's input, and compressed."""
-    width = round((2 * model.page_pixels * 2 / 3) ** 0.5)
-    files = []
-    for number in range(num):
-        image = Image.effect_noise((width, width * 3 // 2), 40 + number).convert("RGB")
-        file = BytesIO()
-        image.save(file, "JPEG", quality=85)
-        files.append(file.getvalue())
-    return files
-
-
 @contextmanager
-def _page_size(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
+def page_size(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
     """Set a model to encode pages of the protocol's size, and restore it."""
     limit = "text_tokens" if model.reads == "text" else "visual_tokens"
     before, training = getattr(model.settings, limit), model.training
@@ -200,15 +157,15 @@ def _time(
     seconds: dict[Way, list[float]] = {way: [] for way in functions}
     for number, features in enumerate(samples):
         for way, function in functions.items():
-            _synchronize()
+            synchronize()
             start = time.perf_counter()
             function(features)
-            _synchronize()
+            synchronize()
             if number >= warmup:
                 seconds[way].append(time.perf_counter() - start)
     return seconds
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

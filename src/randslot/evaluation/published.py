@@ -7,10 +7,11 @@ prints them as columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from typing import Any
 
 # The tasks of each benchmark under the paper's short names.
 TASKS = {
@@ -33,7 +34,7 @@ class PublishedRow:
     query_vectors: int | None
     page_vectors: int | None
     source: str  # "this paper", or "CausalEmbed" for what it takes from that paper
-    seeds: tuple[int, ...] = ()  # several: scores are their means
+    seeds: Sequence[int] = ()  # several: scores are their means
     side: str | None = None  # "query" or "page", where a readout of one side is measured
     scores: Mapping[str, float] = field(default_factory=dict)  # by task
     averages: Mapping[str, float] = field(default_factory=dict)  # by benchmark, as printed
@@ -43,27 +44,20 @@ class PublishedRow:
 
 
 @dataclass(frozen=True)
-class PublishedDifference:
-    """A method's scores minus another's, as printed, in points."""
-
-    method: str
-    minus: str
-    scores: Mapping[str, float]
-    averages: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class PublishedTable:
-    """One table of the paper; its columns name the scores or values of its rows, without averages."""
+    """One table of the paper; its columns name the scores or values of its rows, without averages.
+
+    differences: a method's scores and averages minus another's, as printed, in points.
+    """
 
     key: str
     label: str
     caption: str
-    benchmarks: tuple[str, ...]
+    benchmarks: Sequence[str]
     metric: str | None
-    columns: tuple[str, ...]
-    rows: tuple[PublishedRow, ...]
-    differences: tuple[PublishedDifference, ...] = ()
+    columns: Sequence[str]
+    rows: Sequence[PublishedRow]
+    differences: Sequence[Mapping[str, Any]] = ()
     note: str = ""
 
 
@@ -73,14 +67,8 @@ def published_tables() -> dict[str, PublishedTable]:
     text = resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
     tables = {}
     for key, table in json.loads(text)["tables"].items():
-        rows = [PublishedRow(table=key, **(row | {"seeds": tuple(row.get("seeds", ()))})) for row in table["rows"]]
-        typed = {
-            "benchmarks": tuple(table["benchmarks"]),
-            "columns": tuple(table["columns"]),
-            "rows": tuple(rows),
-            "differences": tuple(PublishedDifference(**one) for one in table.get("differences", ())),
-        }
-        tables[key] = PublishedTable(key=key, **(table | typed))
+        rows = [PublishedRow(table=key, **row) for row in table.pop("rows")]
+        tables[key] = PublishedTable(key=key, rows=rows, **table)
     return tables
 
 
@@ -92,6 +80,6 @@ def rows_for(benchmark: str) -> list[PublishedRow]:
             if row.scores.keys() >= set(TASKS[benchmark]):
                 scores = {task: row.scores[task] for task in TASKS[benchmark]}
                 averages = {name: value for name, value in row.averages.items() if name == benchmark}
-                same = (row.backbone, row.method, row.query_vectors, row.page_vectors, row.seeds)
+                same = (row.backbone, row.method, row.query_vectors, row.page_vectors, *row.seeds)
                 found.setdefault(same, replace(row, scores=scores, averages=averages))
     return list(found.values())

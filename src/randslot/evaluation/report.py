@@ -59,13 +59,13 @@ def list_means(results: Sequence[Result]) -> list[str]:
     def show(ndcg: dict[int, float]) -> str:
         return "  ".join(f"nDCG@{cut} {100 * value:.2f}" for cut, value in ndcg.items())
 
-    by_label: dict[str, list[Result]] = defaultdict(list)
+    by_setting: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        by_label[result.label].append(result)
+        by_setting[result.how].append(result)
     lines = []
-    for label, same in by_label.items():
-        if len(by_label) > 1:
-            lines.append(f"with {label} slots:")
+    for how, same in by_setting.items():
+        if len(by_setting) > 1:
+            lines.append(f"with {how} slots:")
         for result in same:
             if len(result.subsets) > 1:
                 lines += [f"  {name}: {show(subset.ndcg)}" for name, subset in result.subsets.items()]
@@ -113,7 +113,7 @@ def _own_rows(results: Iterable[Result], cut: int) -> list[ReportRow]:
     groups: dict[tuple[str, str], dict[tuple[int, str], dict[str, float]]] = {}
     slots: dict[tuple[str, str], str] = {}
     for result in results:
-        key = (f"{result.model}, {result.label}", result.counts_text)
+        key = (f"{result.model}, {result.how}", result.counts_text)
         runs = groups.setdefault(key, {})
         runs.setdefault((result.seed, result.weights), {})[result.task] = 100 * result.ndcg[cut]
         slots[key] = result.settings.get("slots", "")

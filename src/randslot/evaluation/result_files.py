@@ -25,7 +25,7 @@ class RunKey(NamedTuple):
     """What tells runs apart."""
 
     model: str
-    label: str
+    how: str
     seed: int
     weights: str
 
@@ -59,29 +59,33 @@ def average_subsets(subsets: Mapping[str, SubsetResult]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Result:
-    """Scores of one model, under its settings, on one task.
+    """Scores of one model, under its settings, on one task. The JSON file has its fields, with "ndcg@5" and "ndcg@10".
 
-    label: the settings as tables name them, such as "random" or "tokens by kmeans". counts: vectors by side, None for
+    how: the settings as tables name them, such as "random" or "tokens by kmeans". counts: vectors by side, None for
     one per token. ndcg: the mean over subsets, by cut. vectors: the folder of each side in the cache, none for a
-    search. cache: the path of the cache from the folder of the result, so that both can move together.
+    search. cache: the path of the cache from the folder of the result, so that both can move together. is_drawn:
+    whether encoding draws from the seed. has_prefixes: whether the first vectors are those of a smaller budget.
+    randslot: the version.
     """
 
     file: Path
     model: str
     weights: str
     settings: dict[str, Any]
-    label: str
+    how: str
     counts: dict[Side, int | None]
     benchmark: str
     task: str
-    dataset: str
-    revision: str | None
+    is_drawn: bool
+    has_prefixes: bool
     ndcg: dict[int, float]
     subsets: dict[str, SubsetResult]
+    dataset: str = ""
+    revision: str | None = None
     vectors: dict[Side, str] = field(default_factory=dict)
-    version: str = __version__
-    date: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
     cache: str = ""
+    randslot: str = __version__
+    date: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
 
     @property
     def seed(self) -> int:
@@ -94,7 +98,7 @@ class Result:
 
     @property
     def run_key(self) -> RunKey:
-        return RunKey(self.model, self.label, self.seed, self.weights)
+        return RunKey(self.model, self.how, self.seed, self.weights)
 
     @property
     def cache_folder(self) -> Path:
@@ -102,19 +106,22 @@ class Result:
 
     def write(self) -> None:
         """Write its file."""
-        write_json(self.file, _as_json(self))
+        values = _name_cuts(self)
+        del values["file"]
+        values["subsets"] = {name: _name_cuts(subset) for name, subset in self.subsets.items()}
+        write_json(self.file, values)
 
 
-def _as_json(item: Result | SubsetResult) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in vars(item).items():
-        if name == "ndcg":
-            values |= {f"ndcg@{cut}": value[cut] for cut in CUTS}
-        elif name == "subsets":
-            values[name] = {subset: _as_json(scores) for subset, scores in value.items()}
-        elif name != "file":
-            values[{"label": "how", "version": "randslot"}.get(name, name)] = value
+def _name_cuts(item: Result | SubsetResult) -> dict[str, Any]:
+    """Return the fields, with nDCG by name as in "ndcg@5"."""
+    values = dict(vars(item))
+    for cut, value in values.pop("ndcg").items():
+        values[f"ndcg@{cut}"] = value
     return values
+
+
+def _read_cuts(values: dict[str, Any]) -> dict[int, float]:
+    return {cut: float(values.pop(f"ndcg@{cut}")) for cut in CUTS}
 
 
 def name_file(output: Path, model: str, setting: str, task: str) -> Path:
@@ -139,59 +146,41 @@ def read_results(*folders: Path) -> list[Result]:
             if LIBRARIES in file.relative_to(folder).parts:
                 continue
             try:
-                values = json.loads(file.read_text(encoding="utf-8"))
-                if not isinstance(values, dict) or not values.keys() >= {"model", "task", "benchmark"}:
+                result = _read_result(file)
+                if result is None:
                     continue
-                result = _read_result(file, values)
-                seed = first.setdefault((result.model, result.label, result.weights), result.seed)
-                if seed != result.seed:
-                    from ..model.settings import draws_from_seed  # imports torch
-
-                    if not draws_from_seed(result.settings):
-                        result = replace(result, settings=result.settings | {"seed": seed})
+                seed = first.setdefault((result.model, result.how, result.weights), result.seed)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RandSlotError(f"{file} is not a result of this version ({error}). Evaluate again.") from error
+            if not result.is_drawn:
+                result = replace(result, settings=result.settings | {"seed": seed})
             results.append(result)
         if len(results) == num_before:
             raise UsageError(f"no results in {folder}. Make some: randslot evaluate ... -o {folder}")
     return results
 
 
-def _read_result(file: Path, values: dict[str, Any]) -> Result:
+def _read_result(file: Path) -> Result | None:
+    """Read a result; None for a JSON file of something else."""
+    values = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(values, dict) or not values.keys() >= {"model", "task", "benchmark"}:
+        return None
     subsets = {}
-    for name, row in values["subsets"].items():
-        ndcg = {cut: float(row[f"ndcg@{cut}"]) for cut in CUTS}
-        subsets[name] = SubsetResult(ndcg, row["queries"], row["pages"], row["judged"], row["each"], row["asked"])
-    return Result(
-        file=file,
-        model=values["model"],
-        weights=values["weights"],
-        settings=values["settings"],
-        label=values["how"],
-        counts=values["counts"],
-        benchmark=values["benchmark"],
-        task=values["task"],
-        dataset=values.get("dataset", ""),
-        revision=values.get("revision"),
-        ndcg={cut: float(values[f"ndcg@{cut}"]) for cut in CUTS},
-        subsets=subsets,
-        vectors=values["vectors"],
-        version=values.get("randslot", ""),
-        date=values.get("date", ""),
-        cache=values["cache"],
-    )
+    for name, row in values.pop("subsets").items():
+        subsets[name] = SubsetResult(ndcg=_read_cuts(row), **row)
+    return Result(file=file, ndcg=_read_cuts(values), subsets=subsets, **values)
 
 
 def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:
     """Return a short name for each run, such that no two are the same."""
-    runs = Counter((key.model, key.label) for key in keys)
-    seeds = Counter((key.model, key.label, key.seed) for key in keys)
+    runs = Counter((key.model, key.how) for key in keys)
+    seeds = Counter((key.model, key.how, key.seed) for key in keys)
     names = {}
     for key in keys:
-        name = f"{key.model}, {key.label}"
-        if runs[key.model, key.label] > 1:
+        name = f"{key.model}, {key.how}"
+        if runs[key.model, key.how] > 1:
             name += f", seed {key.seed}"
-        if seeds[key.model, key.label, key.seed] > 1:
+        if seeds[key.model, key.how, key.seed] > 1:
             name += f", {key.weights[:8]}"
         names[key] = name
     return names

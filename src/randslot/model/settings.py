@@ -151,10 +151,3 @@ def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
     if wrong := sorted(values.keys() ^ known):
         raise RandSlotError(f"randslot.json of {name} lacks settings or has unknown ones: {', '.join(wrong)}")
     return Settings(**values)
-
-
-def draws_from_seed(values: Mapping[str, Any]) -> bool:
-    """Whether encoding under the settings of a result draws from the seed; assumed for an unknown strategy."""
-    if values.get("inference") not in STRATEGIES:
-        return True
-    return Settings(**values).draws
