@@ -7,7 +7,7 @@
     python benchmarks/words.py index                  # CPU and disk that indexing takes, beside reading plain text
 
 All engines get the text that the library has read from the files. Libraries are kept in --folder and used again.
-`python -m research.experiments.word_engines` compares how good they are.
+`python benchmarks/peers.py` compares how good they are, from PDFs on.
 
 For `speed`, pages are made of the first half of one real page and the second half of another. Every engine is built in
 a process of its own and asked in another, each on one core. Before it is opened, its files are taken out of the

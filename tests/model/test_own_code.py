@@ -90,6 +90,7 @@ def test_the_guide_is_ten_lines_and_trains_evaluates_indexes_and_is_refused_by_e
     write_set(place / "set", 1, split="test", seed=0)
     run("evaluate", "noisy", "--data", "set", "-o", "results")
     forget(monkeypatch)
+    assert "| noisy, my_slots:Noisy |" in run("analyse", "results")  # it need not be known for that
     Path("home/randslot/trusted.json").unlink()  # as on the machine of somebody else
     run("evaluate", "noisy", "--strategy", "my_slots.py:Noisy", "--data", "set", "-o", "results")
     forget(monkeypatch)
@@ -150,6 +151,15 @@ def test_what_is_wrong_with_a_strategy_is_one_line(name, message):
     with pytest.raises(UsageError, match=message) as caught:
         make_recipe({"untrained": "qwen3-vl-tiny", "slots": name})
     assert "\n" not in str(caught.value)
+
+
+def test_slots_of_a_wrong_shape_are_one_line():
+    text = "import torch\nfrom randslot.model.slots import Strategy\nclass Flat(Strategy):\n"
+    text += "    def forward(self, side, num, keys):\n        return torch.zeros(num, self.dim)\n"
+    Path("flat.py").write_text(text)
+    model = randslot.tiny("qwen3-vl", slots="flat.py:Flat", visual_tokens=16)
+    with pytest.raises(UsageError, match=r"Flat returned slots of shape \(3, 64\), expected \(1, 3, 64\)"):
+        model.encode_query("tax")
 
 
 def test_an_entry_point_of_a_package_is_a_strategy_by_its_name(monkeypatch):

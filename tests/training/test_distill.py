@@ -166,6 +166,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_student(options, tmp_path, m
     assert distill(options, resume=True).weights_key == whole.weights_key  # finished already
 
 
+def test_a_run_without_its_student_can_start_again(options):
+    with pytest.raises(RandSlotError, match="owner/student"):
+        distill(replace(options, student="owner/student"))
+    distill(options)
+
+
 def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
     monkeypatch.setattr("randslot.training.distill.POOL", 4)
     asked: list[str] = []

@@ -72,7 +72,7 @@ def paper(
         if done.get(step.name, {}).get("command") == step.words:
             print(f"{number}/{len(steps)}  {step.name}: done before", file=sys.stderr)
             continue
-        print(f"{number}/{len(steps)}  {step.name}: randslot {shlex.join(step.words)}", file=sys.stderr)
+        print(f"{number}/{len(steps)}  {step.name}: {shlex.join(list_words(step, devices))}", file=sys.stderr)
         started = time.perf_counter()
         if code := launch(step, devices):
             raise RandSlotError(f"{step.name} failed with exit code {code}. Run the command again to resume.")
@@ -115,12 +115,20 @@ def list_steps(folder: Path, recipes: list[str], changes: list[str], seeds: bool
     return steps
 
 
+def list_words(step: Step, devices: int) -> list[str]:
+    """Return the command of a step as people type it."""
+    if step.is_parallel and devices > 1:
+        return ["torchrun", "--standalone", "--nproc-per-node", str(devices), "-m", "randslot", *step.words]
+    return ["randslot", *step.words]
+
+
 def launch(step: Step, devices: int) -> int:
     """Run a step in processes of its own and return its exit code."""
-    command = [sys.executable, "-m", "randslot", *step.words]
-    if step.is_parallel and devices > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
-        command = [sys.executable, *torchrun, *command[1:]]
+    command = list_words(step, devices)
+    if command[0] == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", *command[1:]]
+    else:
+        command = [sys.executable, "-m", *command]
     if step.text is None:
         return subprocess.run(command, check=False).returncode
     step.text.parent.mkdir(parents=True, exist_ok=True)
@@ -169,5 +177,5 @@ def describe(steps: list[Step], devices: int) -> str:
     rows.append(["all", *(sum(float(row[place] or 0) for row in rows) for place in (1, 2, 3))])
     title = f"{devices} devices at 40% of their peak in bfloat16 (assumed), pages of the largest size"
     table = Table(title, ["step", "hours, A100", "hours, H100", "GB on disk"], rows, digits=2)
-    commands = [f"randslot {shlex.join(step.words)}" for step in steps]
+    commands = [shlex.join(list_words(step, devices)) for step in steps]
     return "\n".join([write_table(table, "md"), "Backbones and data sets of the hub come on top.", "", *commands])

@@ -210,6 +210,9 @@ class SlotEncoder(InputModule):
             cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             return read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
         slots_BSD = strategy(side, num, keys)
+        if slots_BSD.shape != (len(keys), num, strategy.dim):  # your own strategy may return anything
+            expected, found = (len(keys), num, strategy.dim), tuple(slots_BSD.shape)
+            raise UsageError(f"{type(strategy).__name__} returned slots of shape {found}, expected {expected}")
         if self.training and self.loops:
             return read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
         return read_once(self.parts, content, slots_BSD)

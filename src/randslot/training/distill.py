@@ -87,7 +87,7 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     folder = Path(options.output)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError("distillation runs in one process: start it without torchrun")
-    if (folder / OPTIONS).is_file():
+    if (folder / OPTIONS).is_file() and (resume or (folder / CHECKPOINT).is_file() or (folder / RUN).is_file()):
         if not resume:
             raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
         before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))

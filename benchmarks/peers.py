@@ -1,0 +1,328 @@
+"""Search by words beside other engines, on the same folder of PDFs: from files to the first hit, and how good it is.
+
+    python -m research.manuals data/manuals
+    python -m research.shelf data/shelf
+    pip install bm25s tantivy                    # SQLite's FTS5 is in Python
+    apt-get install recollcmd pdfgrep            # where there are such packages; left out elsewhere
+    python benchmarks/peers.py                   # development halves only
+
+Every engine builds its index in a process of its own, and answers in another. FTS5, bm25s and tantivy get the plain
+text of every page from pypdfium2, as a script of twenty lines would do it: no boxes of words, no headings, no language.
+Recoll reads files by itself and ranks whole documents. pdfgrep has no index and no ranking. No engine reads scans here.
+
+Times are of the CPU, since the machine may be shared; those of a build count all processes. Memory is the highest sum
+of the proportional set sizes of these processes, looked at five times a second. `first hit` is a whole process: start,
+import, open, one question. `p50` and `p95` are of all questions in one open process, ten hits each, after a first round
+that warms up; recoll starts a process for each. `hits have` says what else an engine returns in that time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import resource
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# What a step does not need is not imported at the top: its time would count.
+
+HITS = 10
+SETS = {"manuals": Path("data/manuals/dev"), "shelf": Path("data/shelf/dev")}
+HAVE = {
+    "randslot": "snippets, boxes, fields",
+    "SQLite FTS5": "snippets",
+    "bm25s": "numbers",
+    "tantivy": "snippets",
+    "recoll": "documents",
+    "pdfgrep": "lines, not ranked",
+}
+Ask = Callable[[str, int], list[str]]  # from a question and a number of hits to names of pages, best first
+
+
+def read_pages(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the plain text of every page."""
+    import pypdfium2
+
+    for file in sorted(folder.rglob("*.pdf")):
+        pdf = pypdfium2.PdfDocument(file)
+        for number in range(len(pdf)):
+            page = pdf[number]
+            text = page.get_textpage()
+            yield f"{file.relative_to(folder).as_posix()}#page={number + 1}", text.get_text_bounded()
+            text.close()
+            page.close()
+        pdf.close()
+
+
+def list_words(question: str) -> list[str]:
+    return re.findall(r"\w+", question.lower())
+
+
+# -- the engines: one function builds an index of pages in a folder, one opens it
+
+
+def build_randslot(pages: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "randslot", "index", str(pages), "-l", str(folder / "library"), "--no-ocr"]
+    subprocess.run([*command, "--quiet"], check=True, stdout=subprocess.DEVNULL)
+
+
+def open_randslot(pages: Path, folder: Path) -> Ask:
+    from randslot import Library
+
+    library = Library(folder / "library", create=False)
+
+    def ask(question: str, num: int) -> list[str]:
+        found = library.search(question, num)
+        for hit in found:
+            assert hit.snippet is not None
+        return [f"{Path(hit.source).relative_to(pages).as_posix()}#page={hit.page}" for hit in found]
+
+    return ask
+
+
+def build_fts5(pages: Path, folder: Path) -> None:
+    db = sqlite3.connect(folder / "pages.db")
+    db.execute("create virtual table pages using fts5(name unindexed, text, tokenize = 'porter unicode61')")
+    db.executemany("insert into pages values (?, ?)", read_pages(pages))
+    db.execute("insert into pages(pages) values ('optimize')")
+    db.commit()
+    db.close()
+
+
+def open_fts5(pages: Path, folder: Path) -> Ask:
+    db = sqlite3.connect(folder / "pages.db")
+    query = "select name, snippet(pages, 1, '<b>', '</b>', '...', 32) from pages where pages match ? "
+
+    def ask(question: str, num: int) -> list[str]:
+        match = " OR ".join(f'"{word}"' for word in list_words(question))
+        return [row[0] for row in db.execute(f"{query} order by rank limit ?", (match, num))]
+
+    return ask
+
+
+def build_bm25s(pages: Path, folder: Path) -> None:
+    bm25s, stemmer = importlib.import_module("bm25s"), importlib.import_module("Stemmer").Stemmer("english")
+    names, texts = zip(*read_pages(pages), strict=True)
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(list(texts), stopwords="en", stemmer=stemmer, show_progress=False), show_progress=False)
+    index.save(folder / "index")
+    (folder / "names.json").write_text(json.dumps(names))
+
+
+def open_bm25s(pages: Path, folder: Path) -> Ask:
+    bm25s, stemmer = importlib.import_module("bm25s"), importlib.import_module("Stemmer").Stemmer("english")
+    index, names = bm25s.BM25.load(folder / "index", mmap=True), json.loads((folder / "names.json").read_text())
+
+    def ask(question: str, num: int) -> list[str]:
+        words = bm25s.tokenize([question], stopwords="en", stemmer=stemmer, show_progress=False)
+        return [names[i] for i in index.retrieve(words, k=num, show_progress=False).documents[0]]
+
+    return ask
+
+
+def build_tantivy(pages: Path, folder: Path) -> None:
+    tantivy = importlib.import_module("tantivy")
+    schema = tantivy.SchemaBuilder().add_text_field("name", stored=True, tokenizer_name="raw")
+    schema = schema.add_text_field("text", stored=True, tokenizer_name="en_stem").build()
+    index = tantivy.Index(schema, path=str(folder))
+    writer = index.writer(num_threads=1)
+    for name, text in read_pages(pages):
+        writer.add_document(tantivy.Document(name=name, text=text))
+    writer.commit()
+    writer.wait_merging_threads()
+
+
+def open_tantivy(pages: Path, folder: Path) -> Ask:
+    tantivy = importlib.import_module("tantivy")
+    index = tantivy.Index.open(str(folder))
+    searcher = index.searcher()
+
+    def ask(question: str, num: int) -> list[str]:
+        query = index.parse_query(" ".join(list_words(question)), ["text"])
+        maker = tantivy.SnippetGenerator.create(searcher, query, index.schema, "text")
+        names = []
+        for _, address in searcher.search(query, num).hits:
+            document = searcher.doc(address)
+            maker.snippet_from_doc(document).to_html()
+            names.append(document["name"][0])
+        return names
+
+    return ask
+
+
+def build_recoll(pages: Path, folder: Path) -> None:
+    (folder / "recoll.conf").write_text(f"topdirs = {pages}\nloglevel = 1\n")
+    subprocess.run(["recollindex", "-c", str(folder)], check=True, capture_output=True)
+
+
+def open_recoll(pages: Path, folder: Path) -> Ask:
+    def ask(question: str, num: int) -> list[str]:
+        command = ["recollq", "-c", str(folder), "-o", "-b", "-n", str(num), " ".join(list_words(question))]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        files = [line.removeprefix("file://") for line in answer.stdout.splitlines() if line.startswith("file://")]
+        return [Path(file).relative_to(pages).as_posix() for file in files]
+
+    return ask
+
+
+def open_pdfgrep(pages: Path, folder: Path) -> Ask:
+    def ask(question: str, num: int) -> list[str]:
+        word = max(list_words(question), key=len)
+        subprocess.run(["pdfgrep", "-r", "-i", "-m", "1", word, str(pages)], check=False, capture_output=True)
+        return []
+
+    return ask
+
+
+BUILD = {
+    "randslot": build_randslot,
+    "SQLite FTS5": build_fts5,
+    "bm25s": build_bm25s,
+    "tantivy": build_tantivy,
+    "recoll": build_recoll,
+}
+OPEN = {
+    "randslot": open_randslot,
+    "SQLite FTS5": open_fts5,
+    "bm25s": open_bm25s,
+    "tantivy": open_tantivy,
+    "recoll": open_recoll,
+    "pdfgrep": open_pdfgrep,
+}
+
+
+def is_here(engine: str) -> bool:
+    """Whether an engine is installed."""
+    if engine in ("recoll", "pdfgrep"):
+        return shutil.which({"recoll": "recollindex"}.get(engine, engine)) is not None
+    return engine not in ("bm25s", "tantivy") or importlib.util.find_spec(engine) is not None
+
+
+# -- measures
+
+
+def count_cpu() -> float:
+    """Return the CPU seconds of this process and of all that it has waited for."""
+    total = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        total += used.ru_utime + used.ru_stime
+    return total
+
+
+def watch(command: list[str]) -> tuple[float, float]:
+    """Run a command; return the CPU seconds and the most megabytes of all its processes."""
+    import psutil
+
+    before, most = count_cpu(), 0.0
+    with subprocess.Popen(command) as process:
+        root = psutil.Process(process.pid)
+        while process.poll() is None:
+            size = 0
+            for one in [root, *root.children(recursive=True)]:
+                try:
+                    size += one.memory_full_info().pss
+                except psutil.Error:  # it has just ended
+                    continue
+            most = max(most, size / 1e6)
+            time.sleep(0.2)
+    assert process.returncode == 0, command
+    return count_cpu() - before, most
+
+
+def ask_all(engine: str, data: Path, folder: Path) -> dict[str, Any]:
+    """Ask all questions of a set; return the CPU milliseconds of each, and quality over pages and over documents."""
+    from randslot.evaluation.metrics import ndcg
+
+    pages = (data / "pages").resolve()
+    ask = OPEN[engine](pages, folder)
+    questions = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
+    grades: dict[str, dict[str, int]] = {}
+    for line in (data / "qrels.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        grades.setdefault(row["query"], {})[row["page"]] = row["grade"]
+    questions = [one for one in questions if any(grades.get(one["id"], {}).values())]
+    if engine == "pdfgrep":
+        questions = questions[:5]
+    milliseconds = []
+    for warm in (False, True):
+        for one in questions:
+            before = count_cpu()
+            ask(one["query"], HITS)
+            if warm:
+                milliseconds.append(1000 * (count_cpu() - before))
+    by_page, by_document = [], []
+    for one in questions:
+        ranked, graded = ask(one["query"], 10 * HITS), grades[one["id"]]
+        documents: dict[str, int] = {}
+        for page, grade in graded.items():
+            name = page.partition("#")[0]
+            documents[name] = max(grade, documents.get(name, 0))
+        by_page.append(ndcg(ranked, graded, 5))
+        by_document.append(ndcg(list(dict.fromkeys(page.partition("#")[0] for page in ranked)), documents, 5))
+    return {
+        "p50 ms": statistics.median(milliseconds),
+        "p95 ms": statistics.quantiles(milliseconds, n=20)[-1],
+        "nDCG@5": 100 * statistics.mean(by_page) if engine not in ("recoll", "pdfgrep") else None,
+        "nDCG@5 of documents": 100 * statistics.mean(by_document) if engine != "pdfgrep" else None,
+    }
+
+
+def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
+    """Build, open and ask one engine, each in a process of its own."""
+    row: dict[str, Any] = {"set": name, "engine": engine, "index s": None, "memory MB": None, "disk MB": None}
+    script = [sys.executable, str(Path(__file__).resolve())]
+    place = ["--engine", engine, "--data", str(data), "--folder", str(folder)]
+    if engine in BUILD:
+        row["index s"], row["memory MB"] = watch([*script, "build", *place])
+        row["disk MB"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    firsts = [watch([*script, "first", *place])[0] for _ in range(3)]
+    row["first hit s"] = statistics.median(firsts)
+    answer = subprocess.run([*script, "ask", *place], check=True, capture_output=True, text=True)
+    row |= json.loads(answer.stdout)
+    return row | {"hits have": HAVE[engine]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", nargs="?", default="all", choices=["all", "build", "first", "ask"])
+    parser.add_argument("--engine", default="", help="one engine, of one step")
+    parser.add_argument("--data", type=Path, help="one set, of one step")
+    parser.add_argument("--folder", type=Path, help="of the index, of one step")
+    options = parser.parse_args()
+    if options.step == "all":
+        from record import keep, print_table
+
+        rows: list[dict[str, Any]] = []
+        for name, data in SETS.items():
+            started, num = count_cpu(), sum(1 for _ in read_pages(data / "pages"))
+            row = {"set": name, "pages": num, "read plain text s": count_cpu() - started}
+            rows.append(row)
+            for engine in filter(is_here, OPEN):
+                with tempfile.TemporaryDirectory() as folder:
+                    rows.append(measure(engine, name, data.resolve(), Path(folder)))
+        print_table(rows)
+        keep("peers", rows)
+        return
+    pages = (options.data / "pages").resolve()
+    if options.step == "build":
+        BUILD[options.engine](pages, options.folder)
+    elif options.step == "first":
+        query = json.loads((options.data / "queries.jsonl").read_text().splitlines()[0])["query"]
+        OPEN[options.engine](pages, options.folder)(query, HITS)
+    else:
+        print(json.dumps(ask_all(options.engine, options.data, options.folder)))
+
+
+if __name__ == "__main__":
+    main()
