@@ -21,7 +21,7 @@ from randslot.evaluation.metrics import ndcg
 from randslot.library.library import Library
 from randslot.library.models import ACROSS
 from randslot.library.search import make_where, read_queries
-from randslot.library.stores.store import StoreHit, StoreQuery, fuse
+from randslot.library.stores.store import StoreHit, StoreQuery, Where, fuse
 
 Floats = NDArray[np.float64]
 Hits = Sequence[StoreHit]
@@ -86,7 +86,7 @@ def read_questions(data: Path, place: Path) -> tuple[list[Question], dict[str, s
     questions, names = [], {}
     with Library(place, create=False) as library:
         where = make_where(library, {})
-        assert where is not None
+        assert isinstance(where, Where)
         for row, one in zip(rows, read_queries(library, [row["query"] for row in rows], "both", None), strict=True):
             alone = [StoreQuery(terms=one.store.terms), StoreQuery(one.store.vectors)]
             words, vectors = library.store.search(alone, POOL, where, True)

@@ -125,7 +125,7 @@ def test_no_answer_shows_where_files_are(attacked, folder):
         attacked.client.get("/api/documents"),
         attacked.client.get(f"/api/documents/{id}"),
         attacked.client.get("/api/status"),
-        attacked.client.get("/api/choices"),
+        attacked.client.get("/api/facets"),
         attacked.client.get("/api/uploads"),
         attacked.client.get("/openapi.json"),
         attacked.client.post("/api/explain", json={"query": "tax", "document": id, "page": 1}),

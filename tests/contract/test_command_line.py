@@ -14,8 +14,8 @@ from contract.conftest import make_environment
 OPTIONS = {
     "index": "-l --library --model --language --ocr --no-ocr --meta --prune -y --yes --dry-run -q --quiet --json "
     "--page-vectors --reduction --inference --trust-remote-code --batch --workers --ray",
-    "search": "-l --library -k --filter --by --open --json --copies --explain --exact --query-vectors --model "
-    "--query-model --trust-remote-code",
+    "search": "-l --library -k --filter --in --year --type --by --open --json --copies --explain --exact "
+    "--query-vectors --model --query-model --trust-remote-code",
     "library status": "-l --library --json",
     "library words": "-l --library --language --ocr --no-ocr --workers",
     "library sketch": "-l --library --queries --remove",

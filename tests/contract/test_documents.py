@@ -31,6 +31,15 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
         (hit,) = run("search", query, "-l", "lib", "--json").json
         assert hit["source"].endswith(f"/{name}"), query
         assert hit["boxes"]
+    for name, words in {
+        "mail.eml": ["--type", "mail"],
+        "plan.pdf": ["--in", "PLAN"],
+        "page.html": ["--type", "html"],
+    }.items():
+        (hit,) = run("search", "harbour", "-l", "lib", "--json", *words).json
+        assert hit["source"].endswith(f"/{name}")
+    answer = run("search", "harbour", "-l", "lib", "--year", "1999-2001")
+    assert "note: no file with year 1999-2001: the library has 20" in answer.err
     answer = run("search", "table.csv", "-l", "lib", "--json")
     assert (len(answer.json), answer.err) == (1, "")  # also by its whole name
     (folder / "notes.md").write_text("# Harbour notes\n\nThe crane works.\n")
@@ -38,4 +47,5 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
     assert run("search", '"crane is broken"', "-l", "lib", "--json").json == []
     assert len(run("search", '"crane works"', "-l", "lib", "--json").json) == 1
     (folder / "mail.eml").unlink()
+    assert "the file is no longer on disk" in run("search", "crowns", "-l", "lib").out
     assert "1 file is no longer on disk: --prune forgets it" in run("index", "in", "-l", "lib").out

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 import randslot
+from contract.pdf import write_pdf
 from contract.serving import (
     MARKUP,
     TOKEN,
@@ -42,7 +43,7 @@ ROUTES = {
     "POST /api/ranks",
     "POST /api/explain",
     "GET /api/documents",
-    "GET /api/choices",
+    "GET /api/facets",
     "GET /api/documents/{id}",
     "DELETE /api/documents/{id}",
     "GET /api/documents/{id}/file",
@@ -118,11 +119,31 @@ def test_search_gives_pages_with_snippet_marks_and_boxes(served):
         ({"modified_from": "1970-01-02"}, 0),
         ({"metadata": {"year": 2023}}, 2),
         ({"metadata": {"year": 1999}}, 0),
+        ({"in": "REPO"}, 2),
+        ({"in": "papers/report"}, 2),
+        ({"in": "east"}, 0),
+        ({"year": 2023, "type": "pdf"}, 2),
+        ({"year": 2022}, 0),
+        ({"type": "slides"}, 0),
         ({"by": "words", "exact": True}, 2),
     ],
 )
 def test_filters_of_a_search_must_all_hold(served, filters, num):
     assert len(served.search("tax", **filters)) == num
+
+
+def test_filters_that_nothing_passes_say_what_there_is(served):
+    answer = served.client.post("/api/search", json={"query": "tax", "type": "slides"}).json()
+    assert (answer["hits"], answer["note"]) == ([], "no file with type slides: the library has pdf (4), image (1)")
+
+
+def test_a_hit_says_whether_its_file_is_gone(tmp_path):
+    write_pdf(tmp_path / "in" / "gone.pdf", [["A walrus"]])
+    command("index", tmp_path / "in", "-l", tmp_path / "lib", "--quiet")
+    with serve(tmp_path / "lib") as one:
+        assert [hit["gone"] for hit in one.search("walrus")] == [False]
+        (tmp_path / "in" / "gone.pdf").unlink()
+        assert [hit["gone"] for hit in one.search("walrus")] == [True]
 
 
 def test_hits_come_in_parts_and_copies_as_one(served):
@@ -193,14 +214,17 @@ def test_pages_come_as_images_in_three_sizes(served):
     assert widths == sorted(set(widths))
 
 
-def test_status_choices_health_and_live(served):
+def test_status_facets_health_and_live(served):
     status = served.client.get("/api/status").json()
     assert (status["library"], status["documents"], status["pages"]) == ("lib", 5, 7)
     assert (status["model"], status["by"], status["read_only"], status["uploads_waiting"]) == (None, "words", False, 0)
-    choices = served.client.get("/api/choices").json()
-    assert choices["folders"] == {"papers": 3, "east": 1, "west": 1}
-    assert choices["years"]["1970"] == 1
-    assert "year" in choices["metadata"]
+    facets = served.client.get("/api/facets").json()
+    assert facets["folders"] == {"papers": 3, "east": 1, "west": 1}
+    assert (facets["types"], facets["years"], facets["languages"]["english"]) == ({"pdf": 4, "image": 1}, {"2023": 5}, 2)
+    facets = served.client.get("/api/facets", params={"in": "EAST", "type": "slides"}).json()
+    assert (facets["types"], facets["years"], facets["folders"]) == ({"pdf": 1}, {}, {})  # each by the other filters
+    assert served.client.get("/api/documents", params={"in": "east", "year": 2023}).json()["total"] == 1
+    assert "year" in facets["metadata"]
     for path in ("/api/health", "/api/live"):
         assert served.client.get(path).json() == {"status": "ok"}
 
@@ -343,7 +367,7 @@ def test_read_only_refuses_changes_and_answers_searches(guarded, tmp_path):
 )
 def test_without_the_token_only_the_page_and_health_are_shown(guarded, headers):
     with httpx2.Client(base_url=guarded.url, headers=headers) as stranger:
-        for path in ("/api/status", "/api/documents", "/api/uploads", "/api/choices", "/api/nothing"):
+        for path in ("/api/status", "/api/documents", "/api/uploads", "/api/facets", "/api/nothing"):
             is_refused(stranger.get(path), 401)
         is_refused(stranger.post("/api/search", json={"query": "tax"}), 401)
         for path in ("/v1/embeddings", "/pooling", "/mcp"):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
+from reportlab.pdfgen.canvas import Canvas
 
 from randslot.errors import RandSlotError
+from randslot.library.facets import get_value
+from randslot.library.manifest import File
 from randslot.pages import num_pages, open_page, read_file_text
 from randslot.pages.convert import find_office
+from randslot.pages.properties import read_properties
 
 TEXT = "Seven ships sail to Gda\u0144sk"
 
@@ -97,6 +102,7 @@ def write_epub(file: Path) -> None:
 def write_mail(file: Path) -> None:
     message = EmailMessage()
     message["Subject"], message["From"], message["To"] = "Fleet", "a@example.com", "b@example.com"
+    message["Date"] = "Sat, 31 Mar 2018 10:00:00 +0200"
     message.set_content(TEXT)
     message.add_attachment(b"x", maintype="application", subtype="pdf", filename="bill.pdf")
     file.write_bytes(bytes(message))
@@ -119,6 +125,44 @@ KINDS = {  # how to write a file of each kind, and its number of pages
     "a.txt": (lambda file: file.write_text(f"Fleet\n\n{TEXT}\n", encoding="utf-16"), 1),
     "a.csv": (lambda file: file.write_text(f"Fleet;Number\n{TEXT};4711\n", encoding="utf-8"), 1),
 }
+
+
+def test_files_say_their_title_author_and_date(tmp_path):
+    write_docx(tmp_path / "a.docx")
+    write_mail(tmp_path / "a.eml")
+    (tmp_path / "a.html").write_text('<title>A &amp; B</title><meta name="author" content="Ann">')
+    (tmp_path / "a.txt").write_text("nothing")
+    picture = Image.new("RGB", (9, 9))
+    picture.getexif()[ExifTags.Base.DateTime] = "2019:05:01 10:00:00"
+    picture.save(tmp_path / "a.jpg", exif=picture.getexif())
+    canvas = Canvas(str(tmp_path / "a.pdf"))
+    canvas.setTitle("Fleet")
+    canvas.setAuthor("Bo")
+    canvas.drawString(99, 99, "x")
+    canvas.save()
+    found = {file.name: read_properties(file) for file in tmp_path.iterdir() if file.is_file()}
+    assert found["a.docx"] == {"title": "Fleet report", "author": "python-docx", "date": "2013-12-23"}
+    assert found["a.eml"] == {"title": "Fleet", "author": "a@example.com", "date": "2018-03-31"}
+    assert found["a.html"] == {"title": "A & B", "author": "Ann", "date": ""}
+    assert found["a.txt"] == {"title": "", "author": "", "date": ""}
+    assert found["a.jpg"]["date"] == "2019-05-01"
+    assert (found["a.pdf"]["title"], found["a.pdf"]["author"], found["a.pdf"]["date"][:2]) == ("Fleet", "Bo", "20")
+
+
+@pytest.mark.parametrize(
+    ("path", "date", "year"),
+    [
+        ("/x/FY2018 report.pdf", "2019-02-01", "2018"),
+        ("/x/2017/q3/report.pdf", "2019-02-01", "2017"),
+        ("/x/20160331_bill.pdf", "", "2016"),
+        ("/x/report 120189.pdf", "2019-02-01", "2019"),
+        ("/x/report.pdf", "", "1970"),
+    ],
+)
+def test_the_year_is_that_of_the_name_then_of_the_document(path, date, year):
+    file = File(path, "", 1, 0, 1, properties={"date": date})
+    assert get_value(file, "year") == year
+    assert get_value(replace(file, metadata={"year": 2001}), "year") == "2001"
 
 
 @pytest.mark.parametrize("name", KINDS)

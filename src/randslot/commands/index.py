@@ -95,7 +95,7 @@ def index(
     randslot index 2023/*.pdf -l mylib --meta year=2023
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
-    from ..library.search import check_metadata
+    from ..library.facets import check_metadata
     from ..library.sharing import open_library, share
     from ..library.sources import expand
     from ..library.terminal import (

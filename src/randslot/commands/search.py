@@ -66,6 +66,13 @@ def search(
         list[str] | None,
         typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; repeatable."),
     ] = None,
+    place: Annotated[
+        str | None, typer.Option("--in", metavar="NAME", help="Only files or folders named like this.")
+    ] = None,
+    year: Annotated[str | None, typer.Option(metavar="YEAR", help="Only documents of a year, or 2015-2018.")] = None,
+    type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="pdf, document, slides, sheet, mail, image, ...")
+    ] = None,
     by: Annotated[
         SearchBy | None,
         typer.Option(metavar="words|vectors|both", help="Default: both if available, else words."),
@@ -91,6 +98,7 @@ def search(
     randslot search battery life
     randslot search "deferred tax 2023" -l mylib -k 5 --open
     randslot search '"deferred tax" INV-20931 -draft' -l mylib --by words
+    randslot search "net sales" --in costco --year 2018
     randslot search "deferred tax" --filter source=report.pdf --filter page=10-20 --explain
     randslot search - -l mylib --json < questions.txt
     randslot search "deferred tax" -l mylib --query-model light
@@ -105,7 +113,7 @@ def search(
         queries = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not queries or any(not one.strip() for one in queries):
         raise UsageError("empty query: ask for something that a page could have")
-    chosen = _filters(filters or [])
+    chosen = _filters(filters or [], {"in": place, "year": year, "type": type})
     how: Any = by.value if by else None
     for_vectors = {"--exact": exact, "--query-vectors": query_vectors, "--query-model": query_model}
     ignored = [name for name, given in for_vectors.items() if given]
@@ -154,7 +162,6 @@ def search(
 
 def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], filters: dict[str, Any]) -> list[str]:
     """Return notes on the library and on what was not found."""
-    from ..library.search import is_meant
     from ..library.terminal import plural, readable
     from ..pages.ocr import show_advice
 
@@ -166,10 +173,8 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             notes.append("the library is empty: randslot index adds files")
         elif pending:
             notes.append(f"{plural(pending, 'file')} not complete yet: randslot index resumes")
-        wanted = {key: value for key, value in filters.items() if key != "page"}
-        if wanted and not any(is_meant(file, wanted) for file in files):
-            named = " and ".join(f"{key}={readable(str(value))}" for key, value in wanted.items())
-            return [*notes, f"no file of the library matches --filter {named}: randslot library list shows all"]
+    if results and results[0].filter_note:
+        return [*notes, readable(results[0].filter_note)]
     pages = "no page with this filter" if filters else "no page"
     for result in results:
         if result.rerank_note:
@@ -182,11 +187,15 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
     return notes
 
 
-def _filters(given: list[str]) -> dict[str, Any]:
+def _filters(given: list[str], named: dict[str, str | None]) -> dict[str, Any]:
     filters = read_pairs(given, "--filter")
-    if "page" in filters:
-        first, _, last = filters["page"].partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            raise UsageError(f"--filter page takes a number or a range as in 3-9, not {filters['page']!r}")
-        filters["page"] = (int(first), int(last or first))
+    for key, value in named.items():
+        if value is not None:
+            filters[key] = value
+    for key in ("page", "year"):
+        if key in filters:
+            first, _, last = filters[key].partition("-")
+            if not first.isdecimal() or not (last or first).isdecimal():
+                raise UsageError(f"{key} takes a number or a range as in 3-9, not {filters[key]!r}")
+            filters[key] = (int(first), int(last or first))
     return filters

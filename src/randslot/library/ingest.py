@@ -14,6 +14,7 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RandSlotError
+from ..words.language import detect_language
 from .location import clear, is_kept
 from .manifest import File
 from .readers import FileReader, ReadPage, WantedPages
@@ -34,7 +35,7 @@ class FileJob:
     """A file on its way into the library: what it replaces, and which of its pages are missing.
 
     reuse: ids of pages of the old version, by the hash of what was read of them. is_begun: the manifest has it as
-    pending.
+    pending. samples: of its text, which tell its language.
     """
 
     file: File
@@ -42,6 +43,7 @@ class FileJob:
     missing: set[int]
     reuse: dict[str, str]
     is_begun: bool = False
+    samples: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -107,8 +109,9 @@ class Ingest:
         if not S_ISREG(stat.st_mode):
             raise RandSlotError("not a regular file")
         old = next(iter(self.library.manifest.find(source=source, state="done")), None)
-        if old and (old.size, old.modified) == (stat.st_size, stat.st_mtime_ns):
-            return old, stat, Inspected(old.hash, old.num_pages)
+        is_known = old and old.properties and (old.size, old.modified) == (stat.st_size, stat.st_mtime_ns)
+        if old and is_known:
+            return old, stat, Inspected(old.hash, old.num_pages, old.properties)
         return old, stat, self.pool.inspect(source)
 
     def _find_changes(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> FileJob | None:
@@ -123,8 +126,9 @@ class Ingest:
             metadata = known.metadata if known else {}
         if known is None:
             new = File(source, found.hash, stat.st_size, stat.st_mtime_ns, found.num_pages, metadata)
-            return self._make_job(new, old)
-        now = replace(known, source=source, modified=stat.st_mtime_ns, metadata=metadata)
+            return self._make_job(replace(new, properties=found.properties), old)
+        properties = {**known.properties, **found.properties}
+        now = replace(known, source=source, modified=stat.st_mtime_ns, metadata=metadata, properties=properties)
         if now != known:
             self._rename(known, now)
             self._show(now)
@@ -241,6 +245,8 @@ class Ingest:
             vectors = None
         text = None
         if page.text is not None:
+            if page.text.text and len(self.jobs[page.file].samples) < 3:
+                self.jobs[page.file].samples.append(page.text.text[:3000])
             text = self.library.words.read_page(page.text, "layer", self.jobs[page.file].file.source)
             if text.origin == "none" and old and old.text and old.text.origin == "ocr":
                 text = old.text
@@ -257,7 +263,8 @@ class Ingest:
         if self.progress.pages_done:
             self.library.words.save()
         for job in self.complete:
-            self._show(job.file)
+            language = detect_language(job.samples) or ""
+            self._show(replace(job.file, properties={**job.file.properties, "language": language}))
             (self.summary.changed if job.old else self.summary.added).append(job.file.source)
             self.summary.pages += job.file.num_pages
         self.progress = replace(self.progress, files_done=self.progress.files_done + len(self.complete))

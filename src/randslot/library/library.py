@@ -28,6 +28,7 @@ from ..words.language import find_language
 from ..words.query import read_query
 from ..words.snippets import Found, find_words
 from .backfill import Backfill, Ocr
+from .facets import check_metadata
 from .ingest import Ingest
 from .languages import LibraryWords, read_stored_text
 from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, open_location
@@ -36,7 +37,7 @@ from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, LoggingReader
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
-from .search import check_metadata, search
+from .search import search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors

@@ -22,7 +22,8 @@ from ..errors import DiskFullError, RandSlotError, first_line
 class File:
     """One version of a file: where it is, what it held, and what the user said about it.
 
-    modified: nanoseconds, as the file system tells. hash: of its content.
+    modified: nanoseconds, as the file system tells. hash: of its content. properties: what it says about itself: title,
+    author, date, and the language of most of its pages; empty if nobody has looked.
     """
 
     source: str
@@ -33,6 +34,7 @@ class File:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     state: str = "pending"
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 class Manifest(ABC):
@@ -67,7 +69,6 @@ class Manifest(ABC):
         """Raise RandSlotError if it is damaged."""
 
     @abstractmethod
-    @abstractmethod
     def close(self) -> None:
         """Close it."""
 
@@ -99,6 +100,8 @@ class FileManifest(Manifest):
                 create index if not exists by_state on files (state);
                 """
             )
+            if "properties" not in [row[1] for row in self.db.execute("pragma table_info(files)")]:
+                self.db.execute("alter table files add column properties text not null default '{}'")
         except sqlite3.Error as error:
             raise self._make_error("open", error) from error
 
@@ -126,9 +129,9 @@ class FileManifest(Manifest):
         for file in files:
             source, metadata = os.fsencode(file.source), json.dumps(dict(file.metadata))  # a name need not be text
             about = (file.hash, file.size, file.modified, file.num_pages, file.state)
-            rows.append((file.id, source, *about, metadata))
+            rows.append((file.id, source, *about, metadata, json.dumps(dict(file.properties))))
         with self._transaction():
-            self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self.db.executemany("insert or replace into files values (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def forget(self, file: File) -> None:
         with self._transaction():
@@ -162,9 +165,9 @@ class FileManifest(Manifest):
     def _read(self, query: str, values: list[Any]) -> list[File]:
         files = []
         try:
-            for id, source, hash, size, modified, num_pages, state, metadata in self._select(query, values):
+            for id, source, hash, size, modified, num_pages, state, metadata, properties in self._select(query, values):
                 about = (hash, size, modified, num_pages, json.loads(metadata), state)
-                files.append(File(os.fsdecode(source), *about, id))
+                files.append(File(os.fsdecode(source), *about, id, json.loads(properties)))
         except (ValueError, TypeError) as error:
             raise self._make_error("read", sqlite3.DatabaseError(f"damaged: {first_line(error)}")) from error
         return files

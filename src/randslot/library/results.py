@@ -86,7 +86,7 @@ class Hit:
     snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
     copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:
     where words of the query are: the file's "name" or "folder", the page's "title", "section", "heading" or "text".
-    rerank: the score by which a reranker has put this hit into its place.
+    rerank: the score by which a reranker has put this hit into its place. gone: its file is no longer on disk.
     """
 
     id: str
@@ -103,6 +103,7 @@ class Hit:
     twin: str | None = field(default=None, compare=False)
     fields: tuple[str, ...] = ()
     rerank: float | None = None
+    gone: bool = False
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.
@@ -126,7 +127,8 @@ class QueryResult:
     corrected: the query that was searched for, if words of the given one are on no page and like others that are.
     unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
     library no search by words can find. is_cut: the search took too long, and some hits or snippets are missing.
-    rerank_note: why hits are in their first order, if a reranker failed or took too long.
+    rerank_note: why hits are in their first order, if a reranker failed or took too long. filter_note: why no file
+    passes the filters, and what there is.
     """
 
     by: By
@@ -136,6 +138,7 @@ class QueryResult:
     without_text: int = 0
     is_cut: bool = False
     rerank_note: str = ""
+    filter_note: str = ""
 
 
 @dataclass(frozen=True)

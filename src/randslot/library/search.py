@@ -15,11 +15,12 @@ from ..words.analyzer import Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
 from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
 from ..words.snippets import find_fields, find_words
+from .facets import OWN, explain_none, is_meant
 from .languages import read_stored_text
 from .manifest import File
 from .rerank import Reranker, rerank_hits
 from .results import By, Copy, Hit, Match, QueryResult
-from .sources import is_match
+from .sources import is_gone
 from .stores.points import StoredPage, StoredText, Vectors
 from .stores.store import StoreHit, StoreQuery, Where
 
@@ -77,7 +78,10 @@ def search(
     by = library.choose_by(by)
     asked = read_queries(library, queries, by, query_vectors, prefix)
     where = make_where(library, filters or {})
-    if where is not None:
+    if isinstance(where, str):
+        for one in asked:
+            one.result.filter_note = where
+    else:
         reranker = library.models.find_reranker(rerank)
         num = max(offset + k, reranker.pages) if reranker else offset + k
         find_pages(library, asked, num, where, exact, collapse, group, time.monotonic() + seconds)
@@ -110,17 +114,8 @@ def search(
 # -- which pages
 
 
-def check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    """Raise UsageError for metadata that no search could filter by."""
-    for key, value in (metadata or {}).items():
-        if key in ("source", "page") or not isinstance(key, str):
-            raise UsageError(f"metadata cannot be called {key!r}: searches filter by source and page already")
-        if not isinstance(value, (str, int, float, bool)):
-            raise UsageError(f"metadata {key!r} must be text, a number, or true or false, not {type(value).__name__}")
-
-
-def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
-    """Return which pages a search looks at, or None if there are none."""
+def make_where(library: Library, filters: Mapping[str, Any]) -> Where | str:
+    """Return which pages a search looks at, or why there are none."""
     pages = filters.get("page")
     match pages if isinstance(pages, (tuple, list)) else (pages, pages):
         case (None, None):
@@ -137,34 +132,11 @@ def make_where(library: Library, filters: Mapping[str, Any]) -> Where | None:
     if not metadata:
         return Where(None, hidden, first, last)
     done = library.manifest.find(state="done")
-    known = {"source", "page"}.union(*(file.metadata for file in done))
+    known = set(OWN).union(*(file.metadata for file in done))
     for key in sorted(metadata.keys() - known):
         raise UsageError(f"no page in library {library.name} has {key!r} to filter by, only {', '.join(sorted(known))}")
-    files = frozenset(file.id for file in done if is_meant(file, metadata))
-    return Where(files, hidden, first, last) if files else None
-
-
-def is_meant(file: File, filters: Mapping[str, Any]) -> bool:
-    """Whether a file passes filters by source (a pattern, or a set of paths) and metadata."""
-    source = filters.get("source")
-    if isinstance(source, frozenset):
-        if file.source not in source:
-            return False
-    elif source is not None and not is_match(str(source), file.source):
-        return False
-    return has_metadata(file, {key: value for key, value in filters.items() if key not in ("page", "source")})
-
-
-def has_metadata(file: File, wanted: Mapping[str, Any]) -> bool:
-    """Whether a file has these metadata; 2023 and "2023" are the same."""
-
-    def show(value: Any) -> str:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    for key, value in wanted.items():
-        if key not in file.metadata or show(file.metadata[key]) != show(value):
-            return False
-    return True
+    files = frozenset(file.id for file in done if is_meant(file, metadata, library.words.root))
+    return Where(files, hidden, first, last) if files else explain_none(done, metadata, library.words.root)
 
 
 # -- what the store is asked
@@ -389,8 +361,11 @@ def sign(hit: Hit, text: StoredText | None) -> str | None:
 
 
 def mark_hits(library: Library, one: Asked, deadline: float) -> None:
-    """Add snippets to the hits of a query, the boxes of its words, and the fields that have some."""
+    """Add snippets to hits, the boxes of the query's words, the fields that have some, and whether the file is gone."""
+    gone = {source for source in {hit.source for hit in one.result.hits} if is_gone(source)}
     for place, hit in enumerate(one.result.hits):
+        if hit.source in gone:
+            hit = one.result.hits[place] = replace(hit, gone=True)
         text = one.pages[hit.id].text
         if text is not None and text.text:
             if time.monotonic() > deadline:

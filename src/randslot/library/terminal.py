@@ -158,6 +158,8 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
             names = ", ".join(f"{shorten(copy.source)} page {copy.page}" for copy in hit.copies[:3])
             more = f" and {plural(len(hit.copies) - 3, 'other place')}" if len(hit.copies) > 3 else ""
             console.print(Text(f"    the same page: {names}{more}", style="dim"))
+        if hit.gone:
+            console.print(Text("    the file is no longer on disk: index its folder with --prune", style="dim"))
         if explain:
             console.print(Text(f"    {_explain(hit)}", style="dim"))
     if explain and any(hit.matches for hit in hits):

@@ -21,7 +21,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,10 +64,11 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Inspected:
-    """What a file is: the hash of its content, and how many pages it has."""
+    """What a file is: the hash of its content, how many pages it has, and what it says about itself."""
 
     hash: str
     num_pages: int
+    properties: Mapping[str, str]
 
 
 class WorkerPool:
@@ -105,7 +106,7 @@ class WorkerPool:
         num, size = reply["num_pages"], os.path.getsize(file)
         # A small file whose pages all take long, or have much text, is one that was made to.
         self.budgets[file] = self.seconds + min(FILE_SECONDS * num, size / FILE_RATE), 2**24 + FILE_BYTES * num
-        return Inspected(reply["hash"], reply["num_pages"])
+        return Inspected(reply["hash"], reply["num_pages"], reply["properties"])
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
         """Open one page of a file as an image of about `pixels` pixels."""
@@ -359,7 +360,9 @@ def _inspect(file: Path) -> dict[str, Any]:
             raise RandSlotError(f"the content is not that of a {file.suffix.lower()} file")
         content.seek(0)
         digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    return {"hash": digest, "num_pages": num_pages(file)}
+    from ..pages.properties import read_properties  # the parent process needs none of it
+
+    return {"hash": digest, "num_pages": num_pages(file), "properties": read_properties(file)}
 
 
 def _pack_texts(texts: Sequence[PageText]) -> tuple[dict[str, Any], bytes]:

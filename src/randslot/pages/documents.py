@@ -209,8 +209,7 @@ def read_epub(file: Path) -> Document:
     """Read the chapters of a book in their order, each from a new page on."""
     document = Document()
     with zipfile.ZipFile(file) as archive:
-        container = parse_xml(archive.read("META-INF/container.xml"))
-        package_name = next(root.attrib["full-path"] for root in container.iter() if root.tag.endswith("}rootfile"))
+        package_name = find_package(archive)
         package = parse_xml(archive.read(package_name))
         items: dict[str, str] = {}
         for element in package.iter():
@@ -224,6 +223,12 @@ def read_epub(file: Path) -> Document:
                 chapter = read_html_text(decode(archive.read(part)))
                 document.blocks += [Block("page"), *chapter.blocks]
     return document
+
+
+def find_package(archive: zipfile.ZipFile) -> str:
+    """Return the part of an EPUB that lists all others."""
+    container = parse_xml(archive.read("META-INF/container.xml"))
+    return next(root.attrib["full-path"] for root in container.iter() if root.tag.endswith("}rootfile"))
 
 
 def parse_xml(content: bytes) -> ElementTree.Element:
@@ -255,25 +260,30 @@ def read_mail(file: Path) -> Document:
 
 
 def read_outlook(file: Path) -> Document:
+    about = read_outlook_properties(file)
+    document = Document(about["title"], [Block("heading", about["title"])] if about["title"] else [])
+    for label, name in (("From", "author"), ("To", "to"), ("Cc", "cc")):
+        if about[name]:
+            document.blocks.append(Block("text", f"{label}: {about[name]}"))
+    document.blocks += [Block("text"), *split_paragraphs(about["body"])]
+    return document
+
+
+def read_outlook_properties(file: Path) -> dict[str, str]:
     """Read a message of Outlook: a compound file, in which each property has a stream."""
     with needs_extra():
         import olefile
 
+    numbers = {"title": "0037", "author": "0C1A", "to": "0E04", "cc": "0E03", "head": "007D", "body": "1000"}
+    found = dict.fromkeys(numbers, "")
     with olefile.OleFileIO(file) as message:
-
-        def get(number: str) -> str:
+        for name, number in numbers.items():
             for kind, encoding in (("001F", "utf-16-le"), ("001E", "cp1252")):
                 if message.exists(f"__substg1.0_{number}{kind}"):
-                    return str(message.openstream(f"__substg1.0_{number}{kind}").read().decode(encoding, "replace"))
-            return ""
-
-        subject = get("0037").strip()
-        document = Document(subject, [Block("heading", subject)] if subject else [])
-        for label, number in (("From", "0C1A"), ("To", "0E04"), ("Cc", "0E03")):
-            if value := get(number):
-                document.blocks.append(Block("text", f"{label}: {value}"))
-        document.blocks += [Block("text"), *split_paragraphs(get("1000"))]
-    return document
+                    found[name] = message.openstream(f"__substg1.0_{number}{kind}").read().decode(encoding, "replace")
+                    break
+    sent = re.search(r"(?im)^date:\s*(.+)$", found["head"])  # of the mail that it came as
+    return found | {"title": found["title"].strip(), "date": sent[1] if sent else ""}
 
 
 # -- Office

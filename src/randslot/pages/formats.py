@@ -13,11 +13,12 @@ HEAD = 1024  # bytes at the beginning of a file that show its kind
 class Kind:
     """A kind of file. beginnings: regular expressions, one of which matches the first `HEAD` bytes of such a file.
 
-    is_converted: a PDF is made of it, whose pages are read.
+    type: what people call it, to filter by. is_converted: a PDF is made of it, whose pages are read.
     """
 
     media_type: str
     beginnings: tuple[bytes, ...]
+    type: str = "image"
     has_pages: bool = False
     is_converted: bool = False
 
@@ -26,19 +27,19 @@ class Kind:
         return any(re.match(beginning, head) for beginning in self.beginnings)
 
 
-PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), has_pages=True)
+PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), "pdf", has_pages=True)
 JPEG = Kind("image/jpeg", (rb"\xff\xd8\xff",))
 TIFF = Kind("image/tiff", (rb"II[*+]\0", rb"MM\0[*+]"), has_pages=True)
 
 
-def converted(media_type: str, beginning: bytes) -> Kind:
+def converted(media_type: str, beginning: bytes, type: str) -> Kind:
     """Return a kind of file that a PDF is made of."""
-    return Kind(media_type, (beginning,), has_pages=True, is_converted=True)
+    return Kind(media_type, (beginning,), type, has_pages=True, is_converted=True)
 
 
 ZIP, OLE, TEXT = rb"PK\x03\x04", rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rb"(?s)[^\0]*\Z|\xff\xfe|\xfe\xff"
 OPEN_XML, OPEN_DOCUMENT = "application/vnd.openxmlformats-officedocument.", "application/vnd.oasis.opendocument."
-HTML, PLAIN = converted("text/html", TEXT), converted("text/plain", TEXT)
+HTML, PLAIN = converted("text/html", TEXT, "web"), converted("text/plain", TEXT, "text")
 HEIF = Kind("image/heif", (rb"(?s).{4}ftyp(?:hei[cxm]|mif1)",))
 
 KINDS: dict[str, Kind] = {  # by suffix, in lower case
@@ -54,27 +55,27 @@ KINDS: dict[str, Kind] = {  # by suffix, in lower case
     ".avif": Kind("image/avif", (rb"(?s).{4}ftypavi[fs]",)),
     ".heic": HEIF,
     ".heif": HEIF,
-    ".docx": converted(OPEN_XML + "wordprocessingml.document", ZIP),
-    ".pptx": converted(OPEN_XML + "presentationml.presentation", ZIP),
-    ".xlsx": converted(OPEN_XML + "spreadsheetml.sheet", ZIP),
-    ".odt": converted(OPEN_DOCUMENT + "text", ZIP),
-    ".odp": converted(OPEN_DOCUMENT + "presentation", ZIP),
-    ".ods": converted(OPEN_DOCUMENT + "spreadsheet", ZIP),
-    ".doc": converted("application/msword", OLE),
-    ".ppt": converted("application/vnd.ms-powerpoint", OLE),
-    ".xls": converted("application/vnd.ms-excel", OLE),
-    ".rtf": converted("application/rtf", rb"\{\\rtf"),
+    ".docx": converted(OPEN_XML + "wordprocessingml.document", ZIP, "document"),
+    ".pptx": converted(OPEN_XML + "presentationml.presentation", ZIP, "slides"),
+    ".xlsx": converted(OPEN_XML + "spreadsheetml.sheet", ZIP, "sheet"),
+    ".odt": converted(OPEN_DOCUMENT + "text", ZIP, "document"),
+    ".odp": converted(OPEN_DOCUMENT + "presentation", ZIP, "slides"),
+    ".ods": converted(OPEN_DOCUMENT + "spreadsheet", ZIP, "sheet"),
+    ".doc": converted("application/msword", OLE, "document"),
+    ".ppt": converted("application/vnd.ms-powerpoint", OLE, "slides"),
+    ".xls": converted("application/vnd.ms-excel", OLE, "sheet"),
+    ".rtf": converted("application/rtf", rb"\{\\rtf", "document"),
     ".html": HTML,
     ".htm": HTML,
-    ".epub": converted("application/epub+zip", ZIP),
-    ".md": converted("text/markdown", TEXT),
+    ".epub": converted("application/epub+zip", ZIP, "book"),
+    ".md": converted("text/markdown", TEXT, "text"),
     ".txt": PLAIN,
     ".rst": PLAIN,
     ".tex": PLAIN,
     ".log": PLAIN,
-    ".csv": converted("text/csv", TEXT),
-    ".eml": converted("message/rfc822", TEXT),
-    ".msg": converted("application/vnd.ms-outlook", OLE),
+    ".csv": converted("text/csv", TEXT, "sheet"),
+    ".eml": converted("message/rfc822", TEXT, "mail"),
+    ".msg": converted("application/vnd.ms-outlook", OLE, "mail"),
 }
 
 DOCUMENT_SUFFIXES = tuple(KINDS)

@@ -55,6 +55,13 @@ def num_pdf_pages(file: Path) -> int:
         return len(pdf)
 
 
+def read_pdf_properties(file: Path) -> dict[str, str]:
+    """Return title, author and date of creation as a PDF has them."""
+    with PDFIUM, pdfium.PdfDocument(file) as pdf:
+        names = {"title": "Title", "author": "Author", "date": "CreationDate"}
+        return {name: pdf.get_metadata_value(key) for name, key in names.items()}
+
+
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
     """Render one page of a PDF, counted from 1, with about `pixels` pixels."""
     with open_pdf_page(file, number) as page:

@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..errors import BusyError, DiskFullError, RandSlotError, first_line
+from ..library.facets import get_value, show_modified
 from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
@@ -51,15 +52,15 @@ from .service import (
     MAX_NAME,
     SEARCH_SECONDS,
     Choice,
-    Choices,
     Explanation,
+    Facets,
+    Filters,
     ImageSize,
     Options,
     PageWords,
     Ranks,
     Service,
     Sort,
-    show_modified,
 )
 from .uploads import UploadJob, Uploads
 
@@ -83,6 +84,13 @@ class SearchBody(Choice):
     verbatim: bool = Field(False, description="search as typed: correct no word that no page has")
     prefix: bool = Field(False, description="the last word may go on: it is still being typed")
     group: Literal["document"] | None = Field(None, description="rank documents, each by its best page")
+
+
+class ListQuery(Filters):
+    sort: Sort = "name"
+    order: Literal["up", "down"] = "up"
+    offset: int = Field(0, strict=False, ge=0, le=2**31)
+    limit: int = Field(100, strict=False, ge=1, le=1000)
 
 
 class ExplainBody(BaseModel):
@@ -118,6 +126,12 @@ class Document(BaseModel):
     pages: int
     bytes: int
     modified: datetime = Field(description="last change of the file; of an upload, when it was added")
+    title: str = Field(description="as the file says; empty if it does not")
+    author: str
+    date: str = Field(description="as the file says, as in 2018-03-31; empty if it does not")
+    year: str
+    type: str = Field(description="pdf, document, slides, sheet, text, web, mail, book, image")
+    language: str = Field(description="of most of its pages")
     uploaded: bool = Field(description="the library keeps the file itself, and deletes it with the document")
     metadata: dict[str, Any]
     file: str = Field(description="address of the file itself")
@@ -143,6 +157,7 @@ class HitAnswer(BaseModel):
     fields: list[str] = Field(description="where words of the query are: name, folder, title, section, heading, text")
     matches: list[Match] = Field(description="for each query vector, the nearest page vector; both from 1")
     image: str = Field(description="address of the page's image")
+    gone: bool = Field(description="the file is no longer on disk: there is its text, and no image")
     twin: str | None = Field(description="equal for hits of one search that are copies of one page")
     copies: list[CopyAnswer] = Field(description="identical pages, with `collapse`")
 
@@ -153,7 +168,7 @@ class SearchAnswer(BaseModel):
     corrected: str | None = Field(
         description="the query that was searched for, if words of the given one were corrected"
     )
-    note: str | None = Field(description="why hits or snippets are missing, if the search took too long")
+    note: str | None = Field(description="why hits or snippets are missing: filters, or the time that it took")
 
 
 class Completions(BaseModel):
@@ -264,7 +279,7 @@ def _add_searches(app: FastAPI, service: Service) -> None:
         options = Options(**{name: getattr(body, name) for name in names})
         found, documents = await service.search(body.query, options, body)
         hits = [_show_hit(hit, documents, service) for hit in found.hits]
-        notes = [found.rerank_note] if found.rerank_note else []
+        notes = [note for note in (found.filter_note, found.rerank_note) if note]
         if found.is_cut:
             notes.append(f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing")
         unknown = [] if body.offset else found.unknown
@@ -308,6 +323,7 @@ def _show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnsw
         fields=list(hit.fields),
         matches=list(hit.matches),
         image=f"/api/documents/{hit.file}/pages/{hit.page}/image",
+        gone=hit.gone,
         twin=hit.twin,
         copies=copies,
     )
@@ -322,6 +338,7 @@ def _show_document(file: File, service: Service) -> Document:
         pages=file.num_pages,
         bytes=file.size,
         modified=show_modified(file),
+        **{key: get_value(file, key) for key in ("title", "author", "date", "year", "type", "language")},
         uploaded=is_kept(file, str(service.library.folder.absolute())),
         metadata=dict(file.metadata),
         file=f"/api/documents/{file.id}/file",
@@ -330,23 +347,15 @@ def _show_document(file: File, service: Service) -> Document:
 
 def _add_documents(app: FastAPI, service: Service) -> None:
     @app.get("/api/documents", tags=["documents"])
-    def documents(
-        name: Annotated[str, Query(max_length=MAX_NAME, description="a part of the name, or wildcards")] = "",
-        folder: Annotated[str | None, Query(max_length=MAX_NAME, description="the name of the folder")] = None,
-        sort: Sort = "name",
-        order: Literal["up", "down"] = "up",
-        offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    ) -> Documents:
+    def documents(asked: Annotated[ListQuery, Query()]) -> Documents:
         """List documents in order; equal ones by name."""
-        choice = Choice(name=name, folder=folder)
-        total, files = service.documents(choice, sort, order == "down", offset, limit)
+        total, files = service.documents(asked, asked.sort, asked.order == "down", asked.offset, asked.limit)
         return Documents(total=total, documents=[_show_document(file, service) for file in files])
 
-    @app.get("/api/choices", tags=["documents"])
-    def choices() -> Choices:
-        """List the values to filter documents by, with the number of documents."""
-        return service.choices()
+    @app.get("/api/facets", tags=["documents"])
+    def facets(chosen: Annotated[Filters, Query()]) -> Facets:
+        """List the values to filter documents by, with the number of documents that pass all other filters."""
+        return service.facets(chosen)
 
     @app.get("/api/documents/{id}", tags=["documents"])
     def document(id: UUID) -> Document:

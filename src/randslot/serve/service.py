@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import date
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
@@ -21,10 +21,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import RandSlotError, first_line
+from ..library.facets import count_values, explain_none, is_meant, show_modified
 from ..library.library import Library
 from ..library.manifest import File, show_folder, show_name, tell_apart
 from ..library.results import By, Hit, QueryResult
-from ..library.search import has_metadata
 from ..library.stores.points import page_id
 from ..library.workers import WorkerPool
 from ..pages.formats import show_pages
@@ -47,24 +47,38 @@ Sort = Literal["name", "folder", "pages", "size", "modified"]
 ImageSize = Literal["small", "large", "full"]
 
 
-class Choice(BaseModel):
+class Filters(BaseModel):
     """A filter of documents by what visitors are shown of them: all fields that are given must match."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
     source: str | None = Field(
         default=None, min_length=1, max_length=MAX_NAME, description="a name, folder/name, or wildcards as in *.pdf"
     )
     name: str = Field(default="", max_length=MAX_NAME, description="a part of the name, or wildcards")
     folder: str | None = Field(default=None, max_length=MAX_NAME, description="the name of the folder")
+    in_: str | None = Field(
+        default=None, alias="in", max_length=MAX_NAME, description="a part of the name or of the folders, in any case"
+    )
+    year: int | None = Field(
+        default=None, strict=False, ge=1, le=9999, description="of the name, else of the document, else of the file"
+    )
+    type: str | None = Field(
+        default=None, max_length=MAX_NAME, description="pdf, document, slides, sheet, text, web, mail, book, image"
+    )
+    language: str | None = Field(default=None, max_length=MAX_NAME, description="of most of its pages, as in german")
     modified_from: date | None = Field(
         default=None, strict=False, description="first day of the file's last change, UTC"
     )
     modified_to: date | None = Field(default=None, strict=False, description="last day")
-    metadata: dict[str, str | int | float | bool] = Field(default={}, max_length=20, description="values by their keys")
 
-    def allows(self, file: File) -> bool:
-        """Return whether a document matches."""
+    def values(self) -> dict[str, Any]:
+        """Return the filters that a library knows too."""
+        values = {"in": self.in_, "year": self.year, "type": self.type, "language": self.language}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def allows(self, file: File, root: str) -> bool:
+        """Return whether a document matches. root: the folder that all files of the library are in."""
         name, folder, part = show_name(file), show_folder(file), self.name.lower()
         day = show_modified(file).date()
         if self.source is not None:
@@ -76,16 +90,30 @@ class Choice(BaseModel):
             and (self.folder is None or folder == self.folder)
             and (self.modified_from is None or day >= self.modified_from)
             and (self.modified_to is None or day <= self.modified_to)
-            and has_metadata(file, self.metadata)
+            and is_meant(file, self.values(), root)
         )
 
 
+class Choice(Filters):
+    """A filter of documents, also by metadata."""
+
+    metadata: dict[str, str | int | float | bool] = Field(default={}, max_length=20, description="values by their keys")
+
+    def values(self) -> dict[str, Any]:
+        return self.metadata | super().values()
+
+    def allows(self, file: File, root: str) -> bool:
+        return self.metadata.keys() <= file.metadata.keys() and super().allows(file, root)
+
+
 @dataclass(frozen=True)
-class Choices:
+class Facets:
     """Values to filter documents by, each with the number of documents: most frequent first, years latest first."""
 
     folders: dict[str, int]
     years: dict[int, int]
+    types: dict[str, int]
+    languages: dict[str, int]
     metadata: dict[str, dict[str, int]]
 
 
@@ -144,14 +172,6 @@ class Explanation:
     )
 
 
-def show_modified(file: File) -> datetime:
-    """Return when a file was last changed, within the years that a calendar has."""
-    try:
-        return datetime.fromtimestamp(file.modified // 10**9, UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime(9999 if file.modified > 0 else 1, 1, 1, tzinfo=UTC)
-
-
 class Service:
     """Searches, pages, documents and uploads of one library."""
 
@@ -194,10 +214,11 @@ class Service:
     # -- documents and pages
 
     def documents(
-        self, choice: Choice, sort: Sort, descending: bool, offset: int, limit: int
+        self, choice: Filters, sort: Sort, descending: bool, offset: int, limit: int
     ) -> tuple[int, list[File]]:
         """Return how many documents match, and some of them in order; equal ones by name."""
-        found = [file for file in self.library.manifest.find(state="done") if choice.allows(file)]
+        root = self.library.words.root
+        found = [file for file in self.library.manifest.find(state="done") if choice.allows(file, root)]
         found.sort(key=lambda file: (show_name(file).lower(), file.source), reverse=descending and sort == "name")
         if sort == "folder":
             found.sort(key=lambda file: show_folder(file).lower(), reverse=descending)
@@ -206,21 +227,24 @@ class Service:
             found.sort(key=lambda file: getattr(file, attribute), reverse=descending)
         return len(found), found[offset : offset + limit]
 
-    def choices(self, limit: int = 200) -> Choices:
-        """Return the values to filter documents by."""
-        folders: Counter[str] = Counter()
-        years: Counter[int] = Counter()
-        metadata: dict[str, Counter[str]] = {}
-        for file in self.library.manifest.find(state="done"):
-            folders[show_folder(file)] += 1
-            years[show_modified(file).year] += 1
-            for key, value in file.metadata.items():
-                text = str(value).lower() if isinstance(value, bool) else str(value)
-                metadata.setdefault(key, Counter())[text] += 1
-        common = {}
-        for key in sorted(metadata)[:limit]:
-            common[key] = dict(metadata[key].most_common(limit))
-        return Choices(dict(folders.most_common(limit)), dict(sorted(years.items(), reverse=True)[:limit]), common)
+    def facets(self, chosen: Filters, limit: int = 200) -> Facets:
+        """Return the values to filter documents by, each counted among those that pass all other filters."""
+        files, root = self.library.manifest.find(state="done"), self.library.words.root
+
+        def count(key: str, own: str | None = None) -> dict[str, int]:
+            others = chosen.model_copy(update={own: None}) if own else chosen
+            values = count_values((file for file in files if others.allows(file, root)), key)
+            return dict(values.most_common(limit))
+
+        years = {int(year): num for year, num in count("year", "year").items() if year.isdecimal()}
+        metadata = {key: count(key) for key in sorted({key for file in files for key in file.metadata})[:limit]}
+        return Facets(
+            count("in", "folder"),
+            dict(sorted(years.items(), reverse=True)),
+            count("type", "type"),
+            count("language", "language"),
+            metadata,
+        )
 
     def place(self, file: File) -> str:
         """Return the folder of a document if others have its name; cached for two seconds."""
@@ -310,6 +334,9 @@ class Service:
         """
         options = await asyncio.to_thread(self._filter, options, choice)
         result = await asyncio.wrap_future(self.searches.ask(options, query))
+        if options.sources is not None and not options.sources:
+            files = await asyncio.to_thread(self.library.manifest.find, state="done")
+            result.filter_note = explain_none(files, choice.values(), self.library.words.root)
         documents = await asyncio.to_thread(self._find_documents, result.hits)
         result.hits = [hit for hit in result.hits if hit.file in documents]
         return result, documents

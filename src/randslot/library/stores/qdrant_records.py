@@ -142,6 +142,7 @@ class ServerManifest(Manifest):
                 "num_pages": file.num_pages,
                 "state": file.state,
                 "metadata": json.dumps(dict(file.metadata)),
+                "properties": json.dumps(dict(file.properties)),
             }
         if records:
             self.records.put(records)
@@ -183,6 +184,7 @@ def _read_file(id: str, record: Mapping[str, Any]) -> File:
         json.loads(record["metadata"]),
         record["state"],
         id,
+        json.loads(record.get("properties", "{}")),
     )
 
 

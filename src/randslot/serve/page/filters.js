@@ -26,7 +26,7 @@ export function chosen() {
 export const only = ({ name, place, folder }) => ({ in: name, ...(place && folder && { folder }) });
 
 function days(when) {
-  if (/^\d{4}$/.test(when)) return { modified_from: `${when}-01-01`, modified_to: `${when}-12-31` };
+  if (/^\d{4}$/.test(when)) return { year: Number(when) };
   const number = Number.parseInt(when, 10);
   if (!number) return {};
   return { modified_from: new Date(Date.now() - number * 86_400_000).toISOString().slice(0, 10) };
@@ -35,7 +35,7 @@ function days(when) {
 // -- the row of filters
 
 export async function offer(status) {
-  const { folders, years, metadata } = await call("/api/choices");
+  const { folders, years, metadata } = await call("/api/facets");
   const counted = (values) => Object.entries(values).map(([value, count]) => [value, `${value} (${count.toLocaleString("en")})`]);
   document.body.classList.toggle("one-folder", Object.keys(folders).length < 2);
   fill($("folder"), [["", "All folders"], ...counted(folders)], Object.keys(folders).length > 1);
