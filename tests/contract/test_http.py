@@ -220,7 +220,8 @@ def test_status_facets_health_and_live(served):
     assert (status["model"], status["by"], status["read_only"], status["uploads_waiting"]) == (None, "words", False, 0)
     facets = served.client.get("/api/facets").json()
     assert facets["folders"] == {"papers": 3, "east": 1, "west": 1}
-    assert (facets["types"], facets["years"], facets["languages"]["english"]) == ({"pdf": 4, "image": 1}, {"2023": 5}, 2)
+    assert (facets["types"], facets["years"]) == ({"pdf": 4, "image": 1}, {"2023": 5})
+    assert facets["languages"]["english"] == 2
     facets = served.client.get("/api/facets", params={"in": "EAST", "type": "slides"}).json()
     assert (facets["types"], facets["years"], facets["folders"]) == ({"pdf": 1}, {}, {})  # each by the other filters
     assert served.client.get("/api/documents", params={"in": "east", "year": 2023}).json()["total"] == 1

@@ -59,7 +59,8 @@ def test_the_plan_has_hours_and_disk(recipes):
     assert "| train qwen3-vl-feedback |" in answer.stdout
     (total,) = [line for line in lines if line.startswith("| all |")]
     assert all(float(cell) >= 0 for cell in total.split("|")[2:5])
-    assert len([line for line in lines if line.startswith("torchrun --standalone --nproc-per-node 2 -m randslot train ")]) == 10
+    command = "torchrun --standalone --nproc-per-node 2 -m randslot train "
+    assert sum(line.startswith(command) for line in lines) == 10
     assert "\nrandslot report plan/results" in answer.stdout
     assert "-b 'ViDoRe(v3)'" in answer.stdout
 
