@@ -221,3 +221,39 @@ def test_we_stand_on_public_names_of_sentence_transformers():
     newest = Version(metadata.version("sentence-transformers"))
     wanted = [line for line in metadata.requires("randslot") if line.startswith("sentence-transformers")]
     assert newest in Requirement(wanted[0]).specifier  # `make newest` runs this with the newest that can be had
+
+
+def test_widths_are_losses_of_their_own():
+    """The weighted mean over widths and prefixes, each of vectors cut and normalised; with a cache too."""
+    weights = {8: 0.5, 16: 2.0}
+    results = []
+    for micro_batch in (0, 3):
+        model = make("qwen3-vl", slots="learned", lora=LORA, visual_tokens=16).train()
+        loss = Loss(
+            model,
+            temperature=0.5,
+            batch=8,
+            micro_batch=micro_batch,
+            mask_repeats=False,
+            prefixes=(1, 4),
+            widths=weights,
+        )
+        results.append(gradients(model, loss, slice(0, 8)))
+    model = make("qwen3-vl", slots="learned", lora=LORA, visual_tokens=16).train()
+    queries, some = (
+        model(model.preprocess(items, task=task))["token_embeddings"]
+        for items, task in ((QUERIES, "query"), (pages(), "document"))
+    )
+    total = 0.0
+    for width, weight in {queries.shape[-1]: 1.0, **weights}.items():
+        for num in (1, 4):
+            cut = [torch.nn.functional.normalize(side[:, :num, :width], dim=-1) for side in (queries, some)]
+            scores = torch.einsum("qkd,pld->qpkl", *cut).amax(-1).sum(-1) / 0.5
+            total = total + weight * torch.nn.functional.cross_entropy(scores, torch.arange(8))
+    total = total / (2 * 3.5)
+    total.backward()
+    for value, found in results:
+        assert value == pytest.approx(total.item(), abs=1e-5)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)

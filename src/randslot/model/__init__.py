@@ -44,6 +44,9 @@ _HOMES = {
     "untrained": "model",
 }
 
+# How a model of sentence-transformers is loaded.
+LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "known_code")
+
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: a library that is only looked into needs no torch."""
@@ -58,7 +61,7 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
 
     A folder or hub id holds a saved RandSlot model, a backbone, which gets new slots, or a model of
     sentence-transformers, with several vectors a page or one. With a `template`, it is a backbone. Options are those of
-    `load` or `load_embedding_model`; None means the default.
+    `load`, or those in `LOADING` and the settings of `EmbeddingSettings` that can change; None means the default.
 
     Errors: UsageError for an option that this kind of model does not have. RandSlotError if there is no such model, or
     it cannot run here. MissingError without the extra that it needs.
@@ -94,9 +97,14 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
         if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
             raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
         return remote(name, **given)
-    code = {option: given.pop(option) for option in ("trust_remote_code", "known_code") if option in given}
-    source = find(name, given.pop("revision", None), files=WITH_CODE if any(code.values()) else MODEL_FILES)
+    has_code = given.get("trust_remote_code") or given.get("known_code")
+    source = find(name, given.pop("revision", None), files=WITH_CODE if has_code else MODEL_FILES)
     kind = sentence_loading.find_kind(source)
     if kind in ("randslot", "backbone") or "template" in given:
-        return load(source, trust_remote_code=bool(code.get("trust_remote_code")), **given)
-    return sentence_loading.load_embedding_model(source, kind, **code, **given)
+        given.pop("known_code", None)
+        return load(source, **given)
+    loading = {option: given.pop(option) for option in LOADING if option in given}
+    model, code = sentence_loading.load_checked(source, kind, **loading)
+    reader = sentence_loading.make_reader(model, source, code)
+    reader.use(**given)
+    return reader

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -25,7 +25,7 @@ from .families.base import VisionOutput
 from .hub import MODEL_FILES, WITH_CODE, Source, find
 from .own_code import list_code, load_code
 from .preprocessing import Preprocessor, Processors
-from .reader import Identity, Side
+from .reader import Identity, Side, narrow
 from .readout import Content, read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
 from .settings import Settings, read_settings
@@ -65,12 +65,14 @@ class SlotEncoder(InputModule):
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use, except `slots` and `template`; UsageError for a wrong value."""
-        for name in ("slots", "template"):
-            trained = getattr(self.settings, name)
-            if changes.get(name, trained) != trained:
-                raise UsageError(f"this model is trained with {name}={trained!r}; start from the backbone to change it")
+        """Change settings of a model in use, except `slots`, `template` and `widths`; UsageError for a wrong value."""
         settings = self.settings.change(**changes)
+        for name in ("slots", "template", "widths"):
+            trained = getattr(self.settings, name)
+            if getattr(settings, name) != trained:
+                raise UsageError(f"this model is trained with {name}={trained!r}; start from the backbone to change it")
+        if settings.width > self.full_width:
+            raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} numbers")
         least = self.family.min_tokens(self.processors)
         if settings.visual_tokens < least:
             raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
@@ -121,11 +123,16 @@ class SlotEncoder(InputModule):
         length: int = self.backbone.config.get_text_config().max_position_embeddings
         return length
 
-    def get_embedding_dimension(self) -> int:
+    @property
+    def full_width(self) -> int:
+        """The dimension of vectors before they are cut."""
         return self.head.out_features if self.head is not None else self.hidden_size
 
+    def get_embedding_dimension(self) -> int:
+        return self.settings.width or self.full_width
+
     def get_config_dict(self) -> dict[str, Any]:
-        return asdict(self.settings)
+        return self.settings.as_dict()
 
     @property
     def page_tokens(self) -> int:
@@ -199,6 +206,8 @@ class SlotEncoder(InputModule):
                 mask = mask * (features["input_ids"] == self.backbone.config.image_token_id)
             seeds = [(settings.seed, key) for key in keys.tolist()]
             vectors, mask = reduce_pages(settings.reduction, vectors, mask, settings.page_vectors, seeds)
+        if settings.width and not self.training:
+            vectors = narrow_tensor(vectors, settings.width)
         return {"token_embeddings": vectors, "attention_mask": mask}
 
     def _read_slots(self, content: Content, strategy: Strategy, side: Side, keys: Tensor) -> Tensor:
@@ -254,6 +263,11 @@ class SlotEncoder(InputModule):
         trust = bool(kwargs.get("trust_remote_code"))
         source = find(model_name_or_path, revision, files=WITH_CODE if trust else MODEL_FILES, **more)
         return load_encoder(source, trust_remote_code=trust, **model_kwargs or {})
+
+
+def narrow_tensor(vectors_BKD: Tensor, width: int, *, unit: bool = True) -> Tensor:
+    """Return `narrow` of some vectors: computed in one place, so that all kinds of models give the same bits."""
+    return torch.from_numpy(narrow(vectors_BKD.detach().float().cpu().numpy(), width, unit=unit)).to(vectors_BKD.device)
 
 
 def draw_keys(keys_B: Tensor) -> Tensor:

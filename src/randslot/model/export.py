@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +153,8 @@ def describe_serving(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str
     before, after = encoder.template.query_prompt
     return {
         "format": FORMAT,
-        "settings": asdict(settings),
-        "dimension": encoder.get_embedding_dimension(),
+        "settings": settings.as_dict(),
+        "dimension": encoder.full_width,
         "query_prompt": first + before + QUERY + after + last,
         "query_slots": "".join(name_slots(encoder, "query")),
         "page_prompt": first + encoder.template.page_prompt + last + "".join(name_slots(encoder, "page")),

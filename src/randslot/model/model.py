@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -63,9 +62,9 @@ class RandSlotModel(MultiVectorEncoder):
         return self.encoder.settings
 
     def use(self, **settings: Any) -> None:
-        """Change settings of a model in use: any of `Settings` except `slots` and `template`.
+        """Change settings of a model in use: any of `Settings` except `slots`, `template` and `widths`.
 
-        Errors: UsageError for a wrong value, or another value of these two.
+        Errors: UsageError for a wrong value, or another value of these three.
         """
         self.encoder.use(**settings)
 
@@ -88,7 +87,7 @@ class RandSlotModel(MultiVectorEncoder):
     @property
     def identity(self) -> Identity:
         home, encoder = self.encoder.home, self.encoder
-        settings = asdict(self.settings)
+        settings = self.settings.as_dict()
         del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # the one that it does not use
         return Identity(home.name, home.revision, self.weights_key, encoder.dtype, self.dimension, settings, self.reads)
 

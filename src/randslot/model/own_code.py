@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from hashlib import blake2b
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from .families import FAMILIES, add_family
 from .families.base import Family
 from .hub import Source
 from .slots import STRATEGIES, Strategy
-from .trust import is_code_trusted, remember_code
+from .trust import hash_code, is_code_trusted, remember_code
 
 SOURCES: dict[str, str] = {}  # the files of strategies and families, by "file:Class"
 
@@ -119,8 +118,8 @@ def _load_saved(source: Source, label: str, kind: type, trust_remote_code: bool)
         raise RandSlotError(f"{source.name} needs {label}, and lacks {file.name}: name it, as --strategy FILE.py:CLASS")
     text = file.read_text(encoding="utf-8")
     if trust_remote_code:
-        trust_source(text, source.name)
-    elif not is_code_trusted(hash_source(text)):
+        remember_code(hash_code(text), source.name)
+    elif not is_code_trusted(hash_code(text)):
         raise UsageError(
             f"{source.name} runs code of its own, {file.name}: read it, and if you trust it say so by "
             "--trust-remote-code (in Python trust_remote_code=True)"
@@ -129,12 +128,3 @@ def _load_saved(source: Source, label: str, kind: type, trust_remote_code: bool)
     if issubclass(found, Strategy):
         STRATEGIES[label] = found
     return found
-
-
-def hash_source(text: str) -> str:
-    return blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def trust_source(text: str, name: str | None) -> None:
-    """Record that this user trusts a file, on this machine."""
-    remember_code(hash_source(text), name)

@@ -20,6 +20,23 @@ Reads = Literal["image", "text"]  # what a model reads of a page
 Vectors = NDArray[np.float32]  # (K, D), unit length
 
 
+def narrow(vectors: Vectors, width: int, num: int | None = None, *, unit: bool = True) -> Vectors:
+    """Return the first `num` vectors, cut to their first `width` numbers (0: all) and of unit length again.
+
+    The cut starts from half precision, as libraries keep vectors: so narrowing a library gives the same bits as
+    encoding its pages narrow. unit: whether the vectors have unit length; others are only cut. Shape: (..., K, D).
+    """
+    vectors = vectors[..., :num, :]
+    if not 0 < width < vectors.shape[-1]:
+        return vectors
+    cut = np.ascontiguousarray(vectors[..., :width].astype(np.float16).astype(np.float32))
+    if not unit:
+        return cut
+    lengths = np.sqrt((cut * cut).sum(-1, keepdims=True))
+    narrowed: Vectors = cut / np.maximum(lengths, np.float32(1e-12))  # padding stays zero
+    return narrowed
+
+
 @dataclass(frozen=True)
 class Identity:
     """Which model this is, and how it makes vectors.

@@ -31,6 +31,7 @@ from ..pages import open_page
 from ..pages.images import shrink
 from .backbone import load_processors
 from .client import JsonClient
+from .encoder import narrow_tensor
 from .export import FORMAT
 from .families import find_family
 from .hub import SERVING, Source
@@ -104,18 +105,19 @@ class RemoteEncoder(InputModule):
         return self.weights
 
     def get_embedding_dimension(self) -> int:
-        return self.dimension
+        return self.settings.width or self.dimension
 
     def use(self, **changes: Any) -> None:
-        """Change the budgets, to at most those of the server: fewer vectors are the first ones of more.
+        """Change budgets and width, to at most those of the server: fewer vectors are the first ones of more.
 
         Errors: UsageError for any other change.
         """
         settings = self.settings.change(**changes)
-        few = {f"{side}_vectors" for side in SIDES if self.limit.has_prefixes(side)}
+        most = {f"{side}_vectors": self.limit.vectors(side) for side in SIDES if self.limit.has_prefixes(side)}
+        most["width"] = self.dimension
         for name, value in asdict(settings).items():
             own = getattr(self.limit, name)
-            if value != own and (name not in few or value > own):
+            if value != own and not 0 < value <= most.get(name, 0):
                 raise UsageError(f"{name}={value!r}: the server has {own!r}; only fewer vectors can be asked for")
         self.settings = settings
 
@@ -206,7 +208,7 @@ class ServiceEncoder(RemoteEncoder):
         if (num := self.settings.num_vectors(features["side"])) is not None:
             found = [rows[:num] for rows in found]
         lengths = torch.tensor([len(rows) for rows in found])
-        vectors = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+        vectors = narrow_tensor(torch.nn.utils.rnn.pad_sequence(found, batch_first=True), self.settings.width)
         mask = (torch.arange(vectors.shape[1])[None] < lengths[:, None]).long()
         return {"token_embeddings": vectors, "attention_mask": mask}
 
@@ -300,7 +302,7 @@ class VllmEncoder(RemoteEncoder):
                 f"{self.server.url} answers with {min(found)} states, which are too few for {first} vectors or not "
                 "finite: does it run in float16?"
             )
-        vectors = F.normalize(torch.stack(kept), dim=-1)
+        vectors = narrow_tensor(F.normalize(torch.stack(kept), dim=-1), self.settings.width)
         return {"token_embeddings": vectors, "attention_mask": torch.ones(vectors.shape[:2], dtype=torch.long)}
 
     def ask(self, body: dict[str, Any]) -> list[Tensor]:

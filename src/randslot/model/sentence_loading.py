@@ -74,38 +74,6 @@ def _find_base(source: Source, files: tuple[str, ...]) -> Source | None:
         raise RandSlotError(f"{source.name} is an adapter and needs its base: {error}") from error
 
 
-def load_embedding_model(
-    source: Source,
-    kind: Kind,
-    *,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
-    known_code: str = "",
-    **settings: Any,
-) -> EmbeddingModel:
-    """Load a model of sentence-transformers.
-
-    trust_remote_code: let the model run its own Python files. known_code: the hash of files that were trusted before.
-    settings: of `EmbeddingSettings`, those that can be chosen.
-
-    Errors: UsageError for code that is not trusted. RandSlotError for missing or broken files, and for pickles.
-    """
-    model, code = load_checked(
-        source,
-        kind,
-        device=device,
-        dtype=dtype,
-        attn_implementation=attn_implementation,
-        trust_remote_code=trust_remote_code,
-        known_code=known_code,
-    )
-    reader = _make_reader(model, source, code)
-    reader.use(**settings)
-    return reader
-
-
 def load_checked(
     source: Source,
     kind: Kind,
@@ -116,7 +84,12 @@ def load_checked(
     trust_remote_code: bool = False,
     known_code: str = "",
 ) -> tuple[Any, str]:
-    """Load a folder with sentence-transformers; return the model, and a hash of its own code if that may run."""
+    """Load a folder with sentence-transformers; return the model, and a hash of its own code if that may run.
+
+    trust_remote_code: let the model run its own Python files. known_code: the hash of files that were trusted before.
+
+    Errors: UsageError for code that is not trusted. RandSlotError for missing or broken files, and for pickles.
+    """
     base = _find_base(source, WITH_CODE if trust_remote_code or known_code else MODEL_FILES)
     folders = [Path(str(part.folder)) for part in (source, base) if part is not None]
     code = _hash_code(folders)
@@ -287,11 +260,11 @@ def adopt(model: Any) -> RandSlotModel | EmbeddingModel:
     if isinstance(model, MultiVectorEncoder) and isinstance(model[0], SlotEncoder):
         return RandSlotModel(modules=list(model), device=str(model.device))
     if isinstance(model, MultiVectorEncoder | SentenceTransformer):
-        return _make_reader(model, Source(), "")
+        return make_reader(model, Source(), "")
     raise UsageError(f"a library takes a loaded model, or the folder or hub id of one, not {type(model).__name__}")
 
 
-def _make_reader(model: MultiVectorEncoder | SentenceTransformer, source: Source, code: str) -> EmbeddingModel:
+def make_reader(model: MultiVectorEncoder | SentenceTransformer, source: Source, code: str) -> EmbeddingModel:
     """Find out how a model makes its vectors: from its configuration, and from the vectors of a query."""
     with in_one_line(f"run {source.name or 'this model'}"):  # whatever is wrong with a model shows when it runs
         (found,) = model.encode_query(["a query"], show_progress_bar=False)

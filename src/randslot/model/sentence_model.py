@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import RandSlotError, UsageError
 from ..pages import open_page
 from .checkpoint import hash_weights
+from .encoder import narrow_tensor
 from .hub import Source
 from .preprocessing import hash_content
 from .reader import Identity, Reads, Side, Vectors, check_query
@@ -41,8 +42,9 @@ class EmbeddingSettings:
     length. prompts, default_prompt_name: put before queries ("query") and pages ("document").
 
     reduction, page_vectors, seed: bring each page to at most `page_vectors`, as `reductions.py` does. A text model of
-    one vector reads a page in at most `page_vectors` windows, with a vector for each. trust_remote_code, code: whether
-    the model runs code of its own, and a hash of that code.
+    one vector reads a page in at most `page_vectors` windows, with a vector for each. width: keep this many numbers of
+    each vector (0: all), of a model that was trained for it. trust_remote_code, code: whether the model runs code of
+    its own, and a hash of that code.
     """
 
     kind: Literal["multi-vector", "one-vector"]
@@ -57,13 +59,14 @@ class EmbeddingSettings:
     seed: int = 42
     trust_remote_code: bool = False
     code: str = ""
+    width: int = 0
     note: ClassVar[str] = ""  # a warning before an evaluation
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", plain_name(self.reduction))
         check_choice("similarity", self.similarity, ("maxsim", "meanmaxsim", "cosine", "dot"))
         check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
-        for name in ("page_vectors", "seed"):
+        for name in ("page_vectors", "seed", "width"):
             if getattr(self, name) is not None:
                 check_limits(name, getattr(self, name))
         has_budget = self.is_multi_vector and self.page_vectors is not None
@@ -103,9 +106,12 @@ class EmbeddingSettings:
 
     def vectors_name(self, side: Side) -> str:
         """Return a name for the vectors of one side under these settings, for caches."""
-        if side == "query":
-            return "query-text"
-        return f"page-{self.reads}" + (f"-{self.reduction}-seed{self.seed}" if self.is_reduced else "")
+        parts = ["query-text"] if side == "query" else [f"page-{self.reads}"]
+        if side == "page" and self.is_reduced:
+            parts.append(f"{self.reduction}-seed{self.seed}")
+        if self.width:
+            parts.append(f"width{self.width}")
+        return "-".join(parts)
 
     def has_prefixes(self, side: Side) -> bool:
         """Whether a smaller budget gives the first vectors of a larger one: never, here."""
@@ -121,7 +127,7 @@ class EmbeddingSettings:
 
         Errors: UsageError for a setting that such a model does not have, or that the model itself decides.
         """
-        own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name")
+        own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name", "width")
         for name, value in changes.items():
             if name not in own or (name not in free and value != own[name]):
                 raise UsageError(f"{name}={value!r} does not go with this model of sentence-transformers")
@@ -139,17 +145,20 @@ class EmbeddingModel:
         dimension: int,
     ) -> None:
         """settings, dimension: of the model itself, as `sentence_loading` finds them."""
-        self.model, self.source, self.settings, self.dimension = model, source, settings, dimension
+        self.model, self.source, self.settings, self.full_width = model, source, settings, dimension
 
     def __repr__(self) -> str:
         return f"EmbeddingModel({self.source.name}, {self.settings.kind}, {self.dimension} dimensions)"
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: reduction and page_vectors, seed, prompts.
+        """Change settings of a model in use: reduction and page_vectors, width, seed, prompts.
 
         Errors: UsageError for a wrong value, or for a setting that the model itself decides.
         """
-        self.settings = self.settings.change(**changes)
+        settings = self.settings.change(**changes)
+        if settings.width > self.full_width:
+            raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} numbers")
+        self.settings = settings
         self.model.prompts = dict(self.settings.prompts)
         self.model.default_prompt_name = self.settings.default_prompt_name
 
@@ -159,6 +168,8 @@ class EmbeddingModel:
     def identity(self) -> Identity:
         source, settings = self.source, asdict(self.settings)
         del settings["reads"]  # a field of the identity itself
+        if not self.settings.width:
+            del settings["width"]
         return Identity(
             source.name, source.revision, self.weights_key, self.dtype, self.dimension, settings, self.reads
         )
@@ -180,6 +191,10 @@ class EmbeddingModel:
     @property
     def device(self) -> Any:
         return self.model.device
+
+    @property
+    def dimension(self) -> int:
+        return self.settings.width or self.full_width
 
     @property
     def reads(self) -> Reads:
@@ -221,7 +236,8 @@ class EmbeddingModel:
 
         Errors: UsageError for a query without text.
         """
-        return self._encode(self.model.encode_query, [check_query(query) for query in queries], batch_size)
+        found = self._encode(self.model.encode_query, [check_query(query) for query in queries], batch_size)
+        return [self._narrow(vectors) for vectors in found]
 
     def encode_document(self, pages: Sequence[Any], batch_size: int = 8) -> list[Tensor]:
         """Return the vectors (L, D) of each page, as the model makes them, or fewer by the reduction."""
@@ -238,8 +254,15 @@ class EmbeddingModel:
             if settings.is_reduced and settings.page_vectors is not None and len(vectors) > settings.page_vectors:
                 seed = (settings.seed, hash_content(page))
                 vectors = REDUCTIONS[settings.reduction](vectors.float(), settings.page_vectors, seed)
-            found.append(vectors)
+            found.append(self._narrow(vectors))
         return found
+
+    def _narrow(self, vectors_LD: Tensor) -> Tensor:
+        if not self.settings.width:
+            return vectors_LD
+        if self.settings.similarity == "cosine":  # vectors of any length, which a library keeps as unit vectors
+            vectors_LD = F.normalize(vectors_LD.float(), dim=-1)
+        return narrow_tensor(vectors_LD, self.settings.width, unit=self.settings.unit)
 
     def _encode(self, encode: Callable[..., Any], inputs: list[Any], batch_size: int) -> list[Tensor]:
         """Return vectors as (L, D) each; one vector is a row of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
@@ -17,6 +17,7 @@ LIMITS = {
     "visual_tokens": (4, 2**20),
     "text_tokens": (1, 2**20),
     "seed": (0, 2**32 - 1),
+    "width": (0, 2**16),
 }
 NO_REDUCTION = "none"
 
@@ -30,6 +31,8 @@ class Settings:
     query_vectors, page_vectors: the budgets. visual_tokens, text_tokens: the most tokens of a page, for models that
     read images or text; longer text is cut. seed: for adapters, tables and random slots. template: the prompts around
     queries and pages; like `slots`, it is fixed in training.
+    width: keep this many numbers of each vector when encoding queries and pages; 0: all. widths: those that training
+    made vectors of their own, beside the full width.
 
     With slots="tokens" every token has a vector. Then `reduction` reduces pages to at most `page_vectors` when
     encoding; queries and training keep all vectors.
@@ -44,8 +47,11 @@ class Settings:
     reduction: str = NO_REDUCTION
     template: str = "paper"
     text_tokens: int = 1536
+    width: int = 0
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))  # a list in files
         check_choice("slots", self.slots, STRATEGIES)
         if not self.inference:
             object.__setattr__(self, "inference", self.strategy.inference or self.slots)
@@ -118,11 +124,21 @@ class Settings:
             parts.append(f"{self.visual_tokens}tokens")
         if side == "page" and self.text_tokens != Settings.text_tokens:
             parts.append(f"{self.text_tokens}text")
+        if self.width:
+            parts.append(f"width{self.width}")
         return "-".join(parts)
 
     def has_prefixes(self, side: Side) -> bool:
         """Whether the vectors of a smaller budget are the first ones of a larger one."""
         return self.inference_strategy.prefix_stable and not (side == "page" and self.is_reduced)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as files hold them: without widths in a model that has none."""
+        values = asdict(self)
+        for name in ("width", "widths"):
+            if not values[name]:
+                del values[name]
+        return values
 
     def change(self, **changes: Any) -> Settings:
         """Return these settings with some changed; UsageError for an unknown setting or a wrong value."""
@@ -148,6 +164,6 @@ def check_limits(name: str, value: object) -> None:
 def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
     """Make settings from the complete values of a saved model."""
     known = {field.name for field in fields(Settings)}
-    if wrong := sorted(values.keys() ^ known):
+    if wrong := sorted(values.keys() ^ known - ({"width", "widths"} - values.keys())):
         raise RandSlotError(f"randslot.json of {name} lacks settings or has unknown ones: {', '.join(wrong)}")
     return Settings(**values)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from hashlib import blake2b
 
 from ..files import data_folder, read_json, write_json
+
+
+def hash_code(*texts: str) -> str:
+    """Return a hash of Python files by their text."""
+    return blake2b("\0".join(texts).encode(), digest_size=12).hexdigest()
 
 
 def remember_code(code: str, name: str | None) -> None:

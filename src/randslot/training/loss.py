@@ -9,7 +9,7 @@ Shapes: Q queries and B pages of this process, P pages of all processes, L posit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -27,9 +27,11 @@ from ..model.model import RandSlotModel
 Encoded = tuple[Tensor, Tensor]  # vectors (N, K, D) and the mask (N, K) of those that count
 
 
-def score(queries: Encoded, pages: Encoded, first: int | None = None) -> Tensor:
-    """Return the MaxSim (Q, P) of the first vectors in float32, also under autocast."""
-    query_vectors, page_vectors = queries[0][:, :first].float(), pages[0][:, :first].float()
+def score(queries: Encoded, pages: Encoded, first: int | None = None, width: int | None = None) -> Tensor:
+    """Return the MaxSim (Q, P) of the first vectors, cut to a width, in float32, also under autocast."""
+    query_vectors, page_vectors = (vectors[:, :first, :width].float() for vectors, _ in (queries, pages))
+    if width is not None:
+        query_vectors, page_vectors = F.normalize(query_vectors, dim=-1), F.normalize(page_vectors, dim=-1)
     device = query_vectors.device.type
     with torch.autocast(device, enabled=False) if device != "meta" else nullcontext():
         scores: Tensor = maxsim(query_vectors, page_vectors, a_mask=queries[1][:, :first], b_mask=pages[1][:, :first])
@@ -69,7 +71,7 @@ class RandomState:
 
 
 class Loss(nn.Module):
-    """InfoNCE over MaxSim, or its mean over several prefixes of the vectors.
+    """InfoNCE over MaxSim, or its mean over several prefixes of the vectors and widths of each.
 
     Pages are encoded a micro-batch at a time, and as many queries at a time as have the same number of positions.
     Without a gradient cache all of them are held until the backward; with checkpointed layers that is little more than
@@ -85,11 +87,13 @@ class Loss(nn.Module):
         micro_batch: int,
         mask_repeats: bool,
         prefixes: tuple[int, ...] = (),
+        widths: Mapping[int, float] | None = None,
         gradient_cache: bool = True,
     ) -> None:
         """batch: pairs of this process, of which `micro_batch` are encoded at once (0: all).
 
-        mask_repeats: leave copies of a query's own page out of its negatives.
+        mask_repeats: leave copies of a query's own page out of its negatives. widths: the weight of the loss at each,
+        beside 1 at the full width.
         """
         super().__init__()
         self.model = model  # the trainer replaces it by its distributed model
@@ -97,7 +101,8 @@ class Loss(nn.Module):
         self.micro_batch = micro_batch or batch
         self.cached = 0 < micro_batch < batch and gradient_cache
         self.mask_repeats = mask_repeats
-        self.prefixes = prefixes
+        self.prefixes: tuple[int | None, ...] = prefixes or (None,)
+        self.widths: dict[int | None, float] = {None: 1.0} | dict(widths or {})
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         queries, pages = (features | {"draws": draw_keys(features["keys"])} for features in sentence_features)
@@ -141,15 +146,18 @@ class Loss(nn.Module):
         if torch.distributed.is_initialized():
             all_pages = all_gather_padded(*own_pages, with_grad=True)
             keys_P = all_gather(keys_B) if keys_B is not None else None
-        losses = []
-        for first in self.prefixes or (None,):
-            scores = score(all_queries, all_pages, first) * self.scale
-            if keys_P is not None:  # copies of a query's own page, which is in column own_Q
-                repeats = keys_P[own_Q][:, None] == keys_P
-                repeats[torch.arange(len(own_Q), device=device), own_Q] = False
-                scores = scores.masked_fill(repeats, float("-inf"))
-            losses.append(F.cross_entropy(scores, own_Q))
-        return torch.stack(losses).mean()  # not the sum, so that clipping means the same with and without prefixes
+        losses, weights = [], []
+        for width, weight in self.widths.items():
+            for first in self.prefixes:
+                scores = score(all_queries, all_pages, first, width) * self.scale
+                if keys_P is not None:  # copies of a query's own page, which is in column own_Q
+                    repeats = keys_P[own_Q][:, None] == keys_P
+                    repeats[torch.arange(len(own_Q), device=device), own_Q] = False
+                    scores = scores.masked_fill(repeats, float("-inf"))
+                losses.append(weight * F.cross_entropy(scores, own_Q))
+                weights.append(weight)
+        # The mean and not the sum, so that clipping means the same with and without prefixes and widths.
+        return torch.stack(losses).sum() / sum(weights)
 
     def _encode_again(
         self, parts: list[dict[str, Any]], states: list[RandomState], gradients: tuple[Tensor, ...], scale: Tensor

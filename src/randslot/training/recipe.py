@@ -35,8 +35,8 @@ LIMITS = {  # of numbers that must not be zero, or not be large; others are fini
     "epsilon": (1e-20, 1),
     "lora_dropout": (0, 0.99),
 }
-TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of whole numbers"}
-ENCODING = ("inference", "reduction")  # settings of a model that do not affect training
+TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of numbers"}
+ENCODING = ("inference", "reduction", "width")  # settings of a model that do not affect training
 # Keys that do not affect the result: a resumed run may change them.
 RUNTIME_KEYS = (
     *("output", "workers", "micro_batch", "gradient_cache", "gradient_checkpointing", "save_every", "on_bad_row"),
@@ -48,8 +48,8 @@ RUNTIME_KEYS = (
 class Recipe(Settings):
     """Every setting of a training run; the defaults are the paper's.
 
-    Set either `backbone` or `untrained`. `inference` and `reduction` do not affect training: set them when you load
-    the trained model.
+    Set either `backbone` or `untrained`. `inference`, `reduction` and `width` do not affect training: set them when
+    you load the trained model.
     """
 
     # The model; its settings are inherited.
@@ -78,6 +78,7 @@ class Recipe(Settings):
     temperature: float = 0.07
     repeated_pages: str = "mask"
     prefixes: tuple[int, ...] = ()  # average the loss over the first 1, 2, ... vectors of both sides; (): all vectors
+    width_weights: tuple[float, ...] = ()  # of the losses at `widths`, beside 1 at the full width; (): 1 for each
 
     # The optimisation.
     epochs: int = 1
@@ -115,7 +116,8 @@ class Recipe(Settings):
         super().__post_init__()
         for field in fields(self):
             name, value, expected = field.name, getattr(self, field.name), type(field.default)
-            has_other_parts = isinstance(value, tuple) and any(type(part) is not int for part in value)
+            numbers = (int, float) if name == "width_weights" else (int,)
+            has_other_parts = isinstance(value, tuple) and any(type(part) not in numbers for part in value)
             if type(value) is not expected or has_other_parts:
                 raise UsageError(f"{name} must be {TYPES[expected]}, not {value!r}")
             low, high = LIMITS.get(name, (0, 1e10))
@@ -133,6 +135,9 @@ class Recipe(Settings):
             (self.window and not self.shuffle, "window needs shuffle = true"),
             (not is_rising, f"prefixes must rise from 1 to {num_vectors} at most, not {list(self.prefixes)}"),
             (self.prefixes and not self.strategy.prefix_stable, f"prefixes do not work with slots = {self.slots!r}"),
+            (list(self.widths) != sorted(set(self.widths)) or 0 in self.widths, "widths must rise, from 1"),
+            (len(self.width_weights) not in (0, len(self.widths)), "width_weights needs a number for each of widths"),
+            (min(self.width_weights, default=1) <= 0, f"width_weights must be positive: {list(self.width_weights)}"),
             (self.validate_every and not self.validation, "validate_every needs validation: the held-out pairs"),
         ):
             if is_wrong:

@@ -31,7 +31,8 @@ from ..files import write_json
 from ..machine import describe_checkout, list_versions
 from ..model.encoder import FrozenVision
 from ..model.model import RandSlotModel, load, untrained
-from ..model.own_code import list_code, trust_source
+from ..model.own_code import list_code
+from ..model.trust import hash_code, remember_code
 from ..plots import draw_losses
 from .data import (
     ColumnPreprocessor,
@@ -190,8 +191,12 @@ class TrainingRun:
             "dtype": self.hardware.dtype if recipe.lora else torch.float32,  # all weights are trained under autocast
             "attn_implementation": self.hardware.attention,
         }
-        options |= asdict(recipe.settings())
+        options |= asdict(replace(recipe.settings(), widths=()))
         model = untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
+        full = model.encoder.full_width
+        if recipe.widths and recipe.widths[-1] >= full:
+            raise UsageError(f"widths = {list(recipe.widths)}: they must be below {full}, which is trained anyway")
+        model.encoder.settings = replace(model.settings, widths=recipe.widths)  # also if it starts from a trained model
         if recipe.page_texts and model.reads != "text":
             raise UsageError(f"page_texts needs a text model; a {model.family} model reads images")
         model.encoder.loops = recipe.execution == "loop"
@@ -208,6 +213,7 @@ class TrainingRun:
             micro_batch=recipe.micro_batch,
             mask_repeats=recipe.repeated_pages == "mask",
             prefixes=recipe.prefixes,
+            widths=dict(zip(recipe.widths, recipe.width_weights or (1.0,) * len(recipe.widths), strict=True)),
             gradient_cache=recipe.gradient_cache,
         )
 
@@ -279,7 +285,7 @@ class TrainingRun:
         }
         write_json(self.folder / RUN, record)
         for text in list_code([model.settings.slots, model.settings.inference], model.family).values():
-            trust_source(text, str(self.folder))  # this user has run it
+            remember_code(hash_code(text), str(self.folder))  # this user has run it
         model.encoder.record = {name: (self.folder / name).read_text(encoding="utf-8") for name in (RECIPE, RUN)}
         if num_skipped:
             self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
