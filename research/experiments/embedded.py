@@ -37,8 +37,8 @@ STAGES = [Path("runs/embedded-reading"), Path("runs/embedded")]
 class HeldOut:
     """Held-out sample pages and the questions about them."""
 
-    def __init__(self, num_reports: int, folder: Path) -> None:
-        self.reports = list(make_reports(num_reports, split="test", seed=0))
+    def __init__(self, num_reports: int, folder: Path, split: str = "test") -> None:
+        self.reports = list(make_reports(num_reports, split=split, seed=0))
         for report in self.reports:
             (folder / f"{report.name}.pdf").write_bytes(draw_report(report))
         self.page_ids = [id for report in self.reports for id in page_ids(report)]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import randslot
 from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import copy
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
 from randslot.library.sharing import LibraryServer
+from randslot.model import open_model
+from randslot.model.model import make_student
 from support.libraries import ToyReader, same, scores, write_tiff
 from support.models import noise
 
@@ -157,3 +161,53 @@ def test_a_backup_is_a_library_and_stays_small(papers, tmp_path, is_served):
         CliRunner().invoke(app, command, catch_exceptions=False)
     with pytest.raises(UsageError, match="name a new folder"):
         CliRunner().invoke(app, [*command[:2], str(lib / "inside"), *command[3:]], catch_exceptions=False)
+
+
+def read_vectors(library: Library) -> dict[tuple[str, int], np.ndarray]:
+    sources = {file.id: file.source for file in library.files()}
+    pages = library.store.read([page.id for page in library.store.find(None)])
+    return {(sources[page.file], page.number): page.vectors for page in pages.values()}
+
+
+def narrow_copy(saved: Path, papers: Path, folder: Path, target: str) -> None:
+    """To the last bit: fewer vectors a page, and narrower ones; searches and a student follow."""
+    with Library(folder / "wide", saved) as wide:
+        wide.add(papers, workers=1)
+    arguments = ["library", "copy", str(folder / "wide"), target, "--page-vectors", "2", "--width", "16"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    with Library(folder / "made", open_model(str(saved), width=16, page_vectors=2)) as made:
+        made.add(papers, workers=1)
+        found = {(hit.source, hit.page): hit.score for hit in made.search("tax", 9, by="vectors", exact=True)}
+        expected = read_vectors(made)
+    with Library(target) as copied:
+        assert copied.binding.dimension == copied.models.model.dimension == 16
+        vectors = read_vectors(copied)
+        assert vectors.keys() == expected.keys()
+        for page, one in expected.items():
+            assert one.shape == (2, 16)
+            assert np.array_equal(one, vectors[page])
+        hits = copied.search("tax", 9, by="vectors", exact=True)
+        assert {(hit.source, hit.page): hit.score for hit in hits} == pytest.approx(found, abs=1e-5)
+    student = make_student("tiny", randslot.load(saved).identity)
+    with Library(target, query_model=student) as copied:
+        assert student.dimension == 16
+        assert len(copied.search("tax", 3, by="vectors")) == 3
+
+
+def test_a_narrowed_copy_equals_a_library_made_narrow(saved, papers, tmp_path):
+    narrow_copy(saved, papers, tmp_path, str(tmp_path / "copy"))
+
+
+def test_a_narrowed_copy_on_a_server_equals_a_library_made_narrow(url, saved, papers, tmp_path):
+    narrow_copy(saved, papers, tmp_path, url)
+
+
+def test_a_copy_cannot_be_wider(saved, tmp_path):
+    with Library(tmp_path / "wide", saved) as wide:
+        for cut in ((5, None), (None, 4096), (0, None), (None, 0)):
+            with pytest.raises(UsageError, match="this library"):
+                wide.binding.narrowed(*cut)
+    arguments = ["library", "copy", str(tmp_path / "wide"), str(tmp_path / "x"), "--width", "4096"]
+    assert isinstance(CliRunner().invoke(app, arguments).exception, UsageError)
+    assert not (tmp_path / "x").exists()

@@ -26,6 +26,7 @@ from .options import (
     Place,
     Reduction,
     TrustRemoteCode,
+    Width,
     Workers,
     Yes,
     confirm,
@@ -74,6 +75,7 @@ def index(
     quiet: Annotated[bool, flag("--quiet", "-q", help="Print only failures.")] = False,
     as_json: AsJson = False,
     page_vectors: PageVectors = None,
+    width: Width = None,
     reduction: Reduction = None,
     inference: Inference = None,
     strategy: OwnStrategy = None,
@@ -130,7 +132,8 @@ def index(
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
     with show_waiting("opening the library" if model is None else "loading the model", silent):
-        settings = {"page_vectors": page_vectors, "reduction": reduction, "inference": inference}
+        settings: dict[str, Any] = {"page_vectors": page_vectors, "width": width}
+        settings |= {"reduction": reduction, "inference": inference}
         settings["slots"] = use_own_code(strategy, family)
         chosen = _open_model(model, settings, trust_remote_code)
         opened = open_library(library, chosen, trust_remote_code=trust_remote_code)

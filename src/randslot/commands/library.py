@@ -13,7 +13,21 @@ import typer
 
 from ..errors import UsageError
 from .index import read_scans
-from .options import AsJson, Language, NoOcr, Ocr, OcrChoice, Place, Workers, Yes, confirm, flag, say_stopped
+from .options import (
+    AsJson,
+    Language,
+    NoOcr,
+    Ocr,
+    OcrChoice,
+    PageVectors,
+    Place,
+    Width,
+    Workers,
+    Yes,
+    confirm,
+    flag,
+    say_stopped,
+)
 
 library_app = typer.Typer(help="Inspect, prune, copy or check a library.", no_args_is_help=True)
 
@@ -178,11 +192,14 @@ def copy(
     source: Annotated[str, typer.Argument(help="Library folder or address.")],
     target: Annotated[str, typer.Argument(help="New library, or one of the same model.")],
     as_json: AsJson = False,
+    page_vectors: PageVectors = None,
+    width: Width = None,
 ) -> None:
     """Copy a library between folders and servers, and compare them.
 
     randslot library copy mylib qdrant://host:6334/papers
     randslot library copy qdrant://host:6334/papers mylib
+    randslot library copy mylib smaller --page-vectors 2 --width 256
     """
     from dataclasses import asdict
 
@@ -194,7 +211,7 @@ def copy(
     if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
         raise UsageError(SAME)
     with show_progress(as_json) as progress, say_stopped(progress):
-        copied = copy_between(source, target, progress)
+        copied = copy_between(source, target, progress, page_vectors, width)
     if as_json:
         print(json.dumps(asdict(copied), indent=2))
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import RandSlotError, UsageError
 from ..files import check_space
+from ..model.reader import Identity, narrow
 from ..words.analyzer import Terms
 from .ingest import SAFE_SECONDS
 from .library import Library
@@ -44,6 +45,8 @@ class Copied:
 def copy_library(source: Library, target: Library, report: Callable[[Progress], None] = lambda _: None) -> Copied:
     """Copy the visible files of a library into another one of the same model; other files of the target stay.
 
+    If the target has fewer vectors a page, or narrower ones, those of the source are cut: nothing is encoded again.
+
     Stopped or killed, the same call resumes: pages are not copied twice, and complete files become visible.
 
     Errors: UsageError if both are the same library; RandSlotError if a file of the source changes meanwhile.
@@ -54,7 +57,7 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
         if source.location.is_same(target.location):
             raise UsageError(SAME)
         if source.binding and target.binding:
-            check_model(source.binding, target.binding, source.name, "name another place")
+            check_model(_narrow_like(source.binding, target.binding), target.binding, source.name, "name another place")
         elif source.binding or target.binding:
             one, other = (source, target) if source.binding else (target, source)
             raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
@@ -65,6 +68,20 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
     if source.sketches.noted and not target.sketches.noted:
         copied.notes.append(f"sketches are not copied: randslot library sketch -l {target.name} makes them")
     return copied
+
+
+def narrow_binding(library: Library, page_vectors: int | None, width: int | None) -> Identity | None:
+    """Return the model of a copy with fewer vectors a page, or narrower ones; UsageError if there are no such ones."""
+    if page_vectors is None and width is None:
+        return library.binding
+    return library.models.need_binding().narrowed(page_vectors, width)
+
+
+def _narrow_like(source: Identity, target: Identity) -> Identity:
+    """Return the model of a library with the page vectors and the width of another, if those are a part of its own."""
+    counts = [identity.num_vectors("page") or 0 for identity in (source, target)]
+    fewer = counts[1] if counts[1] < counts[0] else None
+    return source.narrowed(fewer, target.dimension if target.dimension < source.dimension else None)
 
 
 def backup_library(library: Library, target: Path) -> int:
@@ -198,11 +215,15 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
     found = source.store.read(list(wanted))
     same_words = _weigh_alike(source, target)
+    new = target.binding
     added: list[StoredPage] = []
     for id, file in wanted.items():
         if id not in found:
             raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
         page = found[id]
+        if new and page.vectors is not None:
+            is_unit = bool(new.settings.get("unit", True))
+            page = replace(page, vectors=narrow(page.vectors, new.dimension, new.num_vectors("page"), unit=is_unit))
         if page.text and page.text.text and not same_words:
             page = replace(page, text=target.words.count(page.text, file.source))
         elif page.text and target.words.vocabulary:
@@ -227,7 +248,7 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
         if page.text and page.text.terms.numbers and _weigh_alike(source, target):
             numbers = page.text.terms.numbers[:8]
             queries.append(StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers))))
-        if page.vectors is not None:
+        if page.vectors is not None and source.binding == target.binding:
             queries.append(StoreQuery(page.vectors))
     ids = frozenset(file.id for file in files)
     among = ids if visible - ids else None  # naming all files is slow, and needed only if there are others

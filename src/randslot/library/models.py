@@ -169,6 +169,10 @@ class LibraryModels:
         if bound.weights != spoken.weights:
             what = f"a student of {teacher}" if teacher else "neither that nor a student of it"
             raise UsageError(f"library {self.library} belongs to {bound}, and {student.identity} is {what}")
+        width = bound.settings.get("width", 0)
+        if 0 < width < spoken.dimension:
+            student.use(width=width)
+            spoken = spoken.narrowed(None, width)
         of_pages = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
         if differences := _compare(bound, spoken, (*FREE, *of_pages)):
             raise UsageError(f"library {self.library} was made with {differences}: distill its model as it is there")

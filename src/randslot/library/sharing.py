@@ -27,7 +27,7 @@ from ..errors import RandSlotError, UsageError
 from ..pages.text import PageText
 from ..words.snippets import Snippet
 from .address import is_address
-from .copy import Copied, backup_library, copy_library
+from .copy import Copied, backup_library, copy_library, narrow_binding
 from .library import Library
 from .location import InUseError
 from .manifest import File
@@ -108,7 +108,8 @@ class LibraryServer:
                 case "backup":
                     return backup_library(library, Path(request["target"]))
                 case "copy_to":
-                    with Library(request["target"], library.binding) as target:
+                    binding = narrow_binding(library, request["page_vectors"], request["width"])
+                    with Library(request["target"], binding) as target:
                         return copy_library(library, target, progress)
                 case "copy_from":
                     with Library(request["source"], create=False) as source:
@@ -212,9 +213,10 @@ class LibraryClient:
         """Have the process copy the folder of its library."""
         return int(self._ask("backup", target=_absolute(target)))
 
-    def copy_to(self, target: str, progress: Report) -> Copied:
+    def copy_to(self, target: str, progress: Report, page_vectors: int | None, width: int | None) -> Copied:
         """Have the process copy its library to another place."""
-        return Copied(**self._ask("copy_to", progress, target=_absolute(target)))
+        options = {"target": _absolute(target), "page_vectors": page_vectors, "width": width}
+        return Copied(**self._ask("copy_to", progress, **options))
 
     def copy_from(self, source: str, progress: Report) -> Copied:
         """Have the process copy a library from another place into its own."""
@@ -288,13 +290,18 @@ def share(opened: Library | LibraryClient) -> AbstractContextManager[Any]:
     return LibraryServer(opened, refusal=f"process {os.getpid()} is changing library {opened.name}: wait for it")
 
 
-def copy_between(source: str, target: str, progress: Report) -> Copied:
-    """Copy a library to another place; a process that has one of the two open does it."""
+def copy_between(
+    source: str, target: str, progress: Report, page_vectors: int | None = None, width: int | None = None
+) -> Copied:
+    """Copy a library to another place; a process that has one of the two open does it.
+
+    page_vectors, width: of a new copy, if fewer vectors a page or narrower ones.
+    """
     with open_library(source, create=False) as old:
         if isinstance(old, LibraryClient):
-            return old.copy_to(target, progress)
+            return old.copy_to(target, progress, page_vectors, width)
         try:
-            with Library(target, old.binding) as new:
+            with Library(target, narrow_binding(old, page_vectors, width)) as new:
                 return copy_library(old, new, progress)
         except InUseError as error:
             if error.socket is None:

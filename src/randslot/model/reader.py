@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -64,6 +64,27 @@ class Identity:
         if every_token and not reduced:
             return None
         return self.settings.get(f"{side}_vectors")
+
+    def narrowed(self, page_vectors: int | None, width: int | None) -> Identity:
+        """Return this model with fewer vectors a page, or narrower ones, where those are a part of the others.
+
+        Errors: UsageError if they are not, or are more.
+        """
+        settings, dimension = dict(self.settings), self.dimension
+        if page_vectors is not None:
+            own = self.num_vectors("page")
+            # Slots come one after another; other vectors of a page have no order. Strategies of users have a colon.
+            if "slots" not in settings or settings["slots"] == "tokens" or ":" in settings.get("inference", ""):
+                raise UsageError(f"{self}: a page has no first vectors, so it cannot be cut to {page_vectors}")
+            if own is None or not 1 <= page_vectors <= own:
+                raise UsageError(f"page_vectors={page_vectors}: this library has {own} a page")
+            settings["page_vectors"] = page_vectors
+        if width is not None:
+            if not 1 <= width <= dimension:
+                raise UsageError(f"width={width}: vectors of this library have {dimension} numbers")
+            if width < dimension:
+                settings["width"] = dimension = width
+        return replace(self, dimension=dimension, settings=settings)
 
     def as_dict(self) -> dict[str, Any]:
         """Return one flat table, as in library.json."""

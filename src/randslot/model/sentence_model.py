@@ -304,7 +304,7 @@ class EmbeddingModel:
         found: list[Vectors] = []
         for vectors_LD in encoded:
             vectors_LD = vectors_LD.float()
-            if self.settings.similarity == "cosine":
+            if self.settings.similarity == "cosine" and not self.settings.width:  # else they have unit length
                 vectors_LD = F.normalize(vectors_LD, dim=-1)
             found.append(vectors_LD.cpu().numpy())
             if not (np.abs(found[-1]) <= np.finfo(np.float16).max).all():  # also false for NaN

@@ -134,7 +134,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as files hold them: without widths in a model that has none."""
-        values = asdict(self)
+        values = asdict(self) | {"widths": list(self.widths)}
         for name in ("width", "widths"):
             if not values[name]:
                 del values[name]

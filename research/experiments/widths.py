@@ -1,0 +1,134 @@
+"""What nested widths and hard negatives give the miniature: short retraining of the shipped model on sample pages.
+
+    python -m research.experiments.widths nested       # K = 1, 2, 4 by width, with and without nested training
+    python -m research.experiments.widths negatives    # with and without mined negatives
+
+Runs stay in runs/widths and are not repeated. The vision tower is frozen in all of them, so they share its output.
+Scores are nDCG@5 on validation pages, whose facts are in no training page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from record import keep, print_table
+
+import randslot
+from randslot.evaluation.metrics import ndcg_of_each
+from randslot.model.reader import narrow
+from randslot.training.recipe import make_recipe
+from randslot.training.train import RUN, TrainingRun
+from research.experiments.embedded import HeldOut
+from research.samples.sets import write_set
+
+HOME = Path("runs/widths")
+NUM_REPORTS, HELD_OUT = 250, 60
+SEEDS = (42, 123, 2024)
+COUNTS, WIDTHS = (1, 2, 4), (32, 64, 128)
+RECIPE: dict[str, Any] = {
+    "backbone": "embedded",
+    "lora": False,
+    "still_vision": True,
+    "visual_tokens": 54,
+    "batch": 32,
+    "micro_batch": 0,
+    "optimizer": "adamw",
+    "learning_rate": 3e-4,
+    "rate_left": 0.0,
+    "warmup": 10,
+    "epochs": 99,
+    "precision": "fp32",
+    "gradient_checkpointing": False,
+    "workers": 0,
+    "save_every": 0,
+}
+
+
+class SharedVision(TrainingRun):
+    """A training run that takes the output of the frozen tower from earlier runs of this process."""
+
+    pages: ClassVar[dict[Any, Any]] = {}
+    outputs: ClassVar[list[Any]] = []
+
+    def make_trainer(self, *args: Any, **options: Any) -> Any:
+        trainer = super().make_trainer(*args, **options)
+        assert self.frozen is not None
+        self.frozen.pages, self.frozen.outputs = self.pages, self.outputs
+        return trainer
+
+
+def train(name: str, data: Path, steps: int, **changes: Any) -> randslot.RandSlotModel:
+    """Train a run, or load it if it is finished."""
+    folder = HOME / f"{name}-{steps}"
+    if not (folder / RUN).is_file():
+        recipe = RECIPE | {"data": str(data), "steps": steps, "output": str(folder), **changes}
+        SharedVision(make_recipe(recipe), resume=True).go()
+    return randslot.load(folder, device="cpu")
+
+
+def write_pages(source: Path, target: Path) -> None:
+    """Write one row for each page, with five of its queries: a page is then encoded once for all of them."""
+    queries: dict[str, list[str]] = defaultdict(list)
+    for line in source.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        queries[row["image"]].append(row["query"])
+    rows = [json.dumps({"query": some[:5], "image": page}) + "\n" for page, some in queries.items()]
+    target.write_text("".join(rows), encoding="utf-8")
+
+
+def score_budgets(model: randslot.RandSlotModel, held_out: HeldOut) -> dict[str, float]:
+    """Return nDCG@5 for each number of vectors and width, from one encoding."""
+    pages = model.embed_pages(held_out.pages)
+    queries = model.embed_queries([one.question.text for one in held_out.asked])
+    grades = [one.grades for one in held_out.asked]
+    found = {}
+    for num in COUNTS:
+        for width in WIDTHS:
+            cut = [np.stack([narrow(one, width, num) for one in side]) for side in (queries, pages)]
+            scores = np.einsum("qkd,pld->qpkl", *cut).max(-1).sum(-1)
+            found[f"{num} x {width}"] = float(np.mean(ndcg_of_each(scores, held_out.page_ids, grades, 5)))
+    return found
+
+
+def average(name: str, rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the mean over seeds, and the standard deviation at the full budget."""
+    full = f"{COUNTS[-1]} x {WIDTHS[-1]}"
+    row: dict[str, Any] = {"training": name, "seeds": len(rows)}
+    row |= {budget: float(np.mean([one[budget] for one in rows])) for budget in rows[0]}
+    return row | {"deviation of the last": float(np.std([one[full] for one in rows]))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["nested", "negatives"])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    train_set = HOME / "train"
+    if not (train_set / "pages.jsonl").is_file():
+        write_set(train_set, NUM_REPORTS, split="train", seed=0)
+        write_pages(train_set / "pairs.jsonl", train_set / "pages.jsonl")
+    (HOME / "validation").mkdir(exist_ok=True)
+    held_out = HeldOut(HELD_OUT, HOME / "validation", split="validation")
+    kinds: dict[str, dict[str, Any]] = {"plain": {}, "nested": {"widths": [32, 64], "prefixes": [1, 2, 4]}}
+    shipped = randslot.load("embedded", device="cpu")
+    found: dict[str, list[dict[str, float]]] = {"none (shipped)": [score_budgets(shipped, held_out)]}
+    for seed in SEEDS[: options.seeds]:
+        for name, changes in kinds.items():
+            model = train(f"{name}-{seed}", train_set / "pages.jsonl", options.steps, seed=seed, **changes)
+            found.setdefault(name, []).append(score_budgets(model, held_out))
+            print(name, seed, found[name][-1], flush=True)
+    rows = [{**average(name, scores), "steps": options.steps} for name, scores in found.items()]
+    print_table(rows)
+    keep("widths", rows)
+
+
+if __name__ == "__main__":
+    main()
