@@ -2,7 +2,7 @@
 #   docker build -t randslot .
 #   export RANDSLOT_TOKEN=$(openssl rand -hex 16); echo "$RANDSLOT_TOKEN"
 #   docker run -p 127.0.0.1:8000:8000 -e RANDSLOT_TOKEN -v randslot:/data randslot
-# docs/container.md says more. A test runs these steps as a script: keep its commands free of what a shell lacks.
+# docs/serve.md says more. A test runs these steps as a script: keep its commands free of what a shell lacks.
 
 FROM python:3.13-slim-trixie AS build
 # What the image can do; with ",model" behind it, libraries with vectors too.

@@ -71,7 +71,7 @@ docs: $(READY)
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python tools/docs_site.py
 
-# docs/reference.md and docs/commands.md from the code; what the notebooks of docs/ print.
+# docs/reference.md from the code; what the notebooks of docs/ print.
 reference: $(READY)
 	$(BIN)/python tools/reference.py
 notebooks: $(READY)
@@ -91,7 +91,7 @@ embedded: $(READY)
 	$(BIN)/python -m research.experiments.embedded --ship
 	$(BIN)/python benchmarks/tables.py
 
-# The fast tests at the oldest versions that pyproject.toml allows, and at the newest; docs/versions.md shows them. Gigabytes:
+# The fast tests at the oldest versions that pyproject.toml allows, and at the newest; docs/promises.md shows them. Gigabytes:
 # other builds of torch than the pinned one come with CUDA. Warnings of old packages about newer ones are theirs. The table
 # of versions is left out, because it is written afterwards.
 FAST := -m pytest -n logical --dist loadgroup -m "not slow" -W ignore::DeprecationWarning \
@@ -114,7 +114,7 @@ newest: $(READY) qdrant
 	.venv-newest/bin/python tools/versions.py record newest
 	$(BIN)/python tools/versions.py table
 
-# The table of docs/versions.md, after a change of pyproject.toml.
+# The table of docs/promises.md, after a change of pyproject.toml.
 versions: $(READY)
 	$(BIN)/python tools/versions.py table
 

@@ -81,31 +81,6 @@ def make_plan(rows: Rows) -> Rows:
     return planned
 
 
-def show_sketches(rows: Rows) -> Rows:
-    """Return the rows without some columns, and by which power of the pages the times of both ways grow."""
-    left_out = ("a hundredth", "recall on lines", "MB in memory", "load of the machine")
-    shown = []
-    for row in rows:
-        shown.append({head: value for head, value in row.items() if not any(part in head for part in left_out)})
-    groups: dict[tuple[str, str], Rows] = {}
-    for row in rows:
-        groups.setdefault((row["where"], row["vectors"]), []).append(row)
-    for (where, vectors), group in groups.items():
-        if len(group) > 1:
-            sizes = [int(row["pages"].replace(",", "")) for row in group]
-            shown.append(
-                {
-                    "where": where,
-                    "vectors": vectors,
-                    "sketches: time grows by a power of": fit_exponent(sizes, [row["CPU ms"] for row in group]),
-                    "all pages: time grows by a power of": fit_exponent(
-                        sizes, [row["CPU ms of all pages"] for row in group]
-                    ),
-                }
-            )
-    return shown
-
-
 def fit_exponent(pages: list[int], times: list[float]) -> float:
     """Return by which power of the pages times grow."""
     return float(np.polyfit(np.log(pages), np.log(times), 1)[0])
@@ -152,11 +127,36 @@ def show_growth(rows: Rows) -> Rows:
     return shown
 
 
+def pick(*columns: str, **values: Any) -> Callable[[Rows], Rows]:
+    """Return a function that keeps some columns, of rows that have them and these values in other columns."""
+
+    def choose(rows: Rows) -> Rows:
+        found = [row for row in rows if all(head in row for head in columns)]
+        found = [row for row in found if all(row[head] == value for head, value in values.items())]
+        return [{head: row[head] for head in columns} for row in found]
+
+    return choose
+
+
+def leave_out(word: str, choose: Callable[[Rows], Rows] = list) -> Callable[[Rows], Rows]:
+    """Return a function that drops the rows with a word in their first column."""
+    return lambda rows: [row for row in choose(rows) if word not in str(next(iter(row.values())))]
+
+
 CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
     "growth": show_growth,
-    "sketches": show_sketches,
+    "sketches-short": pick("where", "vectors", "pages", "recall@5", "CPU ms", "CPU ms of all pages", "MB on disk"),
+    "manuals-short": leave_out("vectors"),
+    "compare-short": leave_out("embedded"),
+    "words-speed-short": pick("engine", "bytes a page", "CPU p50 ms", "p95 ms", "phrase p50 ms", pages=100_000),
+    "ocr-short": pick("engine", "recall", "precision", "CPU s a page", "peak MB", image="scan", megapixels=2.0),
+    "codes-short": pick("vectors", "CPU ms of the default", "CPU ms exact", "times faster", "recall@5 of the default"),
+    "search-short": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
+    "serve-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
+    "feel-short": pick("what", "wall s", "CPU s"),
+    "fits-short": pick("recipe", "weights", "activations", "all", "pages at once in 24 GB", "all in float32 on a CPU"),
 }
 
 
@@ -165,7 +165,7 @@ CHOICES: dict[str, Callable[[Rows], Rows]] = {
 
 def make_table(name: str) -> str:
     """Return the Markdown of one table: its rows by kind, then what made them."""
-    file = ROOT / "results" / f"{SOURCES.get(name, name)}.json"
+    file = ROOT / "results" / f"{SOURCES.get(name, name.removesuffix('-short'))}.json"
     if not file.is_file():
         sys.exit(f"no {file}: run python benchmarks/{name.split('-')[0]}.py")
     record = json.loads(file.read_text(encoding="utf-8"))

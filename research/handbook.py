@@ -40,7 +40,7 @@ QUESTIONS = HANDBOOK.with_suffix(".json")
 STYLE = Path(__file__).with_suffix(".css")
 DATE = "20261117000000"  # of every build, in place of the clock's
 # No chapters: what is made from the code, and long evidence.
-LEFT_OUT = ("commands.md", "reference.md", "log.md", "study-small.md", "study-smollm2.md")
+LEFT_OUT = ("reference.md",)
 LINES = {98: "short", 108: "middle", 10**6: "long"}  # the size of code by the characters of its longest line
 COLUMNS = {5: "narrow", 8: "middle", 11: "wide", 10**6: "widest"}  # the size of a table by its columns
 WIDTH = 643  # of the text in CSS pixels: 170 mm

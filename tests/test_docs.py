@@ -1,19 +1,27 @@
-"""The documentation: links lead somewhere, the site has every page, the reference is true, notebooks run."""
+"""The documentation: links work, commands and snippets run, the reference is current, the English is plain."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import docs_site
 import pytest
 from docs_site import DOCS, ROOT, find_anchors, find_links, read_nav
+from english import find_odd
 from notebooks import list_notebooks, run_notebook
-from reference import PARTS, make_commands, make_reference
+from reference import PARTS, make_reference
+from typer.main import get_command
 
 import randslot
+from randslot.cli import app
+from support.models import noise
+from support.pdf import write_pages
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LINKED = [*ROOT.glob("*.md"), *(ROOT / "research").glob("*.md")]
@@ -83,22 +91,18 @@ def test_the_reference_is_what_the_code_says():
     assert all(f"\n## {part}\n" in reference for part in PARTS)
 
 
-def test_the_commands_are_what_the_command_line_says():
-    assert (DOCS / "commands.md").read_text(encoding="utf-8") == make_commands(), "run make reference"
-
-
 def test_pages_for_the_site_show_notebooks_and_files_of_the_repository(tmp_path, monkeypatch):
     monkeypatch.setattr(docs_site, "WORK", tmp_path)
     docs_site.stage()
-    notebook, guide, source = (
+    notebook, page, source = (
         (tmp_path / "docs" / name).read_text(encoding="utf-8")
-        for name in ("notebooks/search-pdfs.md", "guide.md", "repository/src/randslot/model/slots.py.md")
+        for name in ("notebooks/search-pdfs.md", "paper.md", "repository/src/randslot/model/slots.py.md")
     )
     assert "```python\n" in notebook
     assert "```text\n" in notebook
-    assert "](../search-pdfs.md)" in notebook
+    assert "](../search.md)" in notebook
     assert "](data:image/png;base64," in notebook
-    assert "](repository/src/randslot/model/slots.py.md)" in guide
+    assert "](repository/src/randslot/model/slots.py.md)" in page
     assert "````python\n" in source
     assert '"changelog.md"' in (tmp_path / "zensical.toml").read_text(encoding="utf-8")
 
@@ -155,9 +159,9 @@ def test_the_site_opens_from_files_and_can_be_searched(site):
         page.on("request", lambda request: asked.append(request.url))
         page.goto((site / "notebooks" / "search-pdfs.html").as_uri())
         page.keyboard.press("Control+k")
-        page.get_by_placeholder("Search").fill("crash safety")
-        page.get_by_role("option", name="Crash safety").click()
-        page.wait_for_url("**/library.html*")
+        page.get_by_placeholder("Search").fill("rerank")
+        page.get_by_role("option", name="Rerank").first.click()
+        page.wait_for_url("**/search.html*")
         browser.close()
     assert not [url for url in asked if url.startswith("http")]
 
@@ -172,6 +176,106 @@ def test_notebooks_run_and_show_what_they_print(file, tmp_path, capsys):
     for before, after in zip(book["cells"], again["cells"], strict=True):
         shown, now = ([output["output_type"] for output in cell.get("outputs", [])] for cell in (before, after))
         assert shown == now, "run make notebooks"
+
+
+# -- commands and snippets
+
+TEXTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+# Commands that need a model, a server or a display are only parsed.
+NEEDS = re.compile(r"://|--(?:model|rerank|open|ray|exact|by|ocr all)\b|\b(?:serve|mcp|paper|restaurer|rerank)\b")
+
+
+def read_blocks(file: Path, *languages: str) -> list[str]:
+    """Return the code blocks of a page in some languages; "" for those that name none."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [block for language, block in blocks if language in languages]
+
+
+def list_commands(file: Path) -> list[str]:
+    """Return what follows `randslot` in each command of a page."""
+    found = []
+    for block in read_blocks(file, "", "bash"):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            call = re.match(r"(?:[A-Z_]+=\S+ |torchrun .*-m |docker exec papers )*randslot (?!\.)(.*)", line)
+            if call:
+                found.append(re.sub(r"\s+#.*", "", call[1]).strip())
+    return found
+
+
+@pytest.mark.parametrize("file", TEXTS, ids=lambda file: file.name)
+def test_every_command_parses(file):
+    for line in list_commands(file):
+        words = shlex.split(line.partition(" <")[0])
+        group = get_command(app)
+        context = group.make_context("randslot", words)
+        while hasattr(group, "commands"):
+            name, group, words = group.resolve_command(context, words)
+            context = group.make_context(name, words, parent=context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["index", "search", "library"])
+def test_commands_run(name, tmp_path, monkeypatch):
+    """Each command of a page in its order, in a home with documents; those that need more are only parsed."""
+    for folder in ("papers", "manuals", "2023", "papers/2019"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        lines = ["Deferred tax in 2023: invoice INV-20931", "How revenue is recognised", f"The report of {folder}"]
+        write_pages(tmp_path / folder / "report.pdf", [lines, ["Income tax"]])
+    (tmp_path / "questions.txt").write_text("deferred tax\nrevenue\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    run("index ~/papers", tmp_path)
+    run("index ~/papers -l mylib", tmp_path)
+    commands = [line for line in list_commands(DOCS / f"{name}.md") if not NEEDS.search(line)]
+    assert len(commands) > 2
+    for line in commands:
+        run(line, tmp_path)
+
+
+def run(line: str, folder: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.quote(sys.executable)} -m randslot {line}"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [file for file in TEXTS if read_blocks(file, "python")], ids=lambda file: file.name)
+def test_snippets_run(file, tmp_path, monkeypatch):
+    """Those of a page in order; one that needs the hub or a server says so in its first line."""
+    if file.name == "reference.md":
+        pytest.skip("signatures")
+    monkeypatch.chdir(tmp_path)
+    noise(100, 140).save("page.png")
+    names: dict[str, object] = {}
+    for block in read_blocks(file, "python"):
+        if not block.startswith(("# needs the hub", "# needs a server")):
+            exec(compile(block, str(file), "exec"), names)
+
+
+# -- language
+
+
+def test_the_english_is_plain():
+    """tools/english.py lists the words, and where they may stand."""
+    assert not find_odd()
+
+
+def test_help_texts_have_at_most_eight_words():
+    def check(command):
+        for param in command.params:
+            text = re.sub(r"\(.*?\)", "", param.help or "")
+            assert len(text.split()) <= 8, f"{command.name} {param.opts}: {param.help}"
+        for one in getattr(command, "commands", {}).values():
+            check(one)
+
+    check(get_command(app))
+
+
+def test_readme_and_docs_are_short():
+    words = {file.name: len(file.read_text(encoding="utf-8").split()) for file in TEXTS}
+    assert words["README.md"] <= 700
+    assert sum(words.values()) <= 30_000, words
 
 
 def test_every_promise_names_a_test_that_exists():

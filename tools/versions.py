@@ -2,7 +2,7 @@
 
     python tools/versions.py oldest          # the lower bounds as a constraints file, for make oldest
     python tools/versions.py record oldest   # the versions of this environment, as the oldest that were tried
-    python tools/versions.py table           # docs/versions.md again; --check: fail if it would change
+    python tools/versions.py table           # docs/promises.md again; --check: fail if it would change
 
 It needs nothing of the package, so it runs before that is installed.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "promises.md"
 RECORD = ROOT / "results" / "versions.json"
 APART = ("dev", "benchmark", "docs", "gpu")  # extras of no user, or that need a GPU
 MARKS = re.compile(r"(?<=<!-- versions -->\n).*(?=<!-- end versions -->)", re.DOTALL)
@@ -84,7 +84,7 @@ def write_table(*, check: bool) -> None:
     page = PAGE.read_text(encoding="utf-8")
     new = MARKS.sub(lambda _: make_table(), page)
     if check and new != page:
-        sys.exit("docs/versions.md is not what pyproject.toml and results/versions.json say: run make versions")
+        sys.exit("docs/promises.md is not what pyproject.toml and results/versions.json say: run make versions")
     PAGE.write_text(new, encoding="utf-8")
 
 

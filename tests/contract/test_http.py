@@ -1,4 +1,4 @@
-"""The API and the page of `randslot serve`, a process on a real port, as docs/web.md describes them."""
+"""The API and the page of `randslot serve`, a process on a real port, as docs/serve.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retrievers of LangChain, LlamaIndex and Haystack, against the real frameworks, by the names of docs/agents.md."""
+"""Retrievers of LangChain, LlamaIndex and Haystack, against the real frameworks, by the names of docs/serve.md."""
 
 from __future__ import annotations
 

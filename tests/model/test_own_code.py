@@ -40,7 +40,7 @@ class Mist(TextFamily):
 
 def read_guide() -> str:
     """The file of the guide "a new strategy in ten lines"."""
-    guide = (ROOT / "docs" / "guide.md").read_text()
+    guide = (ROOT / "docs" / "models.md").read_text()
     (code,) = re.findall(r"```python\n(# my_slots\.py\n.*?)```", guide, flags=re.S)
     return code
 

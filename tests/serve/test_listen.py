@@ -86,7 +86,7 @@ def test_this_machine_is_the_default_and_needs_no_token():
 
 
 def test_the_owner_may_change_what_is_served_read_only(tmp_path):
-    """As the nightly job of docs/serve-team.md does."""
+    """As the nightly job of docs/serve.md does."""
     write_pages(tmp_path / "new.pdf", [["Wool and cotton"]])
     library, randslot = str(tmp_path / "lib"), [sys.executable, "-m", "randslot"]
     serving = [*randslot, "serve", "-l", library, "--new", "--read-only", "--port", "0"]

@@ -37,19 +37,17 @@ Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")
 
 @needs_extra("evaluate")
 def evaluate(
-    model: Annotated[
-        str | None, typer.Argument(help="A folder, a hub id, embedded, or the URL of a server; none for --by words.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Folder, hub id, embedded, or server URL.")] = None,
     benchmark: Benchmarks = None,
-    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Only these, as in hr,finance_en.")] = "",
+    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Only these tasks: hr,finance_en.")] = "",
     data: Data = None,
     data_root: DataRoot = None,
     by: Annotated[
         Literal["words", "vectors", "both"],
-        typer.Option(metavar="words|vectors|both", help="Compare vectors, or search a library by words or by both."),
+        typer.Option(metavar="words|vectors|both", help="Vectors only, or the library's search."),
     ] = "vectors",
     rerank: Rerank = None,
-    group: Annotated[Literal["page", "document"], typer.Option(help="What --by words or both ranks.")] = "page",
+    group: Annotated[Literal["page", "document"], typer.Option(help="Rank pages or documents.")] = "page",
     inference: Inference = None,
     query_vectors: QueryVectors = None,
     page_vectors: PageVectors = None,
@@ -58,7 +56,7 @@ def evaluate(
     strategy: OwnStrategy = None,
     family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="What the model is called in tables.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Model name in tables.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Pages per batch.")] = 8,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for results.")] = Path(
         "results"
@@ -117,11 +115,11 @@ def evaluate(
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="The folder that evaluate wrote.")],
+    results: Annotated[Path, typer.Argument(help="Folder of results.")],
     style: Format = "md",
     base: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default="zero slots, as in the paper", help="Row that differences subtract."),
+        typer.Option(metavar="NAME", show_default="zero slots, as in the paper", help="Baseline row for differences."),
     ] = None,
 ) -> None:
     """Print the paper's tables with your rows among the published ones.
@@ -138,13 +136,13 @@ def report(
 def analyse(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(help="One part (budgets, winners, readouts, cost) if not all; then results or models."),
+        typer.Argument(help="Part (budgets, winners, readouts, cost); results or models."),
     ] = None,
     benchmark: Benchmarks = None,
     data: Data = None,
     data_root: DataRoot = None,
-    vectors: Annotated[int, typer.Option(metavar="N", min=1, help="Vectors a side, but for the budget sweep.")] = 4,
-    dim: Annotated[int | None, typer.Option(metavar="N", min=1, help="For cost: the dimension of vectors.")] = None,
+    vectors: Annotated[int, typer.Option(metavar="N", min=1, help="Vectors per side.")] = 4,
+    dim: Annotated[int | None, typer.Option(metavar="N", min=1, help="Vector dimension, for cost.")] = None,
     style: Format = "md",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
@@ -178,23 +176,19 @@ def analyse(
 
 @needs_extra("evaluate")
 def compare(
-    searches: Annotated[
-        list[str], typer.Argument(help="Folders of results; with --data, models by folder or hub id, and words.")
-    ],
+    searches: Annotated[list[str], typer.Argument(help="Folders of results; with --data: models, words.")],
     data: Data = None,
-    both: Annotated[bool, flag("--both", help="With --data: also words and vectors of each together.")] = False,
+    both: Annotated[bool, flag("--both", help="With --data: also words and vectors together.")] = False,
     rerank: Rerank = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", show_default="the first found", help="Run to compare with, or a part of its name."
-        ),
+        typer.Option(metavar="NAME", show_default="the first found", help="Baseline run, or part of its name."),
     ] = None,
     style: Format = "md",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 42,
+    seed: Annotated[int, typer.Option(metavar="N", help="Bootstrap seed.")] = 42,
     trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="With --data: folder for libraries and figure.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for libraries and figure.")
     ] = Path("comparison"),
 ) -> None:
     """Compare runs task by task, or models on your pages: quality with intervals, bytes a page, and time.
@@ -224,12 +218,10 @@ def compare(
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, or embedded.")],
-    page: Annotated[
-        str, typer.Option(metavar="RxC", help="Tokens of a page: merged visual ones, rows x columns.")
-    ] = "48x32",
+    model: Annotated[str, typer.Argument(help="Folder, hub id, or embedded.")],
+    page: Annotated[str, typer.Option(metavar="RxC", help="Visual tokens per page, rows x columns.")] = "48x32",
     vectors: Annotated[str, typer.Option(metavar="N,N", help="Budgets to time.")] = "1,4,6",
-    samples: Annotated[int, typer.Option(metavar="N", help="Measured samples, after three to warm up.")] = 32,
+    samples: Annotated[int, typer.Option(metavar="N", help="Measured samples (after three warm-ups).")] = 32,
     style: Format = "md",
 ) -> None:
     """Time encoding by the paper's protocol: every strategy and budget, in one pass and step by step.

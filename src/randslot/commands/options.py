@@ -61,7 +61,7 @@ QueryModel = Annotated[
 ]
 Rerank = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="Rerank the first hits: cross-encoder, server URL, or none."),
+    typer.Option(metavar="MODEL", help="Rerank hits: cross-encoder, server URL, or none."),
 ]
 Inference = Annotated[
     str | None, typer.Option(metavar="SLOTS", rich_help_panel=ADVANCED, help="Slots when encoding: random, zero, ...")

@@ -217,7 +217,7 @@ class Library:
 
         language: count all words of the library again in this one; "auto" for that of each page. ocr: also read pages
         without a text layer by OCR, or all pages; if the model reads text, they are encoded. stop: asked after each
-        page, and ends it. Searches are answered meanwhile. Stopped or killed, the same call resumes.
+        page; true stops it. Searches still work. Stopped or killed, the same call resumes.
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """

@@ -145,10 +145,10 @@ class QueryResult:
 class Status:
     """What a library holds: files and pages that can be found, files that are not complete yet, sizes, and its model.
 
-    bytes: on disk, with codes, payload and the list of files; of a library on a server, of the vectors alone.
+    bytes: on disk, with codes, payload and the list of files; on a server, only of the vectors.
     vector_bytes_per_page: the mean of some pages if they differ; 0 without a model. model: None for a library without
     vectors. language: the usual one; None if no page has text. languages: that one, and others that pages are in.
-    origins: pages by where their text was found; see `StoredText`. notes: what everybody who searches it should know.
+    origins: pages by where their text was found; see `StoredText`. notes: for people who search the library.
     sketches: how searches use them; empty if there are none.
     """
 

@@ -217,7 +217,7 @@ def load(
     "tokens" appends nothing and gives every token a vector, and then `reduction` ("random", "kmeans", "semcluster" or
     "pool1d") brings each page to `page_vectors` when encoding. inference: what is appended when encoding.
     query_vectors, page_vectors: the budgets. visual_tokens: the most visual tokens a page may take. seed: for adapters,
-    tables and random slots. template: what stands around queries and pages: "paper", or "embedding" on a retrieval
+    tables and random slots. template: the prompt around queries and pages: "paper", or "embedding" on a retrieval
     model such as Qwen3-VL-Embedding.
     """
     files = WITH_CODE if trust_remote_code else MODEL_FILES

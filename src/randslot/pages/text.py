@@ -38,7 +38,7 @@ class PageText:
     boxes: of the words, as `pack_boxes` makes them. has_layer: whether the file says all that is written on this page;
     False for images and scans, and where fonts do not say what their glyphs mean. If it does and there is no text, the
     page is blank. truncated: whether the page has more text than was read. problem: why the text could not be read, in
-    one line, if that failed for this page alone. fields: what else tells what the page is about: "heading" (its large
+    one line, if that failed for this page. fields: what else tells what the page is about: "heading" (its large
     lines), "section" (the titles that the outline of the file has for it), "title" (of the file).
     """
 
