@@ -166,6 +166,16 @@ def keep_inside(site: Path) -> None:
         page.write_text(html, encoding="utf-8")
 
 
+def limit_search(site: Path) -> None:
+    """Leave only pages of the navigation in the search index, not the files that they link to."""
+    pages = {name_page((DOCS / name).resolve()).with_suffix(".html").as_posix() for name in read_nav()}
+    for file in (site / "search.json", site / "search.js"):
+        before, brace, rest = file.read_text(encoding="utf-8").partition("{")
+        index, end = json.JSONDecoder().raw_decode(brace + rest)
+        index["items"] = [item for item in index["items"] if item["location"].partition("#")[0] in pages]
+        file.write_text(before + json.dumps(index, ensure_ascii=False) + (brace + rest)[end:], encoding="utf-8")
+
+
 def main() -> None:
     stage()
     zensical = Path(sys.executable).with_name("zensical")
@@ -175,6 +185,7 @@ def main() -> None:
     if built.returncode:
         sys.exit("the site was not built: see above")
     keep_inside(WORK / "site")
+    limit_search(WORK / "site")
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.move(WORK / "site", SITE)
     print(f"open {SITE / 'index.html'}")
