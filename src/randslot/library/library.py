@@ -353,7 +353,7 @@ class Library:
         a cross-encoder (folder, hub id, or URL of a server), or what `open_reranker` opens, that reads the first hits
         again; by default the one that the library remembers, and False for none. verbatim: search as typed; otherwise a
         word that no page has is replaced by the most similar one of the library, unless it is in quotes. group:
-        "document" ranks documents, each with its best page. prefix: the last word may be incomplete, as in a search box.
+        "document" ranks documents, each with its best page. prefix: the last word may be incomplete, as when typing.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
         options |= {"rerank": rerank, "verbatim": verbatim, "group": group, "prefix": prefix}
