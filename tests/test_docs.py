@@ -219,7 +219,7 @@ def test_commands_run(name, tmp_path, monkeypatch):
     """Each command of a page in its order, in a home with documents; those that need more are only parsed."""
     for folder in ("papers", "manuals", "2023", "papers/2019"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        lines = ["Deferred tax in 2023: invoice INV-20931", "How revenue is recognised", f"The report of {folder}"]
+        lines = ["Deferred tax in 2023: invoice INV-20931", "Back up the library", f"The report of {folder}"]
         write_pages(tmp_path / folder / "report.pdf", [lines, ["Income tax"]])
     (tmp_path / "questions.txt").write_text("deferred tax\nrevenue\n")
     monkeypatch.setenv("HOME", str(tmp_path))
