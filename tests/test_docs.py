@@ -148,6 +148,15 @@ def test_the_site_is_built(site):
 
 @pytest.mark.nightly
 @pytest.mark.xdist_group("site")
+def test_the_search_of_the_site_has_its_pages_only(site):
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    pages = {item["location"].partition("#")[0] for item in items}
+    assert {"index.html", "search.html", "reference.html"} <= pages
+    assert not [page for page in pages if page.startswith("repository/")]
+
+
+@pytest.mark.nightly
+@pytest.mark.xdist_group("site")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 def test_the_site_opens_from_files_and_can_be_searched(site):
     from playwright.sync_api import sync_playwright
@@ -219,7 +228,7 @@ def test_commands_run(name, tmp_path, monkeypatch):
     """Each command of a page in its order, in a home with documents; those that need more are only parsed."""
     for folder in ("papers", "manuals", "2023", "papers/2019"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        lines = ["Deferred tax in 2023: invoice INV-20931", "Back up the library", f"The report of {folder}"]
+        lines = ["Deferred tax in 2023: invoice INV-20931", "Typos are corrected", f"The report of {folder}"]
         write_pages(tmp_path / folder / "report.pdf", [lines, ["Income tax"]])
     (tmp_path / "questions.txt").write_text("deferred tax\nrevenue\n")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -227,7 +236,7 @@ def test_commands_run(name, tmp_path, monkeypatch):
     run("index ~/papers", tmp_path)
     run("index ~/papers -l mylib", tmp_path)
     commands = [line for line in list_commands(DOCS / f"{name}.md") if not NEEDS.search(line)]
-    assert len(commands) > 2
+    assert len(commands) >= 2
     for line in commands:
         run(line, tmp_path)
 
