@@ -130,7 +130,7 @@ def compare(task: Task, output: Path, model: str, name: str) -> list[dict[str, A
     rows = [make_compared_row(one, Path(model).name, name) for one in compared]
     points = {row["search"]: (float(row["bytes a page"]), row["nDCG@5"]) for row in rows}
     best = [compared.index(one) for one in find_frontier(compared)]
-    draw_frontier(points, [rows[i]["search"] for i in best], ROOT / "docs" / "images" / "compare.svg")
+    draw_frontier(points, [rows[i]["search"] for i in best], ROOT / "data" / "compare.svg")
     return rows
 
 
