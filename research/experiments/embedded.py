@@ -82,19 +82,18 @@ def ship(run: Path) -> None:
 CARD = """\
 In two stages from random weights, on sample reports of `research.samples` (2,000 reports, 6,000 pages): reading
 (next-token training, recipe `embedded-reading`), and retrieval with random slots (recipe `embedded`: {steps} steps of
-{batch} pages with five queries each, from lines to questions, the vision tower keeping still). About {minutes} minutes
+{batch} pages with five queries each, from lines to questions, with a frozen vision tower). About {minutes} minutes
 in all on {machine}.
 
-## How well it does
+## Quality
 
 nDCG@5 on {pages} held-out pages with {queries} questions, whose facts are in no training page: **{score:.3f}**
 (chance {chance:.3f}; the same backbone when it could read only {before:.3f}). `results/embedded.json` has the rows.
 
-## What it cannot do
+## Limits
 
-It reads the sample pages, one word to each visual token, and knows their {words} words. It cannot read ordinary
-documents, other words or other languages, and it is no substitute for a 3B model: it is there to try the whole of
-RandSlot out, and to test it, without a download.
+It reads only the sample pages, one word per visual token, and knows their {words} words. It cannot read ordinary documents,
+other words or other languages. Use it to try and to test RandSlot without a download.
 """
 
 

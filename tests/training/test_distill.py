@@ -69,7 +69,7 @@ def test_a_student_learns_its_teachers_vectors_and_is_a_saved_model(options, tea
     assert loaded.teacher == large.identity
     assert loaded.dimension == 64 != loaded.encoder.hidden_size
     assert loaded.weights_key == learned.weights_key != large.weights_key
-    assert "A student for queries alone" in Path(narrow.output, "README.md").read_text()
+    assert "A distilled query encoder" in Path(narrow.output, "README.md").read_text()
     for page in (Image.new("RGB", (64, 64)), "the text of a page"):
         with pytest.raises(UsageError, match=r"query vectors only.*large"):
             loaded.embed_pages([page])
