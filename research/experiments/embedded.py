@@ -92,8 +92,8 @@ nDCG@5 on {pages} held-out pages with {queries} questions, whose facts are in no
 
 ## Limits
 
-It reads only the sample pages, one word per visual token, and knows their {words} words. It cannot read ordinary documents,
-other words or other languages. Use it to try and to test RandSlot without a download.
+It reads only the sample pages, one word per visual token, and knows their {words} words. It cannot read ordinary
+documents, other words or other languages. Use it to try and to test RandSlot without a download.
 """
 
 
