@@ -21,6 +21,7 @@ from .commands.options import flag
 from .commands.paper import paper
 from .commands.search import SearchCommand, search
 from .commands.service import demo, doctor, mcp, serve
+from .commands.watch import watch
 from .errors import RandSlotError, UsageError
 from .extras import describe_missing
 
@@ -50,7 +51,7 @@ app.command(cls=IndexCommand, rich_help_panel="Search")(index)
 app.command(cls=SearchCommand, rich_help_panel="Search")(search)
 app.add_typer(library_app, name="library", cls=Commands, rich_help_panel="Search")
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Search": (serve, mcp, doctor, demo),
+    "Search": (watch, serve, mcp, doctor, demo),
     "Models": (train, distill, pairs, export),
     "Evaluation": (evaluate, report, analyse, compare, profile, paper),
 }

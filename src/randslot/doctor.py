@@ -29,6 +29,8 @@ USES = {
     "reader": "search by meaning in 16 languages, without a hub",
     "serve": "search in a browser, and serve an API",
     "mcp": "let agents search",
+    "office": "read Office files",
+    "watch": "keep a library in step with folders",
     "langchain": "use a library in LangChain",
     "llamaindex": "use a library in LlamaIndex",
     "haystack": "use a library in Haystack",

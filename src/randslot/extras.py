@@ -37,6 +37,7 @@ EXTRAS = {
     "striprtf": "office",
     "mcp": "mcp",
     "mcp_types": "mcp",
+    "watchfiles": "watch",
 }
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from reportlab.pdfgen.canvas import Canvas
+
 from .pdf import write_pdf
+from .serving import serve
 
 
 def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
@@ -49,3 +54,37 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
     (folder / "mail.eml").unlink()
     assert "the file is no longer on disk" in run("search", "crowns", "-l", "lib").out
     assert "1 file is no longer on disk: --prune forgets it" in run("index", "in", "-l", "lib").out
+
+
+def write_locked(file: Path, password: str) -> None:
+    canvas = Canvas(str(file), encrypt=password)
+    canvas.drawString(72, 700, "The vault has a walrus")
+    canvas.save()
+
+
+def test_a_pdf_with_a_password_is_told_of_once_and_read_with_it(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    write_locked(tmp_path / "in" / "locked.pdf", "s3cret of many letters")
+    write_pdf(tmp_path / "in" / "open.pdf", [["A heron"]])
+    first = run("index", "in", "-l", "lib")
+    assert (first.code, first.err.count("locked.pdf")) == (1, 1)
+    assert "needs a password (--password)" in first.err
+    again = run("index", "in", "-l", "lib")
+    assert again.code == 0
+    assert "1 file still cannot be read: --strict lists them" in again.err
+    assert run("index", "in", "-l", "lib", "--quiet", "--strict").code == 1
+    wrong = run("index", "in", "-l", "lib", "--password", "wrong")
+    assert (wrong.code, "none of those given" in wrong.err) == (1, True)
+    (tmp_path / "passwords").write_text("another\ns3cret of many letters\n")
+    assert run("index", "in", "-l", "lib", "--password-file", "passwords").code == 0
+    (hit,) = run("search", "walrus", "-l", "lib", "--json").json
+    assert hit["source"].endswith("locked.pdf")
+    assert run("index", "in", "-l", "lib", "--strict").code == 0  # unchanged, and needs no password
+    for file in (tmp_path / "lib").rglob("*"):
+        assert not file.is_file() or b"s3cret" not in file.read_bytes(), file
+    with serve(tmp_path / "lib") as one:
+        (hit,) = one.search("walrus")
+        assert "needs a password" in one.client.get(hit["image"]).json()["error"]
+    with serve(tmp_path / "lib", RANDSLOT_PASSWORD="s3cret of many letters") as one:
+        (hit,) = one.search("walrus")
+        assert one.client.get(hit["image"]).status_code == 200

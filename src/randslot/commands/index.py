@@ -15,6 +15,7 @@ from ..errors import UsageError
 from .options import (
     ADVANCED,
     AsJson,
+    FollowLinks,
     Inference,
     Language,
     NoOcr,
@@ -23,6 +24,8 @@ from .options import (
     OwnFamily,
     OwnStrategy,
     PageVectors,
+    Password,
+    PasswordFile,
     Place,
     Reduction,
     TrustRemoteCode,
@@ -32,6 +35,7 @@ from .options import (
     confirm,
     flag,
     read_pairs,
+    read_passwords,
     say_stopped,
     use_own_code,
 )
@@ -72,7 +76,8 @@ def index(
     prune: Annotated[bool, flag("--prune", help="Remove files that no longer exist.")] = False,
     yes: Yes = False,
     dry_run: Annotated[bool, flag("--dry-run", help="With --prune: only list the files.")] = False,
-    quiet: Annotated[bool, flag("--quiet", "-q", help="Print only failures.")] = False,
+    strict: Annotated[bool, flag("--strict", help="Exit with 1 for known failures too.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "-q", help="Print only new failures.")] = False,
     as_json: AsJson = False,
     page_vectors: PageVectors = None,
     width: Width = None,
@@ -83,6 +88,9 @@ def index(
     trust_remote_code: TrustRemoteCode = False,
     batch: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")] = 8,
     workers: Workers = 0,
+    follow_links: FollowLinks = False,
+    password: Password = None,
+    password_file: PasswordFile = None,
     ray: Annotated[
         str | None,
         typer.Option(metavar="[ADDRESS]", rich_help_panel=ADVANCED, help="Read files on a Ray cluster (host:6379)."),
@@ -94,11 +102,12 @@ def index(
     randslot index ~/papers -l mylib --model runs/my-model
     randslot index ~/papers -l mylib --model vidore/colqwen2.5-v0.2 --reduction kmeans --page-vectors 32
     randslot index ~/papers -l mylib --prune --yes --quiet
+    randslot index ~/contracts --password-file passwords.txt
     randslot index 2023/*.pdf -l mylib --meta year=2023
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
     from ..library.facets import check_metadata
-    from ..library.sharing import open_library, share
+    from ..library.sharing import LibraryClient, open_library, share
     from ..library.sources import expand
     from ..library.terminal import (
         measure_again,
@@ -128,6 +137,7 @@ def index(
         find_language(language)
     if not no_ocr:
         find_engine()
+    has_passwords = read_passwords(password, password_file)
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
@@ -138,6 +148,8 @@ def index(
         chosen = _open_model(model, settings, trust_remote_code)
         opened = open_library(library, chosen, trust_remote_code=trust_remote_code)
     with opened, share(opened):
+        if has_passwords and isinstance(opened, LibraryClient):
+            raise UsageError("another process has the library open, and reads the files: give it the password instead")
         if dry_run:
             print_files("would be removed", opened.list_gone(paths))
             return
@@ -148,7 +160,15 @@ def index(
             if status.languages and not silent:
                 print(f"the words of the library are {show_languages(status)}")
         with show_progress(silent) as progress, say_stopped(progress):
-            summary = opened.add(paths, metadata=metadata, batch=batch, workers=workers, ray=ray, progress=progress)
+            summary = opened.add(
+                paths,
+                metadata=metadata,
+                follow_links=follow_links,
+                batch=batch,
+                workers=workers,
+                ray=ray,
+                progress=progress,
+            )
         gone = opened.list_gone(paths)  # only now: a file that was moved is not gone
         if gone and not prune and not silent:
             what = "1 file is" if len(gone) == 1 else f"{len(gone):,} files are"
@@ -159,7 +179,7 @@ def index(
             if yes and not silent:
                 print_files("removed", gone)
         if not as_json:
-            print_summary(summary, opened.status(), quiet)
+            print_summary(summary, opened.status(), quiet, strict)
         if not no_ocr:
             read_scans(opened, ocr, summary, workers, silent)
         status = opened.status()
@@ -169,7 +189,8 @@ def index(
         print(json.dumps(summary.as_dict() | totals, indent=2))
     else:
         print_end(summary, status, quiet)
-    if summary.failed or refused:
+    new_failures = summary.failed if strict else summary.failed.keys() - summary.told
+    if new_failures or refused:
         raise typer.Exit(1)
 
 

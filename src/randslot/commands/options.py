@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,6 +98,15 @@ Ocr = Annotated[
 ]
 NoOcr = Annotated[bool, flag("--no-ocr", help="Skip OCR.")]
 Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask.")]
+FollowLinks = Annotated[bool, flag("--follow-links", panel=ADVANCED, help="Also read folders behind links.")]
+Password = Annotated[
+    list[str] | None,
+    typer.Option("--password", metavar="TEXT", rich_help_panel=ADVANCED, help="Of PDFs; repeatable; - asks for it."),
+]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", metavar="FILE", rich_help_panel=ADVANCED, help="Passwords of PDFs, one per line."),
+]
 AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
 
 
@@ -109,6 +119,19 @@ def use_own_code(strategy: str | None, family: str | None) -> str | None:
     if family:
         use_family(family)
     return use_strategy(strategy) if strategy else None
+
+
+def read_passwords(given: list[str] | None, file: Path | None) -> bool:
+    """Take the passwords of PDFs for this process and its workers; they are stored nowhere. Return whether any came."""
+    from ..files import read_lines
+    from ..pages.pdf import use_passwords
+
+    passwords = read_lines(file) if file else []
+    for one in given or []:
+        passwords.append(typer.prompt("Password of PDFs", hide_input=True, err=True) if one == "-" else one)
+    if passwords:
+        use_passwords(passwords)
+    return bool(passwords)
 
 
 def read_pairs(given: list[str], option: str) -> dict[str, Any]:

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from .options import ADVANCED, AsJson, ModelPlace, Place, QueryModel, Rerank, TrustRemoteCode, flag
+from .options import (
+    ADVANCED,
+    AsJson,
+    ModelPlace,
+    Password,
+    PasswordFile,
+    Place,
+    QueryModel,
+    Rerank,
+    TrustRemoteCode,
+    flag,
+    read_passwords,
+)
+from .watch import Poll, check_folders
 
 AddFrom = Annotated[
     list[str] | None,
@@ -47,16 +60,24 @@ def serve(
     rerank: Rerank = None,
     trust_remote_code: TrustRemoteCode = False,
     add_from: AddFrom = None,
+    watch: Annotated[
+        list[str] | None, typer.Option(metavar="FOLDER", help="Keep in step with this folder; repeatable.")
+    ] = None,
+    poll: Poll = False,
+    password: Password = None,
+    password_file: PasswordFile = None,
 ) -> None:
     """Serve a library: web page, HTTP API (/docs), and MCP (/mcp).
 
     randslot serve -l mylib
     randslot serve -l newlib --new
+    randslot serve -l mylib --watch ~/papers
     randslot serve -l mylib --query-model light
     RANDSLOT_TOKEN=of-16-characters-or-more randslot serve -l mylib --host 0.0.0.0 --read-only
     """
     from ..serve.run import Settings, serve
 
+    read_passwords(password, password_file)
     settings = Settings(
         host,
         port,
@@ -69,6 +90,8 @@ def serve(
         query_model=query_model,
         rerank=rerank,
         add_from=tuple(add_from or ()),
+        watch=tuple(check_folders(watch or [])),
+        poll=poll,
         trust_remote_code=trust_remote_code,
     )
     serve(library, settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from stat import S_ISREG
@@ -50,7 +51,8 @@ class FileJob:
 class Ingest:
     """One run over some files of a library whose write lease is held.
 
-    jobs: files in progress by id, without those that failed. complete: files to make visible.
+    jobs: files in progress by id, without those that failed. complete: files to make visible. failed_before: files that
+    could not be read in the last run.
     """
 
     library: Library
@@ -61,6 +63,7 @@ class Ingest:
     summary: Summary
     jobs: dict[str, FileJob] = field(default_factory=dict)
     complete: list[FileJob] = field(default_factory=list)
+    failed_before: dict[str, File] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(0, 0, 0, 0))
     vector_bytes: int = 0
     flushed_at: float = 0.0
@@ -69,13 +72,16 @@ class Ingest:
         """Bring the library up to date with some files, and complete the summary."""
         known = [file.source for file in self.library.manifest.find() if not is_kept(file, str(self.library.folder))]
         self.library.words.take_root([*known, *sources])
+        self.failed_before = {file.source: file for file in self.library.manifest.find(state="failed")}
+        for source, reason in self.summary.failed.items():
+            self._fail(source, reason)
         inspected = self.pool.ahead(self._inspect, sources, 4 * len(self.pool.workers))
         for num, (source, future) in enumerate(inspected, start=1):
             try:
                 if job := self._find_changes(source, *future.result()):
                     self.jobs[job.file.id] = job
             except RandSlotError as error:
-                self.summary.failed[source] = str(error)
+                self._fail(source, str(error))
             self.report(Progress(num, len(sources), 0, 0))
         wanted = []
         for job in self.jobs.values():
@@ -95,8 +101,27 @@ class Ingest:
                     self._store(pages)
         finally:
             self._show_complete()  # also when it is stopped
+        tried = set(sources)
+        for source, file in self.failed_before.items():
+            if source not in self.summary.failed and (source in tried or is_gone(source) or os.path.isdir(source)):
+                self.library.manifest.forget(file)
         if has_changes:
             self.library.store.optimize()
+
+    def _fail(self, source: str, reason: str) -> None:
+        """Note that a file cannot be read; the next run remembers that this was told."""
+        self.summary.failed[source] = reason
+        try:
+            stat = os.stat(source)
+        except OSError:
+            return
+        before = self.failed_before.get(source)
+        id = before.id if before else str(uuid.uuid4())
+        now = File(source, "", stat.st_size, stat.st_mtime_ns, 0, {}, "failed", id, {"error": reason})
+        if now == before:
+            self.summary.told.append(source)
+        else:
+            self.library.manifest.put(now)
 
     # -- what changed
 
@@ -199,7 +224,7 @@ class Ingest:
             if page.error and page.file in self.jobs:
                 file = self.jobs.pop(page.file).file
                 reason = f"page {page.number}: {page.error}" if file.num_pages > 1 else page.error
-                self.summary.failed[file.source] = reason
+                self._fail(file.source, reason)
                 self.progress = replace(self.progress, files_done=self.progress.files_done + 1)
                 clear(manifest, store, [file])
         pages = [page for page in pages if page.file in self.jobs]

@@ -162,6 +162,7 @@ class Library:
         *,
         metadata: Mapping[str, Any] | None = None,
         prune: bool = False,
+        follow_links: bool = False,
         batch: int = 8,
         workers: int = 0,
         ray: str | None = None,
@@ -170,10 +171,10 @@ class Library:
     ) -> Summary:
         """Index files, folders (with all below them), patterns and images; unchanged files are skipped.
 
-        metadata: what searches may filter by. prune: forget files that are gone from the named folders. batch: pages to
-        encode at once. workers: processes that open files; by default one less than cores. ray: the address of a Ray
-        cluster that opens and encodes pages; "" takes the one of this machine, or starts it. pool: workers of the
-        caller, who may close it from another thread to interrupt the run.
+        metadata: what searches may filter by. prune: forget files that are gone from the named folders. follow_links:
+        also into folders behind links. batch: pages to encode at once. workers: processes that open files; by default
+        one less than cores. ray: the address of a Ray cluster that opens and encodes pages; "" takes the one of this
+        machine, or starts it. pool: workers of the caller, who may close it from another thread to interrupt the run.
 
         Files that cannot be read do not stop the others: the summary has them with the reason.
         """
@@ -183,8 +184,9 @@ class Library:
         check_metadata(metadata)
         given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
         images = [self._save_image(one) for one in given if isinstance(one, Image.Image)]
-        listing = list_files([one for one in given if not isinstance(one, Image.Image)], self.folder)
-        summary = Summary(others=listing.others, failed=listing.failed)
+        named = [one for one in given if not isinstance(one, Image.Image)]
+        listing = list_files(named, self.folder, follow_links)
+        summary = Summary(others=listing.others, links=listing.links, failed=listing.failed)
         try:
             with self.write(), pool or _open_pool(workers) as pool:
                 reader = self._make_reader(pool, batch, ray)
@@ -288,7 +290,7 @@ class Library:
             folders += filter(os.path.isdir, expand(path))
         gone = []
         for file in self.manifest.find():
-            is_named = file.state != "gone" and any(is_below(file.source, folder) for folder in folders)
+            is_named = file.state in ("pending", "done") and any(is_below(file.source, folder) for folder in folders)
             if is_named and is_gone(file.source):
                 gone.append(file.source)
         return gone
@@ -315,7 +317,7 @@ class Library:
 
     def find_files(self, *patterns: str) -> list[File]:
         """Return the files that match paths, names, folders or wildcards; UsageError if one matches nothing."""
-        files = self.manifest.find()
+        files = self.files()
         found: dict[str, File] = {}
         for pattern in patterns:
             if not pattern.strip():
@@ -441,7 +443,7 @@ class Library:
 
     def files(self) -> list[File]:
         """Return the files of the library by their paths, also incomplete ones."""
-        return self.manifest.find()
+        return [file for file in self.manifest.find() if file.state != "failed"]
 
     def status(self) -> Status:
         """Return what the library holds; the model is not loaded for it."""

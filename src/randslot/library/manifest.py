@@ -22,6 +22,7 @@ from ..errors import DiskFullError, RandSlotError, first_line
 class File:
     """One version of a file: where it is, what it held, and what the user said about it.
 
+    state: "pending", "done", "gone" (its pages are being deleted), or "failed" (it could not be read; it has no pages).
     modified: nanoseconds, as the file system tells. hash: of its content. properties: what it says about itself: title,
     author, date, and the language of most of its pages; empty if nobody has looked.
     """
@@ -122,7 +123,7 @@ class FileManifest(Manifest):
         return found
 
     def hidden(self) -> frozenset[str]:
-        return frozenset(id for (id,) in self._select("select id from files where state != 'done'"))
+        return frozenset(id for (id,) in self._select("select id from files where state in ('pending', 'gone')"))
 
     def put(self, *files: File) -> None:
         rows = []

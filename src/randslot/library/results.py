@@ -36,8 +36,9 @@ class Progress:
 class Summary:
     """What a run did: the files by what became of them, the pages stored and encoded, the time.
 
-    by_ocr: pages that OCR has read; ocr_seconds: the time that took. without_text: pages of the whole library that no
-    search by words can find.
+    links: to folders, which were not followed. told: of the failed files, those that failed in the last run too, and
+    for the same reason. by_ocr: pages that OCR has read; ocr_seconds: the time that took. without_text: pages of the
+    whole library that no search by words can find.
     """
 
     added: list[str] = field(default_factory=list)
@@ -47,6 +48,8 @@ class Summary:
     removed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
     pages: int = 0
     encoded: int = 0
     vector_bytes_per_page: int = 0

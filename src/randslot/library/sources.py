@@ -15,18 +15,23 @@ from ..pages import DOCUMENT_SUFFIXES, short
 
 @dataclass
 class Listing:
-    """The files to index, the folders they were looked for in, other files there, and folders that do not open."""
+    """The files to index, the folders they were looked for in, other files there, and folders that do not open.
+
+    links: to folders, which were not followed.
+    """
 
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listing:
+def list_files(paths: Iterable[str | os.PathLike[str]], library: Path, follow_links: bool = False) -> Listing:
     """List files by absolute path: those that are named, whatever they are, and all documents below named folders.
 
-    Hidden files and folders are passed over, and so is the library's own folder.
+    Hidden files and folders are passed over, and so is the library's own folder. follow_links: also into folders behind
+    links, each folder once.
     """
     listing = Listing()
     for path in paths:
@@ -35,7 +40,7 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path) -> Listin
                 listing.files.append(found)
                 continue
             listing.folders.append(found)
-            for file in _walk(found, library, listing.failed):
+            for file in _walk(found, library, listing, follow_links):
                 is_document = file.lower().endswith(DOCUMENT_SUFFIXES)
                 (listing.files if is_document else listing.others).append(file)
     listing.files = list(dict.fromkeys(listing.files))
@@ -58,14 +63,21 @@ def expand(path: str | os.PathLike[str]) -> list[str]:
     return sorted(real.values())
 
 
-def _walk(folder: str, library: Path, failed: dict[str, str]) -> Iterator[str]:
+def _walk(folder: str, library: Path, listing: Listing, follow_links: bool) -> Iterator[str]:
     def fail(error: OSError) -> None:
-        failed[str(error.filename)] = f"cannot be listed: {error.strerror}"
+        listing.failed[str(error.filename)] = f"cannot be listed: {error.strerror}"
 
     own = os.path.abspath(library)
-    for place, folders, files in os.walk(folder, onerror=fail):
+    seen: set[str] = set()  # a link to a folder above would go round for ever
+    for place, folders, files in os.walk(folder, onerror=fail, followlinks=follow_links):
+        if follow_links and os.path.realpath(place) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(place))
         visible = [name for name in sorted(folders) if not name.startswith(".")]
         folders[:] = [name for name in visible if os.path.join(place, name) != own]
+        if not follow_links:
+            listing.links += [path for name in folders if os.path.islink(path := os.path.join(place, name))]
         for name in sorted(files):
             if not name.startswith("."):
                 yield os.path.join(place, name)

@@ -97,8 +97,11 @@ def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
     return nullcontext() if quiet or not console.is_terminal else console.status(what)
 
 
-def print_summary(summary: Summary, status: Status, quiet: bool) -> None:
-    """Print what a run did, and on stderr which files could not be indexed or are not documents."""
+def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = False) -> None:
+    """Print what a run did, and on stderr which files could not be indexed or are not documents.
+
+    strict: also those that could not be indexed in the last run.
+    """
     if not quiet:
         counts = {name: len(getattr(summary, name)) for name in ("added", "changed", "moved", "removed")}
         counts |= {"unchanged": summary.unchanged, "failed": len(summary.failed)}
@@ -113,8 +116,13 @@ def print_summary(summary: Summary, status: Status, quiet: bool) -> None:
             print(f"left out, not a document or an image: {shorten(name)}", file=sys.stderr)
         if len(summary.others) > 10:
             print(f"left out, not a document or an image: {len(summary.others) - 10} more", file=sys.stderr)
+        for name in summary.links[:10]:
+            print(f"left out, a link to a folder: {shorten(name)} (--follow-links)", file=sys.stderr)
+        if summary.told and not strict:
+            print(f"{plural(len(summary.told), 'file')} still cannot be read: --strict lists them", file=sys.stderr)
     for name, reason in summary.failed.items():
-        print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
+        if strict or name not in summary.told:
+            print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 
 
 def print_end(summary: Summary, status: Status, quiet: bool) -> None:

@@ -45,6 +45,7 @@ from ..pages import (
     short,
 )
 from ..pages.ocr import OCR_PIXELS, read_image_text
+from ..pages.pdf import list_passwords, use_passwords
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -246,6 +247,9 @@ class Worker:
                     stderr=subprocess.DEVNULL,
                     env=_make_environment(),
                 )
+                if passwords := list_passwords():  # not in its arguments or environment, which others can see
+                    assert self.process.stdin is not None
+                    self.process.stdin.write(json.dumps({"passwords": passwords}).encode() + b"\n")
             return self.process
 
     def _end(self) -> None:
@@ -288,7 +292,11 @@ def main() -> None:
             if not line:
                 return
             _limit_cpu()
-            reply, content = _answer(json.loads(line), kept)
+            request = json.loads(line)
+            if "passwords" in request:
+                use_passwords(request["passwords"])
+                continue
+            reply, content = _answer(request, kept)
             out.write(json.dumps(reply | {"bytes": len(content)}, separators=(",", ":")).encode() + b"\n" + content)
             out.flush()
     except BrokenPipeError:

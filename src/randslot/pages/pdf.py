@@ -7,6 +7,7 @@ and marks hyphens that break a word at the end of a line. The words are made fro
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -49,15 +50,45 @@ MAX_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
 MAX_OBJECTS = 10_000
 
 
+PASSWORDS: list[str] = []
+
+
+def use_passwords(passwords: Sequence[str]) -> None:
+    """Try these passwords on PDFs that need one, in this process and in workers that it starts from now on."""
+    PASSWORDS[:] = passwords
+
+
+def list_passwords() -> list[str]:
+    """Return the passwords to try: those of `use_passwords`, or the one in the environment."""
+    in_environment = os.environ.get("RANDSLOT_PASSWORD")
+    return PASSWORDS or ([in_environment] if in_environment else [])
+
+
+def open_pdf(file: Path) -> pdfium.PdfDocument:
+    """Open a PDF, by the first password that fits if it needs one."""
+    try:
+        return pdfium.PdfDocument(file)
+    except pdfium.PdfiumError as error:
+        if error.err_code != pdf_api.FPDF_ERR_PASSWORD:
+            raise
+        for password in list_passwords():
+            try:
+                return pdfium.PdfDocument(file, password=password)
+            except pdfium.PdfiumError as other:
+                if other.err_code != pdf_api.FPDF_ERR_PASSWORD:
+                    raise
+        raise
+
+
 def num_pdf_pages(file: Path) -> int:
     """Return how many pages a PDF has."""
-    with _pdf_errors(file, "open"), PDFIUM, pdfium.PdfDocument(file) as pdf:
+    with _pdf_errors(file, "open"), PDFIUM, open_pdf(file) as pdf:
         return len(pdf)
 
 
 def read_pdf_properties(file: Path) -> dict[str, str]:
     """Return title, author and date of creation as a PDF has them."""
-    with PDFIUM, pdfium.PdfDocument(file) as pdf:
+    with PDFIUM, open_pdf(file) as pdf:
         names = {"title": "Title", "author": "Author", "date": "CreationDate"}
         return {name: pdf.get_metadata_value(key) for name, key in names.items()}
 
@@ -93,7 +124,7 @@ class OpenPdf:
         key = (file, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
         if self.pdf is None or self.key != key or self.num_uses >= MAX_USES:
             self.close()
-            self.pdf, self.key, self.num_uses = pdfium.PdfDocument(file), key, 0
+            self.pdf, self.key, self.num_uses = open_pdf(file), key, 0
             self.num_pages = len(self.pdf)
             if key not in self.known_fields:
                 if len(self.known_fields) >= 100:
@@ -125,7 +156,7 @@ def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Itera
     with (
         _pdf_errors(file, f"read page {number} of"),
         PDFIUM,
-        kept.open(file) if kept else pdfium.PdfDocument(file) as pdf,
+        kept.open(file) if kept else open_pdf(file) as pdf,
     ):
         if not 1 <= number <= len(pdf):
             raise RandSlotError(f"{file} has {show_pages(len(pdf))}, so there is no page {number}")
@@ -147,7 +178,8 @@ def _pdf_errors(file: Path, action: str) -> Iterator[None]:
         raise RandSlotError(f"PDF not found: {file}") from error
     except pdfium.PdfiumError as error:
         reasons = {
-            pdf_api.FPDF_ERR_PASSWORD: "it is encrypted, and needs a password",
+            pdf_api.FPDF_ERR_PASSWORD: "it is encrypted, and needs a password"
+            + (", which is none of those given" if list_passwords() else " (--password)"),
             pdf_api.FPDF_ERR_FORMAT: "it is corrupt, or not a PDF",
             pdf_api.FPDF_ERR_SUCCESS: "it has no pages",
         }

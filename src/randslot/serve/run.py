@@ -23,8 +23,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..errors import UsageError
 from ..library.library import Library
 from ..library.location import InUseError
-from ..library.sharing import LibraryClient, LibraryServer
+from ..library.sharing import LibraryClient, LibraryServer, SharedLibrary
 from ..library.terminal import plural
+from ..library.watch import Watch
 from .access import LOCAL, Access, read_tokens
 from .agent_tools import check_folders
 from .app import make_app
@@ -36,7 +37,8 @@ class Settings:
     """Where to listen, who may connect, and how to open the library.
 
     tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled model for
-    searches. rerank: a reranker of all searches. add_from: folders from which agents may add documents.
+    searches. rerank: a reranker of all searches. add_from: folders from which agents may add documents. watch: folders
+    to keep the library in step with; poll: by looking at them.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +52,8 @@ class Settings:
     query_model: str | None = None
     rerank: str | None = None
     add_from: tuple[str, ...] = ()
+    watch: tuple[str, ...] = ()
+    poll: bool = False
     trust_remote_code: bool = False
 
     def check(self) -> None:
@@ -63,6 +67,8 @@ class Settings:
                 raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
         if self.read_only and self.add_from:
             raise UsageError("--add-from and --read-only exclude each other")
+        if self.read_only and self.watch:
+            raise UsageError("--watch and --read-only exclude each other")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port {self.port}: ports are 0 to 65535")
 
@@ -140,8 +146,11 @@ def serve(folder: str, settings: Settings) -> None:
             app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}, tokens))
             where = show_address(settings.host, listener.getsockname()[1])
             print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
+            watch = start_watching(library, settings) if settings.watch else None
             _run(uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5), listener)
             watchdog.start()
+            if watch:
+                watch.close()
             service.close(2.0)
             waiting = service.uploads.num_waiting() if service.uploads else 0
     except KeyboardInterrupt:
@@ -149,6 +158,17 @@ def serve(folder: str, settings: Settings) -> None:
     finally:
         watchdog.cancel()
     print(f"stopped: {plural(waiting, 'upload')} left for the next start" if waiting else "stopped", file=sys.stderr)
+
+
+def start_watching(library: Library, settings: Settings) -> Watch:
+    """Keep the library in step with folders, in a thread."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    watch = Watch(SharedLibrary(library), list(settings.watch), say, settings.poll)
+    watch.start()
+    return watch
 
 
 def take_over(folder: str, open_library: Callable[[], Library]) -> Library:

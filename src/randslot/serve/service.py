@@ -317,6 +317,10 @@ class Service:
         except (OSError, RandSlotError) as error:
             if isinstance(error, Refused):
                 raise
+            if "needs a password" in str(error):
+                raise Refused(
+                    404, "this page cannot be shown: its file needs a password (serve --password-file)"
+                ) from error
             raise Refused(404, "this page cannot be shown: its file is broken") from error
 
     def _draw(self, source: str, number: int, pixels: int, version: str) -> bytes:

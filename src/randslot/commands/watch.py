@@ -1,0 +1,64 @@
+"""The command `watch`: keep a library in step with folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from .options import ADVANCED, FollowLinks, Password, PasswordFile, Place, flag, read_passwords
+
+Poll = Annotated[bool, flag("--poll", panel=ADVANCED, help="Look at files every second (network drives).")]
+
+
+def watch(
+    folders: Annotated[list[str], typer.Argument(help="Folders to watch.")],
+    library: Place,
+    poll: Poll = False,
+    follow_links: FollowLinks = False,
+    password: Password = None,
+    password_file: PasswordFile = None,
+) -> None:
+    """Index folders, and keep the library in step with them.
+
+    Searches and other commands work meanwhile. Deleted files are forgotten. Ctrl-C stops.
+
+    randslot watch ~/papers
+    randslot watch ~/papers /mnt/share/reports -l mylib --poll
+    """
+    from ..library.sharing import SharedLibrary, open_library
+    from ..library.watch import Watch
+
+    places = check_folders(folders)
+    read_passwords(password, password_file)
+    with open_library(library):  # made, if there is none
+        pass
+    shared = SharedLibrary(library)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"watching {', '.join(folders)} (Ctrl-C stops)", flush=True)
+    try:
+        Watch(shared, places, say, poll, follow_links).run()
+    except KeyboardInterrupt:
+        say("stopped")
+    finally:
+        shared.close()
+
+
+def check_folders(folders: list[str]) -> list[str]:
+    """Return the absolute paths of folders to watch."""
+    from ..library.sources import expand
+
+    found = [path for folder in folders for path in expand(folder)]
+    for path in found:
+        if not os.path.isdir(path):
+            raise UsageError(f"only folders can be watched, not {path}")
+    return found
+
+
+def say(line: str) -> None:
+    """Print a line with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

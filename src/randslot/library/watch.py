@@ -1,0 +1,217 @@
+"""Keep a library in step with folders: index what appears or changes there, and forget what disappears."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+
+from ..errors import RandSlotError
+from ..extras import needs_extra
+from ..pages import DOCUMENT_SUFFIXES
+from ..pages.ocr import find_engine
+from .library import Library
+from .results import Summary
+from .sharing import LibraryClient, SharedLibrary
+from .sources import is_below, is_gone, list_files
+from .workers import Interrupted, WorkerPool
+
+LOOK_SECONDS = 1.0  # between two looks at a file: one that is still being written changes
+ALL_SECONDS = 300.0  # between two looks at all files: notifications may get lost, and some network drives send none
+RETRY_SECONDS = 10.0  # after a full disk, or while another process writes
+MAX_FILES = 500  # at once, after which other writers have a turn
+
+Stamp = tuple[int, int] | None  # size and time of a file; None if it is gone
+
+
+@dataclass
+class Watch:
+    """Watches folders until `stop` is set. say: gets a line about each file.
+
+    noted: files that may have changed, with their stamps when they were last looked at. failed: files that cannot be
+    read, with their stamps: they are tried again when they change.
+    """
+
+    library: SharedLibrary
+    folders: list[str]
+    say: Callable[[str], None]
+    poll: bool = False
+    follow_links: bool = False
+    stop: Event = field(default_factory=Event)
+    noted: dict[str, Stamp] = field(default_factory=dict)
+    failed: dict[str, Stamp] = field(default_factory=dict)
+    wait_until: float = 0.0
+    num_scans: int = 0
+    pool: WorkerPool | None = None
+
+    def __post_init__(self) -> None:
+        with needs_extra():
+            from watchfiles import watch
+        self.watch = watch
+        self.thread = Thread(target=self.run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Run in a thread, until `close`."""
+        self.thread.start()
+
+    def run(self) -> None:
+        """Index what is new in the folders, then follow changes."""
+        changes = self.watch(
+            *self.folders,
+            watch_filter=lambda _, path: self._is_wanted(path),
+            debounce=400,
+            rust_timeout=int(1000 * LOOK_SECONDS),
+            yield_on_timeout=True,
+            force_polling=self.poll or None,
+            poll_delay_ms=1000,
+            ignore_permission_denied=True,
+            stop_event=self.stop,
+        )
+        looked_at = -ALL_SECONDS
+        for some in changes:
+            for _, path in some:
+                self._note(path)
+            if time.monotonic() - looked_at >= ALL_SECONDS:
+                self._note_all()
+                looked_at = time.monotonic()
+            if self.noted and time.monotonic() >= self.wait_until:
+                self._update()
+            elif self.num_scans:
+                self._read_scans()
+
+    def close(self) -> None:
+        """End the thread soon; what was begun is resumed at the next start."""
+        self.stop.set()
+        if self.pool is not None:
+            self.pool.close()
+        self.thread.join(2)
+
+    def _is_wanted(self, path: str) -> bool:
+        """Whether a path may be a document or a folder: not hidden, not in the library, not behind a link."""
+        folder = next((one for one in self.folders if is_below(path, one)), None)
+        if folder is None or is_below(path, self._own_folder()):
+            return False
+        if any(part.startswith(".") for part in Path(path).relative_to(folder).parts):
+            return False
+        parent = os.path.dirname(path)
+        real = os.path.join(os.path.realpath(folder), os.path.relpath(parent, folder))
+        return self.follow_links or os.path.realpath(parent) == os.path.normpath(real)
+
+    def _own_folder(self) -> str:
+        own = self.library.own
+        return str(own.folder.absolute()) if own else self.library.place
+
+    def _note(self, path: str) -> None:
+        """Note a file that may have changed; of a folder, the files in it."""
+        if os.path.isdir(path):
+            listing = list_files([path], Path(self._own_folder()), self.follow_links)
+            for file in listing.files:
+                self.noted.setdefault(file, (-1, -1))
+        elif path.lower().endswith(DOCUMENT_SUFFIXES) or is_gone(path):
+            self.noted.setdefault(path, (-1, -1))
+
+    def _note_all(self) -> None:
+        """Note all files of the folders, and all that the library has of them and that are gone.
+
+        A folder without any file is more likely a drive that is not mounted than one that was emptied.
+        """
+        for folder in self.folders:
+            if not os.path.isdir(folder):
+                self.say(f"{folder} is not there: waiting for it")
+                continue
+            files = list_files([folder], Path(self._own_folder()), self.follow_links).files
+            for file in files:
+                if file not in self.failed or self.failed[file] != get_stamp(file):
+                    self.noted.setdefault(file, (-1, -1))
+            with self.library.use() as opened:
+                gone = opened.list_gone([folder])
+            if gone and not files:
+                self.say(f"all {len(gone):,} files of {folder} are gone: randslot index --prune forgets them")
+                continue
+            for file in gone:
+                self.noted.setdefault(file, (-1, -1))
+
+    def _update(self) -> None:
+        """Index or forget files that have not changed since the last look."""
+        present: list[str] = []
+        gone: set[str] = set()
+        for path, before in self.noted.items():
+            now = get_stamp(path)
+            if now != before:
+                self.noted[path] = now
+            elif now is None:
+                gone.add(path)
+            elif len(present) < MAX_FILES:
+                present.append(path)
+        if not present and not gone:
+            return
+        try:
+            with self.library.use() as opened:
+                summary = self._add(opened, present) if present else Summary()
+                if len(present) < MAX_FILES:  # else files that were moved here may still wait
+                    summary.removed = opened.forget(find_lost(opened, gone))
+        except Interrupted:
+            return
+        except (RandSlotError, OSError) as error:  # a full disk, another writer, a process that has just stopped
+            self.wait_until = time.monotonic() + RETRY_SECONDS
+            self.say(f"{error} (next attempt in {RETRY_SECONDS:.0f} s)")
+            return
+        for path in [*present, *(gone if len(present) < MAX_FILES else ())]:
+            del self.noted[path]
+        for path in summary.failed:
+            self.failed[path] = get_stamp(path)
+        self._tell(summary)
+        self.num_scans = summary.without_text if find_engine() else 0
+
+    def _add(self, opened: Library | LibraryClient, files: list[str]) -> Summary:
+        if isinstance(opened, LibraryClient):
+            return opened.add(files)
+        with WorkerPool(max((os.cpu_count() or 2) - 1, 1)) as self.pool:
+            return opened.add(files, pool=self.pool)
+
+    def _tell(self, summary: Summary) -> None:
+        from .terminal import shorten
+
+        for what in ("added", "changed", "moved", "removed"):
+            sources = getattr(summary, what)
+            for source in sources[:10]:
+                self.say(f"{what} {shorten(source)}")
+            if len(sources) > 10:
+                self.say(f"{what} {len(sources) - 10:,} more files")
+        for source, reason in summary.failed.items():
+            self.say(f"could not index {shorten(source)}: {reason}")
+
+    def _read_scans(self) -> None:
+        """Read some pages without text by OCR, until files that have changed have a turn."""
+        before, end = self.num_scans, time.monotonic() + 10
+        with self.library.use() as opened:
+            if isinstance(opened, Library):
+                opened.read_words(ocr="missing", stop=lambda: self.stop.is_set() or time.monotonic() > end)
+            else:
+                opened.read_words(ocr="missing")
+            self.num_scans = opened.count_without_text()
+        if self.num_scans >= before:  # the others have no image any more
+            self.num_scans = 0
+
+
+def get_stamp(path: str) -> Stamp:
+    """Return size and time of a file; None if it is gone."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def find_lost(opened: Library | LibraryClient, gone: Iterable[str]) -> list[str]:
+    """Return the files of a library that are gone, by their own paths or those of folders above them."""
+    paths = set(gone)
+    lost = []
+    for file in opened.files() if paths else ():
+        above = [file.source, *map(str, Path(file.source).parents)]
+        if not paths.isdisjoint(above) and is_gone(file.source):
+            lost.append(file.source)
+    return lost

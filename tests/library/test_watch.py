@@ -1,0 +1,161 @@
+"""`randslot watch` on a real file system: within seconds the library has what the folder has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from contract.conftest import make_environment
+from contract.pdf import write_pdf
+from randslot.errors import DiskFullError
+from randslot.library.library import Library
+from randslot.library.sharing import SharedLibrary
+from randslot.library.sources import list_files
+from randslot.library.watch import Watch
+from randslot.pages.convert import find_office
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """A folder that a thread watches, its library, and what the thread said."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("RANDSLOT_OFFICE", "none")
+    monkeypatch.setenv("RANDSLOT_OCR", "none")
+    find_office.cache_clear()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_pdf(folder / "old.pdf", [["A walrus"]])
+    with Library(tmp_path / "lib") as library:
+        said: list[str] = []
+        watch = Watch(SharedLibrary(library), [str(folder)], said.append)
+        watch.start()
+        wait_for(lambda: find(library) == {"old.pdf"})
+        yield folder, library, said
+        watch.close()
+
+
+def find(library: Library) -> set[str]:
+    return {os.path.basename(file.source) for file in library.files() if file.state == "done"}
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def test_new_changed_renamed_and_deleted_files_are_followed(watched):
+    folder, library, said = watched
+    (folder / "note.md").write_text("a heron")
+    (folder / ".hidden.md").write_text("a heron")
+    (folder / "program.exe").write_text("a heron")
+    wait_for(lambda: find(library) == {"old.pdf", "note.md"})
+    (folder / "note.md").write_text("a pelican, and no other bird")
+    wait_for(lambda: library.search("pelican"))
+    assert library.search("heron", verbatim=True) == []
+    (folder / "note.md").rename(folder / "birds.md")
+    wait_for(lambda: find(library) == {"old.pdf", "birds.md"})
+    wait_for(lambda: any(line.startswith("moved ") and line.endswith("birds.md") for line in said))  # not read again
+    (folder.parent / "new" / "below").mkdir(parents=True)
+    (folder.parent / "new" / "below" / "deep.md").write_text("an otter")
+    (folder.parent / "new").rename(folder / "new")  # a whole folder comes and goes
+    wait_for(lambda: library.search("otter"))
+    shutil.rmtree(folder / "new")
+    (folder / "birds.md").unlink()
+    wait_for(lambda: find(library) == {"old.pdf"})
+
+
+def test_a_file_that_is_being_written_waits(watched):
+    folder, library, said = watched
+    whole = write_pdf(folder.parent / "whole.pdf", [[f"Page {number} about yaks"] for number in range(30)]).read_bytes()
+    with (folder / "slow.pdf").open("wb") as file:
+        for start in range(0, len(whole), len(whole) // 8 + 1):
+            file.write(whole[start : start + len(whole) // 8 + 1])
+            file.flush()
+            time.sleep(0.4)
+    wait_for(lambda: find(library) == {"old.pdf", "slow.pdf"})
+    assert not any("could not index" in line for line in said)
+
+
+@pytest.mark.nightly
+def test_a_burst_of_a_thousand_files(watched):
+    folder, library, _ = watched
+    for number in range(1000):
+        (folder / f"{number}.txt").write_text(f"number {number}")
+    wait_for(lambda: len(find(library)) == 1001, 240)
+    assert library.search("999")[0].source.endswith("/999.txt")
+
+
+def test_a_full_disk_is_waited_for(watched, monkeypatch):
+    folder, library, said = watched
+    is_full = Event()
+    is_full.set()
+    add = library.add
+
+    def fail(*args, **options):
+        if is_full.is_set():
+            raise DiskFullError("the disk is full")
+        return add(*args, **options)
+
+    monkeypatch.setattr(library, "add", fail)
+    monkeypatch.setattr("randslot.library.watch.RETRY_SECONDS", 0.5)
+    (folder / "late.md").write_text("a stork")
+    wait_for(lambda: any("the disk is full" in line for line in said))
+    is_full.clear()
+    wait_for(lambda: library.search("stork"))
+
+
+def test_an_empty_folder_is_taken_for_a_drive_that_is_not_there(tmp_path):
+    folder = tmp_path / "in"
+    write_pdf(folder / "a.pdf", [["A walrus"]])
+    with Library(tmp_path / "lib") as library:
+        library.add(folder, workers=1)
+        (folder / "a.pdf").unlink()
+        said: list[str] = []
+        watch = Watch(SharedLibrary(library), [str(folder)], said.append)
+        watch._note_all()
+        assert "are gone" in said[0]
+        assert watch.noted == {}
+
+
+def test_links_to_folders_are_listed_or_followed_once(tmp_path):
+    folder, other = tmp_path / "in", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (other / "far.md").write_text("far")
+    (folder / "link").symlink_to(other)
+    (other / "loop").symlink_to(folder)
+    listing = list_files([folder], tmp_path / "lib")
+    assert (listing.files, listing.links) == ([], [str(folder / "link")])
+    listing = list_files([folder], tmp_path / "lib", follow_links=True)
+    assert (listing.files, listing.links) == ([str(folder / "link" / "far.md")], [])
+
+
+@pytest.mark.parametrize("options", [[], ["--poll"]])
+def test_other_commands_search_meanwhile_and_ctrl_c_ends_it(options, tmp_path):
+    (tmp_path / "in").mkdir()
+    env = make_environment(tmp_path / "home")
+    command = [sys.executable, "-m", "randslot"]
+    watch = [*command, "watch", "in", "-l", "lib", *options]
+    with subprocess.Popen(watch, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("watching in")
+        write_pdf(tmp_path / "in" / "a.pdf", [["A walrus"]])
+        assert process.stdout.readline().endswith("added in/a.pdf\n")
+        search = [*command, "search", "walrus", "-l", "lib"]
+        assert "in/a.pdf" in subprocess.run(search, cwd=tmp_path, env=env, capture_output=True, text=True).stdout
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read().endswith("stopped\n")
+        assert process.wait(20) == 0
+    assert Path(tmp_path / "lib" / "library.json").is_file()
