@@ -48,7 +48,7 @@ def test_a_missing_extra_is_optional_and_a_missing_package_is_an_error(monkeypat
     with monkeypatch.context() as here:
         pretend(here, "fastapi", None)
         found = examine()["extra serve"]
-        assert (found["state"], found["found"]) == ("missing", "fastapi is not installed")
+        assert (found["state"], found["found"]) == ("optional", "fastapi is not installed")
         assert 'pip install "randslot[serve]"' in found["advice"]
     pretend(monkeypatch, "pypdfium2", "1.0")
     found = examine(code=1)["packages"]
@@ -66,7 +66,7 @@ def test_a_wrong_choice_of_ocr_is_an_error(monkeypatch):
     assert "typewriter" in examine(code=1)["ocr"]["found"]
 
 
-@pytest.mark.parametrize(("build", "state"), [("2.13.0+cpu", "missing"), ("2.13.0+cu130", "ok")])
+@pytest.mark.parametrize(("build", "state"), [("2.13.0+cpu", "optional"), ("2.13.0+cu130", "ok")])
 def test_a_gpu_needs_a_build_of_torch_that_uses_it(monkeypatch, tmp_path, build, state):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")

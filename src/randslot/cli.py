@@ -17,7 +17,7 @@ from .commands.evaluation import analyse, compare, evaluate, profile, report
 from .commands.index import IndexCommand, index
 from .commands.library import library_app
 from .commands.models import distill, export, pairs, train
-from .commands.options import flag
+from .commands.options import OnceCommand, flag
 from .commands.paper import paper
 from .commands.search import SearchCommand, search
 from .commands.service import demo, doctor, mcp, serve
@@ -58,6 +58,11 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+
+
+for registered in (*app.registered_commands, *library_app.registered_commands):
+    if not (registered.cls and issubclass(registered.cls, OnceCommand)):
+        registered.cls = OnceCommand
 
 
 def _show_version(wanted: bool) -> None:

@@ -39,10 +39,10 @@ USES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One check. "missing" is optional, "broken" is not; advice says what to do."""
+    """One check: fine, an option that is not used, something to look at, or broken; advice says what to do."""
 
     name: str
-    state: Literal["ok", "missing", "broken"]
+    state: Literal["ok", "optional", "low", "broken"]
     found: str
     advice: str = ""
 
@@ -64,9 +64,9 @@ def show(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         state = finding.state.upper() if finding.state == "broken" else finding.state
-        lines.append(f"{state:7}  {finding.name:{width}}  {finding.found}")
+        lines.append(f"{state:8}  {finding.name:{width}}  {finding.found}")
         if finding.advice:
-            lines.append(f"{'':{width + 11}}{finding.advice}")
+            lines.append(f"{'':{width + 12}}{finding.advice}")
     return "\n".join(lines)
 
 
@@ -105,7 +105,7 @@ def _check_packages() -> Iterator[Finding]:
             yield Finding(name, "ok", ", ".join(versions))
         elif extra:
             advice = f'to {USES[extra]}: pip install "randslot[{extra}]"'
-            yield Finding(name, "missing", "; ".join(problems[extra]), advice)
+            yield Finding(name, "optional", "; ".join(problems[extra]), advice)
         else:
             yield Finding(name, "broken", "; ".join(problems[extra]), "pip install --upgrade randslot")
 
@@ -116,7 +116,7 @@ def _check_import(name: str, package: str, describe: Callable[[Any], str]) -> Fi
         return Finding(name, "ok", describe(import_module(package)))
     except Exception as error:  # a broken binary can raise anything
         if isinstance(error, ModuleNotFoundError) and (advice := describe_missing(error)):
-            return Finding(name, "missing", "not installed", advice)
+            return Finding(name, "optional", "not installed", advice)
         return Finding(name, "broken", first_line(error), "pip install --force-reinstall randslot")
 
 
@@ -133,9 +133,9 @@ def _check_gpu() -> Finding:
         cards = "Apple silicon"
     if not cards:
         advice = "keyword search needs none; encode many pages on a machine with a GPU"
-        return Finding("gpu", "missing", f"none found; {os.cpu_count()} cores, torch {torch}", advice)
+        return Finding("gpu", "optional", f"none found; {os.cpu_count()} cores, torch {torch}", advice)
     if "+cpu" in torch:
-        return Finding("gpu", "missing", f"{cards}, torch {torch}", "install a build of torch with CUDA")
+        return Finding("gpu", "optional", f"{cards}, torch {torch}", "install a build of torch with CUDA")
     return Finding("gpu", "ok", f"{cards}, torch {torch}")
 
 
@@ -153,7 +153,7 @@ def _check_ocr() -> Finding:
         return Finding("ocr", "broken", str(error), "unset RANDSLOT_OCR")
     if engine is None:
         advice = 'to search scans: pip install "randslot[ocr]", or install tesseract (RANDSLOT_OCR)'
-        return Finding("ocr", "missing", "no engine", advice)
+        return Finding("ocr", "optional", "no engine", advice)
     return Finding("ocr", "ok", engine)
 
 
@@ -164,7 +164,7 @@ def _check_disk() -> Finding:
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e9:.1f} GB free at {folder}"
     if free < 5e9:
-        return Finding("disk", "missing", found, "free some space: a library takes up to 20 KB a page")
+        return Finding("disk", "low", found, "free some space: a library takes up to 20 KB a page")
     return Finding("disk", "ok", found)
 
 
@@ -175,4 +175,4 @@ def _check_library() -> Finding:
     place = Path(named or default_library()).expanduser()
     if (place / "library.json").is_file():
         return Finding("library", "ok", str(place))
-    return Finding("library", "missing", f"none at {place}", "randslot index FOLDER creates one")
+    return Finding("library", "optional", f"none at {place}", "randslot index FOLDER creates one")

@@ -13,13 +13,16 @@ from contract.conftest import make_environment
 
 OPTIONS = {
     "index": "-l --library --model --language --ocr --no-ocr --meta --prune -y --yes --dry-run -q --quiet --json "
+    "--strict --follow-links --password --password-file "
     "--page-vectors --reduction --inference --trust-remote-code --batch --workers --ray",
-    "search": "-l --library -k --filter --in --year --type --by --open --json --copies --explain --exact "
-    "--query-vectors --model --query-model --trust-remote-code",
+    "search": "-l --library -k --filter --in --year --type --by --open --json --csv --format -0 --null --copies "
+    "--explain --exact --query-vectors --model --query-model --trust-remote-code",
     "library status": "-l --library --json",
     "library words": "-l --library --language --ocr --no-ocr --workers",
     "library sketch": "-l --library --queries --remove",
     "library list": "-l --library --json",
+    "library export": "-l --library",
+    "watch": "-l --library --poll --follow-links --password --password-file",
     "library remove": "-l --library -y --yes --dry-run",
     "library backup": "-l --library",
     "library copy": "--json",

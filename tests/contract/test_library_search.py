@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import stat
 from pathlib import Path
 
 import pytest
+
+from contract.pdf import write_pdf
 
 HIT = {"id", "source", "page", "score", "matches", "metadata", "file", "by", "snippet", "boxes", "copies", "fields"}
 
@@ -229,3 +232,36 @@ def test_a_misspelled_word_is_corrected_and_told(run, library_once):
     assert "Showing" not in as_typed.err
     (answer,) = run("search", "-", "-l", library_once, "--json", stdin="incmoe tax\n").json
     assert answer["corrected"] == "income tax"
+
+
+def test_several_libraries_give_one_list_and_other_commands_take_one(run, library, tmp_path):
+    write_pdf(tmp_path / "more" / "wool.pdf", [["The wool of the hills"]])
+    run("index", "more", "-l", "more lib", "-q")
+    hits = run("search", "wool", "-l", "lib", "-l", "more lib", "--json", "-k", "2").json
+    assert [hit["library"] for hit in hits] == ["lib", "more lib"]  # by rank
+    assert "in more lib" in run("search", "wool", "-l", "lib", "-l", "more lib").out
+    (hit,) = run("search", "hills", "--json", env={"RANDSLOT_LIBRARY": "more lib"}).json
+    assert "library" not in hit
+    answer = run("library", "status", "-l", "lib", "-l", "more lib")
+    assert (answer.code, answer.err) == (2, "randslot: --library was given twice, and takes one value here\n")
+
+
+def test_hits_for_other_programs(run, library):
+    words = ["search", '"battery life"', "-l", "lib"]
+    rows = list(csv.DictReader(run(*words, "--csv").out.splitlines()))
+    assert [(row["name"], row["page"]) for row in rows] == [("fleet.pdf", "1"), ("manual.pdf", "1")]
+    assert "eleven hours" in rows[0]["text"]
+    assert run(*words, "--format", "{rank} {name}#{page}").out == "1 fleet.pdf#1\n2 manual.pdf#1\n"
+    assert run(*words, "-0").out == "".join(f"{row['source']}\0" for row in rows)
+    for wrong in (["--format", "{nothing}"], ["--format", "{"], ["--csv", "--json"]):
+        answer = run(*words, *wrong)
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+
+
+def test_texts_are_exported_as_parquet(run, library, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run("library", "export", "pages.parquet", "-l", "lib").out == "9 pages in pages.parquet\n"
+    rows = parquet.read_table(tmp_path / "pages.parquet").to_pylist()
+    (row,) = [row for row in rows if "eleven hours" in row["text"]]
+    assert (row["source"].endswith("fleet.pdf"), row["page"], row["type"], row["vectors"]) == (True, 1, "pdf", None)
+    assert run("library", "export", "pages.parquet", "-l", "lib").code == 2

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import UsageError
 from .options import (
@@ -21,6 +20,7 @@ from .options import (
     NoOcr,
     Ocr,
     OcrChoice,
+    OnceCommand,
     OwnFamily,
     OwnStrategy,
     PageVectors,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 
 
-class IndexCommand(TyperCommand):
+class IndexCommand(OnceCommand):
     """Lets `--ray` stand without an address, which Typer does not support."""
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:

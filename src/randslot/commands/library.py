@@ -158,6 +158,24 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
 
 
 @library_app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="New Parquet file.")],
+    library: Place,
+) -> None:
+    """Write texts and vectors to a Parquet file.
+
+    randslot library export pages.parquet -l mylib
+    """
+    from ..library.export import export_library
+    from ..library.library import Library
+    from ..library.terminal import plural, show_progress
+
+    with Library(library, create=False) as opened, show_progress(False) as progress:
+        num = export_library(opened, file, progress)
+    print(f"{plural(num, 'page')} in {file}")
+
+
+@library_app.command()
 def remove(
     patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or quoted wildcards.")],
     library: Place,

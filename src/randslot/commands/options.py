@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import UsageError
 from ..extras import needs_extra
@@ -24,6 +25,19 @@ ADVANCED = "Advanced"  # the help panel of options that few people need
 def flag(*names: str, help: str, panel: str | None = None) -> Any:
     """Return an on/off option; an empty metavar keeps `<bool>` out of the help."""
     return typer.Option(*names, metavar="", rich_help_panel=panel, help=help)
+
+
+class OnceCommand(TyperCommand):
+    """Refuses an option that is given twice: the last one would win silently."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(context).parse_args(args=list(args))
+        for param in order:
+            is_single = not (getattr(param, "multiple", True) or getattr(param, "is_flag", True))
+            if is_single and order.count(param) > 1:
+                raise UsageError(f"{param.opts[0]} was given twice, and takes one value here")
+        rest: list[str] = super().parse_args(context, args)
+        return rest
 
 
 class OcrChoice(StrEnum):
@@ -52,6 +66,16 @@ Place = Annotated[
         show_default="your default library",
         metavar="PLACE",
         help="Library folder, or qdrant://host:6334/name.",
+    ),
+]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--library",
+        "-l",
+        show_default="your default library",
+        metavar="PLACE",
+        help="Library folder or address; several are searched together.",
     ),
 ]
 ModelPlace = Annotated[

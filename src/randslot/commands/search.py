@@ -6,17 +6,19 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import UsageError
+from ..library.address import default_library
 from .options import (
     ADVANCED,
     AsJson,
     ModelPlace,
-    Place,
+    OnceCommand,
+    Places,
     QueryModel,
     QueryVectors,
     Rerank,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from ..library.sharing import LibraryClient
 
 
-class SearchCommand(TyperCommand):
+class SearchCommand(OnceCommand):
     """Reads `tax -income` as a query: an unknown option of three letters or more is an excluded word."""
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
@@ -60,13 +62,13 @@ class SearchCommand(TyperCommand):
 
 def search(
     query: Annotated[list[str], typer.Argument(help="Query; - reads one per line (stdin).")],
-    library: Place,
+    library: Places = None,
     k: Annotated[int, typer.Option("-k", metavar="N", help="Number of pages.")] = 5,
     filters: Annotated[
         list[str] | None,
         typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; repeatable."),
     ] = None,
-    place: Annotated[
+    inside: Annotated[
         str | None, typer.Option("--in", metavar="NAME", help="Only files or folders named like this.")
     ] = None,
     year: Annotated[str | None, typer.Option(metavar="YEAR", help="Only documents of a year, or 2015-2018.")] = None,
@@ -80,6 +82,12 @@ def search(
     rerank: Rerank = None,
     show: Annotated[bool, flag("--open", help="Open the first result.")] = False,
     as_json: AsJson = False,
+    as_csv: Annotated[bool, flag("--csv", help="Print CSV.")] = False,
+    template: Annotated[
+        str | None,
+        typer.Option("--format", metavar="TEXT", help="Print each hit as in '{source}:{page} {text}'."),
+    ] = None,
+    null: Annotated[bool, flag("--null", "-0", help="Print only paths, for xargs -0.")] = False,
     copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
     explain: Annotated[bool, flag("--explain", panel=ADVANCED, help="Show scores and matching vectors.")] = False,
     group: Annotated[
@@ -99,48 +107,59 @@ def search(
     randslot search "deferred tax 2023" -l mylib -k 5 --open
     randslot search '"deferred tax" INV-20931 -draft' -l mylib --by words
     randslot search "net sales" --in costco --year 2018
+    randslot search "net sales" -l papers -l mail --csv > hits.csv
+    randslot search invoice -0 | xargs -0 ls -l
     randslot search "deferred tax" --filter source=report.pdf --filter page=10-20 --explain
     randslot search - -l mylib --json < questions.txt
     randslot search "deferred tax" -l mylib --query-model light
     randslot search "deferred tax" -l mylib --rerank cross-encoder/ms-marco-MiniLM-L6-v2
     """
     from ..library.sharing import open_library
-    from ..library.terminal import open_hit, print_hits, show_waiting
+    from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_waiting
 
+    if as_json + as_csv + bool(template) + null > 1:
+        raise UsageError("--json, --csv, --format and --null exclude each other")
     from_stdin = query == ["-"]
     queries = [" ".join(query)]
     if from_stdin:
         queries = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not queries or any(not one.strip() for one in queries):
         raise UsageError("empty query: ask for something that a page could have")
-    chosen = _filters(filters or [], {"in": place, "year": year, "type": type})
+    chosen = _filters(filters or [], {"in": inside, "year": year, "type": type})
     how: Any = by.value if by else None
     for_vectors = {"--exact": exact, "--query-vectors": query_vectors, "--query-model": query_model}
     ignored = [name for name, given in for_vectors.items() if given]
     if by is SearchBy.words and ignored:
         raise UsageError(f"{' and '.join(ignored)} can change searches by vectors only, and --by words has none")
-    with (
-        show_waiting("searching"),
-        open_library(
-            library, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
-        ) as opened,
-    ):
-        results = opened.search_results(
-            queries,
-            k,
-            by=how,
-            filters=chosen,
-            exact=exact,
-            query_vectors=query_vectors,
-            collapse=not copies,
-            rerank=rerank,
-            verbatim=verbatim,
-            group=group,
-        )
-        notes = _list_notes(opened, results, chosen)
-        for one, result in zip(queries, results, strict=True):
-            if result.corrected:
-                notes.append(f"Showing results for {result.corrected}; search instead for {one}: --verbatim")
+    places = library or [os.environ.get("RANDSLOT_LIBRARY") or str(default_library())]
+    found: list[list[QueryResult]] = []
+    notes: list[str] = []
+    for place in places:
+        with (
+            show_waiting("searching"),
+            open_library(
+                place, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
+            ) as opened,
+        ):
+            found.append(
+                opened.search_results(
+                    queries,
+                    k,
+                    by=how,
+                    filters=chosen,
+                    exact=exact,
+                    query_vectors=query_vectors,
+                    collapse=not copies,
+                    rerank=rerank,
+                    verbatim=verbatim,
+                    group=group,
+                )
+            )
+            notes += _list_notes(opened, found[-1], chosen)
+            for one, result in zip(queries, found[-1], strict=True):
+                if result.corrected:
+                    notes.append(f"Showing results for {result.corrected}; search instead for {one}: --verbatim")
+    results = merge_results(found, places, k) if len(places) > 1 else found[0]
     if ignored and all(hit.by == "words" for result in results for hit in result.hits):
         notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
     for note in dict.fromkeys(notes):
@@ -152,12 +171,34 @@ def search(
             answers.append({"query": one, **corrected, "hits": [hit.as_dict() for hit in result.hits]})
         print(json.dumps(answers if from_stdin else answers[0]["hits"], indent=2))
         return
+    hits = {one: result.hits for one, result in zip(queries, results, strict=True)}
+    if as_csv:
+        print_csv(hits)
+    elif template:
+        print_template(hits, template)
+    elif null:
+        print_paths(hits)
+    if as_csv or template or null:
+        return
     for one, result in zip(queries, results, strict=True):
         if len(queries) > 1:
             print(f"? {one}")
         print_hits(result.hits, explain)
         if show and not (result.hits and open_hit(result.hits[0])):
             raise typer.Exit(1)
+
+
+def merge_results(found: list[list[QueryResult]], places: list[str], k: int) -> list[QueryResult]:
+    """Return the results of several libraries as one list each: by rank, since their scores do not compare."""
+    merged = []
+    for results in zip(*found, strict=True):
+        ranked = []
+        for order, (place, result) in enumerate(zip(places, results, strict=True)):
+            for rank, hit in enumerate(result.hits):
+                ranked.append((rank, order, replace(hit, library=place)))
+        hits = [hit for _, _, hit in sorted(ranked, key=lambda one: one[:2])]
+        merged.append(replace(results[0], hits=hits[:k]))
+    return merged
 
 
 def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], filters: dict[str, Any]) -> list[str]:

@@ -472,6 +472,7 @@ class Library:
             origins=contents.origins,
             notes=(*self.notes(), *self._note_texts(without_text)),
             sketches=self.sketches.describe(),
+            reads=self.models.reading_check.reads if self.models.reading_check else None,
         )
 
     def notes(self) -> list[str]:

@@ -90,6 +90,7 @@ class Hit:
     copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:
     where words of the query are: the file's "name" or "folder", the page's "title", "section", "heading" or "text".
     rerank: the score by which a reranker has put this hit into its place. gone: its file is no longer on disk.
+    library: where it was found, if several were searched together.
     """
 
     id: str
@@ -107,6 +108,7 @@ class Hit:
     fields: tuple[str, ...] = ()
     rerank: float | None = None
     gone: bool = False
+    library: str = ""
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
         """Open the page, from the file that it is in.
@@ -120,6 +122,8 @@ class Hit:
         del values["twin"]
         if self.rerank is None:
             del values["rerank"]
+        if not self.library:
+            del values["library"]
         return values
 
 
@@ -152,7 +156,7 @@ class Status:
     vector_bytes_per_page: the mean of some pages if they differ; 0 without a model. model: None for a library without
     vectors. language: the usual one; None if no page has text. languages: that one, and others that pages are in.
     origins: pages by where their text was found; see `StoredText`. notes: for people who search the library.
-    sketches: how searches use them; empty if there are none.
+    sketches: how searches use them; empty if there are none. reads: whether the model reads the pages; None if unknown.
     """
 
     folder: str
@@ -171,6 +175,7 @@ class Status:
     origins: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sketches: str = ""
+    reads: bool | None = None
 
     @property
     def with_text(self) -> int:

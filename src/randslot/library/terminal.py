@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import subprocess
 import sys
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import UsageError
 from ..model.reader import read_identity
 from ..model.text_reader import MODULE
 from ..model.text_reader import NAME as READER
@@ -43,6 +45,7 @@ STAGES = {
     "vectors": "encoding pages",
     "queries": "encoding queries",
     "sketches": "sketching pages",
+    "export": "writing pages",
 }
 
 
@@ -106,12 +109,16 @@ def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = 
         counts = {name: len(getattr(summary, name)) for name in ("added", "changed", "moved", "removed")}
         counts |= {"unchanged": summary.unchanged, "failed": len(summary.failed)}
         what = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
-        print(f"files: {what or 'none; these are read: ' + ', '.join(DOCUMENT_SUFFIXES)}")
+        if not summary.encoded or summary.pages:
+            print(f"files: {what or 'none; these are read: ' + ', '.join(DOCUMENT_SUFFIXES)}")
         if summary.pages:
             speed = summary.pages / max(summary.seconds, 1e-9)
             encoded = f", {summary.encoded} of them encoded" if status.model else ""
             time_taken = f"{summary.seconds:.1f} s ({speed:.1f} pages/s)"
             print(f"{plural(summary.pages, 'page')}{encoded}, in {time_taken}", flush=True)
+        elif summary.encoded:
+            reads = "; the model reads them well" if status.reads else ""
+            print(f"{plural(summary.encoded, 'page')} got vectors, in {summary.seconds:.1f} s{reads}", flush=True)
         for name in summary.others[:10]:
             print(f"left out, not a document or an image: {shorten(name)}", file=sys.stderr)
         if len(summary.others) > 10:
@@ -131,7 +138,7 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
         return
     if summary.by_ocr:
         print(f"{plural(summary.by_ocr, 'page')} read by OCR, in {summary.ocr_seconds:.1f} s")
-    if summary.without_text:
+    if summary.without_text and summary.pages:  # said once, when files come
         print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {show_advice()}")
     if failed := status.origins.get("failed"):
         print(f"{plural(failed, 'page')} of the library that OCR could not read: is the file whole?")
@@ -156,7 +163,8 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
         name = Style(bold=True, link=link_to(hit))
         fields = f"  in {', '.join(hit.fields)}" if hit.fields else ""
         title = (shorten(hit.source), name)
-        console.print(Text.assemble((f"{rank:2}. ", "dim"), title, f"  page {hit.page}", (fields, "dim")))
+        where = f"  page {hit.page}" + (f"  in {hit.library}" if hit.library else "")
+        console.print(Text.assemble((f"{rank:2}. ", "dim"), title, where, (fields, "dim")))
         if hit.snippet is not None and hit.snippet.text:
             if console.is_terminal:
                 console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
@@ -172,6 +180,38 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
             console.print(Text(f"    {_explain(hit)}", style="dim"))
     if explain and any(hit.matches for hit in hits):
         console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
+
+
+def list_rows(hits: Mapping[str, Sequence[Hit]]) -> Iterator[dict[str, Any]]:
+    """Yield the hits of queries as rows for other programs."""
+    for query, found in hits.items():
+        for rank, hit in enumerate(found, start=1):
+            text = " ".join(hit.snippet.text.split()) if hit.snippet else ""
+            row = {"query": query, "rank": rank, "score": round(hit.score, 4), "source": hit.source}
+            yield row | {"name": os.path.basename(hit.source), "page": hit.page, "text": text, "library": hit.library}
+
+
+def print_csv(hits: Mapping[str, Sequence[Hit]]) -> None:
+    """Print hits as CSV with a header."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(("query", "rank", "score", "source", "name", "page", "text", "library"))
+    writer.writerows(row.values() for row in list_rows(hits))
+
+
+def print_template(hits: Mapping[str, Sequence[Hit]], template: str) -> None:
+    """Print each hit by a template with names in braces."""
+    for row in list_rows(hits):
+        try:
+            print(template.format(**row))
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            names = ", ".join(f"{{{name}}}" for name in row)
+            raise UsageError(f"--format knows {names}, and not {template!r}: {error}") from error
+
+
+def print_paths(hits: Mapping[str, Sequence[Hit]]) -> None:
+    """Print the path of each file once, each with a zero byte after it."""
+    for source in dict.fromkeys(row["source"] for row in list_rows(hits)):
+        sys.stdout.buffer.write(os.fsencode(source) + b"\0")
 
 
 def mark_words(snippet: Snippet) -> Text:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -34,6 +35,7 @@ VERSION = 1  # of what is made here: a change makes cached files stale
 LAID_OUT = (".docx", ".odt", ".rtf", ".pptx", ".odp", ".doc", ".ppt")  # by LibreOffice, where there is one
 ONLY_BY_OFFICE = {".doc": ".docx", ".ppt": ".pptx", ".xls": ".xlsx"}  # and what to save them as without it
 MAX_PAGES = 5000
+MAX_CACHE = 2 * 2**30  # bytes of converted files; those used last stay
 
 
 def convert_to_pdf(file: Path) -> Path:
@@ -43,8 +45,11 @@ def convert_to_pdf(file: Path) -> Path:
     folder = find_cache()
     pdf = folder / f"{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}.pdf"
     if pdf.is_file():
+        os.utime(pdf)  # used last
         return pdf
     folder.mkdir(parents=True, exist_ok=True)
+    if pdf.name.startswith("0"):  # once in sixteen times
+        trim_cache(folder)
     suffix, office = file.suffix.lower(), find_office()
     if office is None and suffix in ONLY_BY_OFFICE:
         raise RandSlotError(f"{file} needs LibreOffice: install it, or save the file as {ONLY_BY_OFFICE[suffix]}")
@@ -64,6 +69,25 @@ def convert_to_pdf(file: Path) -> Path:
     write_whole(pdf.with_suffix(".json"), json.dumps(typesetter.texts).encode("utf-8", "surrogatepass"))
     write_whole(pdf, typesetter.canvas.getpdfdata())
     return pdf
+
+
+def trim_cache(folder: Path, max_bytes: int = MAX_CACHE) -> None:
+    """Delete converted files that were not used for longest, if there are too many of them."""
+    sizes: dict[Path, tuple[float, int]] = {}
+    for pdf in folder.glob("*.pdf"):
+        with suppress(OSError):  # another process deletes too
+            stat = pdf.stat()
+            text = pdf.with_suffix(".json")
+            sizes[pdf] = stat.st_mtime, stat.st_size + (text.stat().st_size if text.is_file() else 0)
+    total = sum(size for _, size in sizes.values())
+    if total <= max_bytes:
+        return
+    for pdf, (_, size) in sorted(sizes.items(), key=lambda item: item[1]):
+        pdf.unlink(missing_ok=True)
+        pdf.with_suffix(".json").unlink(missing_ok=True)
+        total -= size
+        if total <= 0.8 * max_bytes:
+            return
 
 
 def read_plain_text(pdf: Path, number: int) -> PageText | None:
