@@ -16,9 +16,9 @@ from contract.conftest import make_environment
 
 STATUS = {
     "folder", "files", "pages", "pending", "missing", "bytes", "bytes_per_page", "vector_bytes_per_page", "model",
-    "format", "language", "languages", "with_vectors", "origins", "notes", "sketches",
+    "format", "language", "languages", "with_vectors", "origins", "notes", "sketches", "reads",
 }  # fmt: skip
-FILE = {"source", "hash", "size", "modified", "num_pages", "metadata", "state", "id"}
+FILE = {"source", "hash", "size", "modified", "num_pages", "metadata", "state", "id", "properties"}
 
 
 def list_names(run, library: Path) -> list[str]:
