@@ -89,7 +89,7 @@ def _show_words(folder: Path, queries: list[str], console: Console) -> Part:
         console.print(f"{summary.pages} pages of [bold]{handbook}[/bold], read in {summary.seconds:.1f} s\n")
         for query in queries or known:
             hits = []
-            for found in library.search(query, HITS):
+            for found in library.search(query, HITS, boxes=True):
                 note = ANSWERS if found.page == known.get(query) else ""
                 hits.append(Hit(f"{handbook.name}#page={found.page}", note, found.snippet, found.boxes))
             searches[query] = hits

@@ -89,7 +89,7 @@ def changed(tmp_path_factory) -> Iterator[Served]:
 
 
 def test_search_gives_pages_with_snippet_marks_and_boxes(served):
-    answer = served.client.post("/api/search", json={"query": "deferred tax zqx", "k": 2}).json()
+    answer = served.client.post("/api/search", json={"query": "deferred tax zqx", "k": 2, "boxes": True}).json()
     assert answer["unknown"] == ["zqx"]
     first, second = answer["hits"]
     assert (first["document"]["name"], first["page"], first["by"]) == ("report.pdf", 1, "words")

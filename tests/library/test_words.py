@@ -69,16 +69,29 @@ def test_a_library_without_a_model_finds_pages_by_their_words(library):
 
 
 def test_a_hit_shows_the_words_and_where_they_stand(library):
-    (hit,) = library.search("batteries", 1)
+    (hit,) = library.search("batteries", 1, boxes=True)
     assert hit.by == "words"
     assert [hit.snippet.text[start:end] for start, end in hit.snippet.marks] == ["Battery", "battery"]
-    words = library.read_text(hit.id).words
+    words = library.read_text(hit.id, boxes=True).words
     boxes = [(word.left, word.top, word.right, word.bottom) for word in words if word.text.lower() == "battery"]
     assert len(hit.boxes) == 2
     for box, expected in zip(hit.boxes, boxes, strict=True):
         assert box == pytest.approx(expected, abs=1e-4)
     assert library.find_on_page("ten hours", hit.id).boxes != ()
     assert hit.matches == ()
+
+
+def test_a_file_that_has_changed_or_is_gone_shows_no_boxes(tmp_path):
+    write_pages(tmp_path / "report.pdf", TEXTS)
+    with Library(tmp_path / "lib") as library:
+        library.add(tmp_path / "report.pdf", workers=1)
+        assert library.search("battery", 1)[0].boxes == ()
+        assert library.search("battery", 1, boxes=True)[0].boxes != ()
+        write_pages(tmp_path / "report.pdf", list(reversed(TEXTS)))
+        (hit,) = library.search("battery", 1, boxes=True)
+        assert (hit.boxes, hit.snippet.marks != ()) == ((), True)
+        (tmp_path / "report.pdf").unlink()
+        assert library.search("battery", 1, boxes=True)[0].boxes == ()
 
 
 def test_two_words_find_a_page_that_has_them_as_one(tmp_path):
@@ -147,7 +160,7 @@ def test_each_page_is_read_in_its_own_language(library, letters):
     library.add(letters, workers=1)
     assert library.status().languages == ("english", "german")
     for query in ("Rechnung", "Verträgen"):
-        (hit,) = library.search(query)
+        (hit,) = library.search(query, boxes=True)
         assert Path(hit.source).name == "brief.pdf"
         ((start, end),) = hit.snippet.marks
         assert hit.snippet.text[start:end] == {"Rechnung": "Rechnungen", "Verträgen": "Verträge"}[query]

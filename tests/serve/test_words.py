@@ -68,7 +68,7 @@ def found_names(client: TestClient, query: str, **options) -> set[str]:
 
 
 def test_a_page_tells_which_words_it_has_and_where(visitor):
-    hit = find(visitor, "taxes on tape and boats", name="3M")[0]
+    hit = find(visitor, "taxes on tape and boats", name="3M", boxes=True)[0]
     begin, end = hit["snippet"]["marks"][0]
     assert hit["snippet"]["text"][begin:end] == "tape"
     asked = {"query": "taxes on tape and boats", "document": hit["document"]["id"], "page": 1}

@@ -153,6 +153,7 @@ def search(
                     rerank=rerank,
                     verbatim=verbatim,
                     group=group,
+                    boxes=as_json,
                 )
             )
             notes += _list_notes(opened, found[-1], chosen)

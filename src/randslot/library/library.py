@@ -79,6 +79,7 @@ class Library:
         another process, or has lost its pages.
         """
         self._writing = Lock()
+        self.pool = WorkerPool(1, seconds=20)  # opens files when a search asks for boxes
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
         self.models = LibraryModels(self.name, trust_remote_code)
@@ -132,6 +133,7 @@ class Library:
 
     def close(self) -> None:
         """Close the library; another process can open it then."""
+        self.pool.close()
         self.location.close()
 
     def __enter__(self) -> Self:
@@ -344,6 +346,7 @@ class Library:
         verbatim: bool = False,
         group: Literal["document"] | None = None,
         prefix: bool = False,
+        boxes: bool = False,
     ) -> list[Hit]:
         """Return the k best pages for a query, best first; ties by source and page.
 
@@ -356,9 +359,10 @@ class Library:
         again; by default the one that the library remembers, and False for none. verbatim: search as typed; otherwise a
         word that no page has is replaced by the most similar one of the library, unless it is in quotes. group:
         "document" ranks documents, each with its best page. prefix: the last word may be incomplete, as when typing.
+        boxes: where the words stand on the page; those of a PDF are read from it, a few milliseconds a hit.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
-        options |= {"rerank": rerank, "verbatim": verbatim, "group": group, "prefix": prefix}
+        options |= {"rerank": rerank, "verbatim": verbatim, "group": group, "prefix": prefix, "boxes": boxes}
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
@@ -424,14 +428,26 @@ class Library:
         similarities: Vectors = self.models.embed_queries([query])[0] @ stored.vectors.astype(np.float32).T
         return similarities
 
-    def read_text(self, page: str) -> PageText:
-        """Return the text of a page, which is given by its id; an empty one if it has none."""
+    def read_text(self, page: str, *, boxes: bool = False) -> PageText:
+        """Return the text of a page, which is given by its id; an empty one if it has none. boxes: of its words."""
         stored = self._read_page(page)
-        return read_stored_text(stored.text) if stored.text else NO_TEXT
+        text = read_stored_text(stored.text) if stored.text else NO_TEXT
+        file = self.manifest.get([stored.file]).get(stored.file)
+        return self.add_boxes(text, file.source, stored.number) if boxes and file else text
+
+    def add_boxes(self, text: PageText, source: str, number: int) -> PageText:
+        """Return the text of a page with the boxes of its words from its file, unless that has changed or is gone."""
+        if text.boxes or not text.has_layer:
+            return text
+        try:
+            found = self.pool.read_text(source, number, with_boxes=True)
+        except RandSlotError:
+            return text
+        return found if found.text == text.text else text
 
     def find_on_page(self, query: str, page: str) -> Found:
         """Return where the words of a query are on a page, which is given by its id."""
-        return find_words(self.read_text(page), read_query(query, self.words.make_analyzer(query)))
+        return find_words(self.read_text(page, boxes=True), read_query(query, self.words.make_analyzer(query)))
 
     def _read_page(self, page: str) -> StoredPage:
         stored = self.store.read([page]).get(page)

@@ -65,6 +65,7 @@ def search(
     verbatim: bool = False,
     group: Literal["document"] | None = None,
     prefix: bool = False,
+    boxes: bool = False,
 ) -> list[QueryResult]:
     """Return the k best pages for each query, after the first `offset` ones; options as `Library.search`.
 
@@ -103,7 +104,7 @@ def search(
             if reranker:
                 one.result.hits, one.result.rerank_note = rerank_hits(reranker, query, one.result.hits, one.pages)
             one.result.hits = one.result.hits[offset : offset + k]
-            mark_hits(library, one, time.monotonic() + seconds)
+            mark_hits(library, one, boxes, time.monotonic() + seconds)
         if explain and by != "vectors":
             without_text = 0 if all(one.result.hits for one in asked) else library.count_without_text()
             for one in asked:
@@ -349,19 +350,19 @@ def join_copies(hits: list[Hit]) -> list[Hit]:
 def sign(hit: Hit, text: StoredText | None) -> str | None:
     """Return a key that is equal for copies of a page; None for a page without text to compare.
 
-    Copies have the same text, at the same places, and the same score. By words and vectors one of two copies may be
+    Copies have the same text, and the same score. By words and vectors one of two copies may be
     among the best by vectors and not the other: then their similarities are compared.
     """
     if text is None or not text.text:
         return None
     similarities = [round(match.similarity, 4) for match in hit.matches]
     score = None if hit.by == "both" else round(hit.score, 4)
-    seen = (text.text, text.boxes, similarities, score)
+    seen = (text.text, similarities, score)
     return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def mark_hits(library: Library, one: Asked, deadline: float) -> None:
-    """Add snippets to hits, the boxes of the query's words, the fields that have some, and whether the file is gone."""
+def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> None:
+    """Add snippets to hits, the fields that have words of the query, whether the file is gone, and boxes if asked."""
     gone = {source for source in {hit.source for hit in one.result.hits} if is_gone(source)}
     for place, hit in enumerate(one.result.hits):
         if hit.source in gone:
@@ -371,7 +372,8 @@ def mark_hits(library: Library, one: Asked, deadline: float) -> None:
             if time.monotonic() > deadline:
                 one.result.is_cut = True
                 return
-            marked = find_words(read_stored_text(text), one.words)
+            page = read_stored_text(text)
+            marked = find_words(library.add_boxes(page, hit.source, hit.page) if boxes else page, one.words)
             fields = find_fields({**library.words.name_fields(hit.source), **text.fields}, one.words)
             if marked.snippet.marks:
                 fields.append("text")

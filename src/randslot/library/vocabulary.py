@@ -11,6 +11,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,12 @@ def find_letters(characters: NDArray[np.uint32]) -> NDArray[np.uint64]:
     bits = np.uint64(1) << (characters & 63).astype(np.uint64)
     letters: NDArray[np.uint64] = np.bitwise_or.reduce(bits, axis=-1)
     return letters
+
+
+@lru_cache(200_000)
+def is_counted(word: str) -> bool:
+    """Whether a word is kept: one of letters, which is not written without spaces."""
+    return 3 <= len(word) <= 30 and word.isalpha() and (word.isascii() or not IS_UNSPACED.match(word))
 
 
 class Vocabulary:
@@ -70,12 +77,10 @@ class Vocabulary:
         return any((section.characters == codes).all(1).any() for section in self._find(f"{word[:1]}{len(word)}"))
 
     def add(self, words: str) -> None:
-        """Count the words of a page: those of letters, which are not written without spaces."""
+        """Count the words of a page."""
         if self.recent is None:
             self.recent = self._read_counts(RECENT)
-        for word in set(words.split()):
-            if 3 <= len(word) <= 30 and word.isalpha() and (word.isascii() or not IS_UNSPACED.match(word)):
-                self.recent[word] += 1
+        self.recent.update(filter(is_counted, set(words.split())))
         self.is_changed = True
 
     def clear(self) -> None:

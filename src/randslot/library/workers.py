@@ -1,7 +1,8 @@
 """Worker processes that open files: what pdfium or Pillow does with a bad file stays in there.
 
 `WorkerPool` sends requests; `main` is the worker process. A request is a line of JSON with a "file", for pages their
-"numbers", and "pixels" (for an image), "text" (for what the file says) or "ocr" (for what can be read in the image).
+"numbers", and "pixels" (for an image), "text" (for what the file says, with "boxes" of words if asked) or "ocr" (for
+what can be read in the image).
 The answer is a line of JSON, after which "bytes" bytes may follow: pixels, or boxes of words. A worker loads no model
 but those of OCR, at the first such request. If it hangs or dies, only the pages fail that it was asked for.
 """
@@ -9,6 +10,7 @@ but those of OCR, at the first such request. If it hangs or dies, only the pages
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import json
 import math
@@ -114,15 +116,17 @@ class WorkerPool:
         reply, content = self._ask({"file": file, "numbers": [number], "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
-    def read_text(self, file: str, number: int, *, keep: bool = False) -> PageText:
-        """Read the text of one page of a file, without rendering it. keep: for the next call, which forgets it.
+    def read_text(self, file: str, number: int, *, keep: bool = False, with_boxes: bool = False) -> PageText:
+        """Read the text of one page of a file, without rendering it.
+
+        keep: for the next call, which forgets it. with_boxes: also of the words of a PDF; other pages always have them.
 
         A page that takes too much time or memory has no text but a `problem`: the file may still be fine.
         """
         text = self.kept.pop((file, number), None)
         if text is None:
             try:
-                request = {"file": file, "numbers": [number], "text": True}
+                request = {"file": file, "numbers": [number], "text": True, "boxes": with_boxes}
                 text = _unpack_texts(*self._ask(request, self.seconds))[0]
             except WorkerEnded as error:
                 text = PageText(has_layer=False, problem=f"its text cannot be read: {error}")
@@ -279,6 +283,7 @@ def main() -> None:
     """Answer requests until there are no more, or the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     warnings.simplefilter("ignore")
+    gc.set_threshold(100_000, 50, 50)  # usual collections take a fifth of the time
     _limit_rights(os.getppid())
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
@@ -339,7 +344,8 @@ def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], byt
     file, numbers = Path(request["file"]), request.get("numbers", [])
     try:
         if "text" in request:
-            return _pack_texts([read_file_text(file, number, kept) for number in numbers])
+            with_boxes = request.get("boxes", False)
+            return _pack_texts([read_file_text(file, number, kept, with_boxes=with_boxes) for number in numbers])
         if "ocr" in request:
             return _pack_texts([read_image_text(render_file_page(file, number, OCR_PIXELS)) for number in numbers])
         if "pixels" in request:

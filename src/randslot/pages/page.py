@@ -136,8 +136,11 @@ def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
     return render_pdf_page(pdf, number, pixels) if pdf else open_image(file, str(file), number, pixels)
 
 
-def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
-    """Read the text of one page of a file, counted from 1. kept: where a PDF stays open for the next page."""
+def read_file_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_boxes: bool = True) -> PageText:
+    """Read the text of one page of a file, counted from 1.
+
+    kept: where a PDF stays open for the next page. with_boxes: of words; a document that is converted has them anyway.
+    """
     pdf = find_pdf(file)
     if pdf is None:
         with image_page(file, str(file), number):
@@ -147,7 +150,7 @@ def read_file_text(file: Path, number: int, kept: OpenPdf | None = None) -> Page
 
         if plain := read_plain_text(pdf, number):
             return plain
-    return read_pdf_text(pdf, number, kept)
+    return read_pdf_text(pdf, number, kept, with_boxes=with_boxes or pdf != file)
 
 
 def num_pages(file: Path) -> int:

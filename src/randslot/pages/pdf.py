@@ -190,8 +190,10 @@ def _pdf_errors(file: Path, action: str) -> Iterator[None]:
         raise RandSlotError(f"cannot {action} {file}: {reason}") from error
 
 
-def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageText:
+def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_boxes: bool = True) -> PageText:
     """Read the text of one page of a PDF, counted from 1: at most `MAX_CHARACTERS` characters.
+
+    with_boxes: of words, which take as long as the text itself.
 
     Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
     every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text. One with
@@ -201,7 +203,7 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
         if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
             return BLANK
         fields = (kept.fields if kept else PdfFields(page.pdf)).find(number)
-        layer = TextLayer(page)
+        layer = TextLayer(page, with_boxes)
         num = 0
         for part in _parts(page):
             text_page = part.get_textpage()
@@ -218,7 +220,7 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None) -> PageT
         heading = "\n".join(line for line in layer.lines[:2] if len(line) <= 90 and not line.endswith((".", ",")))
     if heading:
         fields["heading"] = heading
-    boxes = pack_boxes(np.concatenate(layer.boxes))
+    boxes = pack_boxes(np.concatenate(layer.boxes)) if with_boxes else b""
     return PageText("\n".join(layer.lines), boxes, truncated=num > MAX_CHARACTERS, fields=fields)
 
 
@@ -289,8 +291,8 @@ class TextLayer:
     page, an array for each part of the page. raw_words: as the PDF has them, also those that cannot be read.
     """
 
-    def __init__(self, page: pdfium.PdfPage) -> None:
-        self.frame, self.rotation = page.get_bbox(), page.get_rotation()
+    def __init__(self, page: pdfium.PdfPage, with_boxes: bool) -> None:
+        self.frame, self.rotation, self.with_boxes = page.get_bbox(), page.get_rotation(), with_boxes
         self.lines: list[str] = []
         self.sizes: list[float] = []
         self.boxes: list[NDArray[np.float64]] = []
@@ -303,40 +305,52 @@ class TextLayer:
         is_soft = re.search(SOFT_BREAK, characters) is not None
         word_pattern = rf"(?:{SOFT_BREAK}|\S)+" if is_soft else r"\S+"
         line_pattern = rf"(?:{SOFT_BREAK}|[^\r\n])+" if is_soft else r"[^\r\n]+"
-        spans = [found.span() for found in re.finditer(word_pattern, characters)]
-        if not spans:
-            return
+        boxes, kept = np.empty((0, 4)), None  # kept: whether each word is seen; None if all are
+        if self.with_boxes or self._is_cropped():
+            spans = [found.span() for found in re.finditer(word_pattern, characters)]
+            boxes = self._turn(self._find_boxes(text_page, spans))
+            kept = np.all((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1), axis=1)
+        is_simple = not is_soft and (kept is None or kept.all()) and not re.search("[\ud800-\udfff]", characters)
         known = set(find_known(characters)) if HYPHEN in characters else set()
-        boxes = self._turn(self._find_boxes(text_page, spans))
-        kept = np.all((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1), axis=1).tolist()
-        is_simple = not is_soft and all(kept) and not re.search("[\ud800-\udfff]", characters)
-        first = 0  # of a line's words
-        for line in re.findall(line_pattern, characters):
-            raws = re.findall(word_pattern, line) if is_soft else line.split()
-            last = first + len(raws)
-            words = raws if is_plain(line) else list(map(clean_characters, raws))
-            if is_simple and HYPHEN not in line and all(words):  # most lines
-                self.raw_words += raws
-                if words:
-                    self._end_line(words, spans[first][0])
-                first = last
-                continue
+        num_words = first = 0  # first: where the first word of a line stands
+        for found in re.finditer(line_pattern, characters):
+            line, start = found[0], found.start()
+            if is_simple and HYPHEN not in line:
+                raws = line.split()
+                words = raws if is_plain(line) else list(map(clean_characters, raws))
+                if all(words):  # most lines
+                    num_words += len(raws)
+                    self.raw_words += raws
+                    if words:
+                        self._end_line(words, start + line.index(raws[0]))
+                    continue
             words = []
-            for i, raw in enumerate(raws, start=first):
+            for found_word in re.finditer(word_pattern, line):
+                raw = found_word[0]
                 text = raw if is_plain(raw) else clean_word(raw, known)
-                if kept[i]:
+                if kept is None or kept[num_words]:
                     self.raw_words.append(raw if is_plain(raw) else decode(raw).replace(HYPHEN, ""))
-                kept[i] = kept[i] and bool(text)
-                if kept[i]:
-                    first = first if words else i
+                else:
+                    text = ""
+                if kept is not None:
+                    kept[num_words] = bool(text)
+                num_words += 1
+                if text:
+                    first = first if words else start + found_word.start()
                     words.append(text)
                 if words and (HYPHEN in raw or (is_soft and re.search(SOFT_BREAK, raw))):
-                    self._end_line(words, spans[first][0])  # the word ends on the next line
+                    self._end_line(words, first)  # the word ends on the next line
                     words = []
             if words:
-                self._end_line(words, spans[first][0])
-            first = last
-        self.boxes.append(boxes[kept])
+                self._end_line(words, first)
+        self.boxes.append(boxes[kept] if kept is not None else boxes)
+
+    def _is_cropped(self) -> bool:
+        """Whether characters may be outside of what is seen of the page: some are beside, above or below it."""
+        left, bottom, right, top = self.frame
+        far = 1e7
+        outside = ((-far, far, left, -far), (right, far, far, -far), (-far, far, far, top), (-far, bottom, far, -far))
+        return any(_count_bounded(self.address, *rect, None, 0) for rect in outside)
 
     def _end_line(self, words: list[str], start: int) -> None:
         self.lines.append(" ".join(words))
@@ -408,4 +422,12 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 _count_rects = _declare(pdf_api.FPDFText_CountRects, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 _get_rect = _declare(pdf_api.FPDFText_GetRect, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4)
+_count_bounded = _declare(
+    pdf_api.FPDFText_GetBoundedText,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    *[ctypes.c_double] * 4,
+    ctypes.c_void_p,
+    ctypes.c_int,
+)
 _get_font_size = _declare(pdf_api.FPDFText_GetFontSize, ctypes.c_double, ctypes.c_void_p, ctypes.c_int)

@@ -84,6 +84,7 @@ class SearchBody(Choice):
     verbatim: bool = Field(False, description="search as typed: correct no word that no page has")
     prefix: bool = Field(False, description="the last word may go on: it is still being typed")
     group: Literal["document"] | None = Field(None, description="rank documents, each by its best page")
+    boxes: bool = Field(False, description="where the words stand on the pages; takes some milliseconds a hit")
 
 
 class ListQuery(Filters):
@@ -153,7 +154,7 @@ class HitAnswer(BaseModel):
     score: float = Field(description="BM25 by words, MaxSim by vectors, a sum of normalised scores by both")
     by: By
     snippet: Snippet | None = Field(description="null if the page has no text; marks: where words begin and end")
-    boxes: list[Box] = Field(description="left, top, right, bottom of each marked word, in fractions of the page")
+    boxes: list[Box] = Field(description="if asked: left, top, right, bottom of marked words, in fractions of the page")
     fields: list[str] = Field(description="where words of the query are: name, folder, title, section, heading, text")
     matches: list[Match] = Field(description="for each query vector, the nearest page vector; both from 1")
     image: str = Field(description="address of the page's image")
@@ -275,7 +276,7 @@ def _add_searches(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"])
     async def search(body: SearchBody) -> SearchAnswer:
         """Find pages, best first."""
-        names = ("k", "exact", "by", "collapse", "offset", "verbatim", "prefix", "group")
+        names = ("k", "exact", "by", "collapse", "offset", "verbatim", "prefix", "group", "boxes")
         options = Options(**{name: getattr(body, name) for name in names})
         found, documents = await service.search(body.query, options, body)
         hits = [_show_hit(hit, documents, service) for hit in found.hits]

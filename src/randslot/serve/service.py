@@ -129,6 +129,7 @@ class Options:
     offset: int = 0
     verbatim: bool = False
     prefix: bool = False
+    boxes: bool = False
     group: Literal["document"] | None = None
 
 
@@ -356,6 +357,7 @@ class Service:
             offset=options.offset,
             verbatim=options.verbatim,
             prefix=options.prefix,
+            boxes=options.boxes,
             group=options.group,
             seconds=SEARCH_SECONDS,
         )

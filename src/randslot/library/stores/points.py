@@ -36,9 +36,9 @@ Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
 
 @dataclass(frozen=True)
 class StoredText:
-    """The text of a page. boxes: of its words, eight bytes each. words: in order, for phrases. terms: for BM25.
+    """The text of a page. words: in order, for phrases. terms: for BM25. fields: headings and titles, as in `PageText`.
 
-    fields: headings and titles of the page, as in `PageText`.
+    boxes: of its words, eight bytes each; none if its file tells them, as a PDF with text does.
     """
 
     origin: Origin
@@ -118,7 +118,8 @@ def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
     if page.text is not None:
         payload["origin"] = page.text.origin
         payload["text"] = page.text.text
-        payload["boxes"] = base64.b64encode(page.text.boxes).decode()
+        if page.text.boxes or not is_new:
+            payload["boxes"] = base64.b64encode(page.text.boxes).decode()
         payload["words"] = page.text.words
         payload["fields"] = dict(page.text.fields)
     if page.vectors is not None:
@@ -136,7 +137,7 @@ def read_page(record: Any) -> StoredPage:
     if "origin" in payload:
         sparse = vectors.get(TERMS_NAME)
         terms = Terms(tuple(sparse.indices), tuple(sparse.values)) if sparse else Terms()
-        boxes = base64.b64decode(payload["boxes"])
+        boxes = base64.b64decode(payload.get("boxes", ""))
         fields = payload.get("fields", {})
         text = StoredText(payload["origin"], payload["text"], boxes, payload["words"], terms, fields)
     cut = payload.get("read") == PART

@@ -70,7 +70,7 @@ async function list(number) {
 }
 
 function cover(document) {
-  const thumb = thumbnail(document, 1, []);
+  const thumb = thumbnail(document, 1);
   const where = make("span", { className: "where", textContent: plural(document.pages, "page") + (document.place ? ` · in ${document.place}` : "") });
   const open = { open: spot(document, 1) };
   return make("li", {}, lead(make("a", { href: href(open), ariaLabel: `${document.name}, ${where.textContent}` }, thumb, name(document.name), where), open));
@@ -143,16 +143,19 @@ function add(hit) {
   const text = make("div", { className: "text" }, lead(link, open));
   if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
   if (hit.copies.length) text.append(showCopies(hit.copies));
-  element.append(thumbnail(hit.document, hit.page, hit.boxes), text);
+  element.append(thumbnail(hit.document, hit.page, corrected ?? at().get("q")), text);
   found.push(hit);
   $("hits").append(element);
 }
 
-function thumbnail(document, page, boxes) {
+function thumbnail(document, page, query = "") {
   const picture = make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" });
   const sheet = make("span", { className: "sheet" }, picture);
   picture.addEventListener("error", () => sheet.classList.add("lost"));
-  sheet.append(...join(boxes).slice(0, BOXES).map(box));
+  if (query) picture.addEventListener("load", async () => {
+    const { boxes } = await call("/api/words", { query, document: document.id, page });
+    sheet.append(...join(boxes).slice(0, BOXES).map(box));
+  });
   return make("span", { className: "thumb" }, sheet);
 }
 
