@@ -128,9 +128,9 @@ def compare(task: Task, output: Path, model: str, name: str) -> list[dict[str, A
     """Compare words with a text model and the embedded one, and draw quality against bytes."""
     compared = compare_models([WORDS, model, "embedded"], task, output, both=True, tell=print)
     rows = [make_compared_row(one, Path(model).name, name) for one in compared]
-    points = {row["search"]: (float(row["bytes a page"]), row["nDCG@5"]) for row in rows}
-    best = [compared.index(one) for one in find_frontier(compared)]
-    draw_frontier(points, [rows[i]["search"] for i in best], ROOT / "data" / "compare.svg")
+    points = {row["search"]: [(float(row["bytes a page"]), row["nDCG@5"])] for row in rows}
+    best = [(float(one.bytes), one.ndcg) for one in find_frontier(compared)]
+    draw_frontier(points, [best], ROOT / "data" / "compare.svg")
     return rows
 
 

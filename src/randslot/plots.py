@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +67,28 @@ def draw_budgets(
     _save(figure, file)
 
 
-def draw_frontier(points: dict[str, tuple[float, float]], frontier: list[str], file: Path) -> None:
-    """Draw searches by bytes per page (on a log scale) and nDCG@5 in percent.
+Place = tuple[float, float]  # bytes of a page, and nDCG@5 in percent
 
-    frontier: the searches that no other beats at the same size or less, joined by steps.
+
+def draw_frontier(groups: Mapping[str, Sequence[Place]], frontiers: Sequence[Sequence[Place]], file: Path) -> None:
+    """Draw groups of points by bytes per page (on a log scale) and nDCG@5 in percent.
+
+    frontiers: points that no other beats at the same size or less, smallest first; each is joined by steps.
     """
     figure, axes = plt.subplots(figsize=(7.6, 3.4), layout="constrained")
-    least, most = min(size for size, _ in points.values()), max(size for size, _ in points.values())
-    sizes = [points[name][0] for name in frontier] + [2 * most]
-    scores = [points[name][1] for name in frontier]
-    axes.step(
-        sizes, [*scores, scores[-1]], where="post", color=INK, alpha=0.5, label="the best for its bytes", **DOTTED
-    )
-    for number, (name, (size, score)) in enumerate(points.items()):
-        axes.plot([size], [score], label=name, **(_look(number) | {"markersize": 8, "linestyle": "none"}))
+    sizes = [size for points in groups.values() for size, _ in points]
+    scores = [score for points in groups.values() for _, score in points]
+    for number, best in enumerate(frontiers):
+        across, up = [size for size, _ in best] + [2 * max(sizes)], [score for _, score in best] + [best[-1][1]]
+        color = INK if len(frontiers) == 1 else _look(number)["color"]
+        label = "the best for its bytes" if number == 0 else None
+        axes.step(across, up, where="post", color=color, alpha=0.5, label=label, **DOTTED)
+    for number, (name, points) in enumerate(groups.items()):
+        look = _look(number) | {"markersize": 8 if len(points) == 1 else 4, "linestyle": "none"}
+        axes.plot([size for size, _ in points], [score for _, score in points], label=name, **look)
     axes.set_xscale("log")
-    axes.set_xlim(least / 2, 2 * most)
-    axes.set_ylim(0, 1.15 * max(score for _, score in points.values()) + 1)
+    axes.set_xlim(min(sizes) / 2, 2 * max(sizes))
+    axes.set_ylim(0, 1.15 * max(scores) + 1)
     axes.set_xlabel("bytes of a page")
     axes.set_ylabel("nDCG@5 (%)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

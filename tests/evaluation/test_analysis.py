@@ -36,25 +36,14 @@ from randslot.evaluation.analysis import (
     score_views,
     sweep_budgets,
 )
-from randslot.evaluation.cache import Judged, VectorCache
 from randslot.evaluation.cost import PAPER, list_costs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import find_tasks, own_task
 from research.samples.sets import write_set
+from support.cached import make_subset
 from support.copies import write_native_v3
 from support.models import make
-
-
-def make_subset(folder: Path, queries: torch.Tensor, pages: torch.Tensor, grades: list[dict[str, int]]) -> CachedSubset:
-    """Keep vectors as an evaluation does."""
-    folders = {"query": folder / f"query-zero-k{queries.shape[1]}", "page": folder / f"page-zero-k{pages.shape[1]}"}
-    keys = {"query": [f"q{i}" for i in range(len(queries))], "page": [f"p{i}" for i in range(len(pages))]}
-    for side, vectors in (("query", queries), ("page", pages)):
-        cache = VectorCache(folders[side])
-        cache.add(keys[side], list(vectors))
-        cache.flush()
-    return CachedSubset(Judged(keys["page"], keys["page"], keys["query"], keys["query"], grades), folders)
 
 
 def random_run(folder: Path, num_vectors: int = 5, name: str = "mine") -> CachedRun:

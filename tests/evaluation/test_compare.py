@@ -168,7 +168,7 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
     vidore = NativeTask("ESG", "ViDoRe(v2)", "", None)
-    with pytest.raises(UsageError, match="on a set of your own"):
+    with pytest.raises(UsageError, match="on a local set"):
         compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]
     assert isinstance(CliRunner().invoke(app, arguments).exception, UsageError)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.cache import VectorCache
 from randslot.evaluation.compare import compare_runs
 from randslot.evaluation.evaluate import Evaluation
+from randslot.evaluation.result_files import read_results
 from randslot.evaluation.tasks import find_tasks, own_task
+from randslot.pages import open_page
 from research.samples.sets import write_set
 from support.copies import write_native_v3, write_v1, write_v2, write_v3
 from support.models import make
@@ -265,3 +268,21 @@ def test_documents_are_ranked_by_their_best_page(tmp_path):
     }
     with pytest.raises(UsageError, match="differ in queries or pages"):
         compare_runs([tmp_path / "out"])
+
+
+def test_windows_of_a_page_are_encoded_each_by_itself(tmp_path):
+    """A control of the paper's kind: as many vectors as windows, from a model of one vector."""
+    write_set(tmp_path / "own", 1, split="test", seed=0)
+    make("qwen3-vl", visual_tokens=16, query_vectors=1, page_vectors=1).save_pretrained(str(tmp_path / "model"))
+    words = ["evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "own"), "-o", str(tmp_path / "out")]
+    answer = CliRunner().invoke(app, [*words, "--windows", "3"])
+    assert answer.exit_code == 0, answer.output
+    (result,) = read_results(tmp_path / "out")
+    assert (result.how, result.counts_text, result.has_prefixes) == ("zero, 3 windows", "1/3", False)
+    model = randslot.load(tmp_path / "model")
+    (subset,) = own_task(tmp_path / "own").subsets()
+    image = open_page(subset.pages.open(0), 3 * model.page_pixels)
+    edges = [0, image.height // 3, 2 * image.height // 3, image.height]
+    crops = [image.crop((0, top, image.width, bottom)) for top, bottom in pairwise(edges)]
+    found = VectorCache(result.cache_folder / result.vectors["page"]).read([subset.pages.key(0)])[0]
+    assert (found - torch.cat(list(model.encode_document(crops)))).abs().max() < 1e-5

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..extras import needs_extra
 from ..tables import Style, write_table
 from .options import (
+    ADVANCED,
     Inference,
     OwnFamily,
     OwnStrategy,
@@ -32,6 +33,7 @@ Benchmarks = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Your own set: pages/, queries.jsonl, qrels.jsonl.")]
 DataRoot = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copies of the ViDoRe repositories: no network.")]
+Frontier = Annotated[bool, flag("--frontier", help="Also score fewer, narrower and quantised vectors.")]
 Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")]
 
 
@@ -64,11 +66,17 @@ def evaluate(
     cache: Annotated[
         Path | None, typer.Option(metavar="FOLDER", show_default="OUTPUT/vectors", help="Folder for vectors.")
     ] = None,
+    windows: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, rich_help_panel=ADVANCED, help="Cut pages into N, each encoded by itself."),
+    ] = 1,
+    frontier: Frontier = False,
 ) -> None:
     """Measure how well a model finds pages: nDCG@5 and nDCG@10.
 
     randslot evaluate embedded --data data/test
     randslot evaluate runs/my-model -b "ViDoRe(v3)" --tasks hr,finance_en -o results
+    randslot evaluate runs/my-model -b "ViDoRe(v3)" --frontier
     randslot evaluate http://localhost:8000 --data data/test
     randslot evaluate --by words --data data/manuals/test
     torchrun --nproc-per-node 8 -m randslot evaluate runs/my-model -b "ViDoRe(v3)"
@@ -93,7 +101,9 @@ def evaluate(
 
         if model is None or rerank is not None or group != "page":
             raise UsageError("name a model to evaluate; --rerank and --group document need --by words or both")
-        results = evaluate_model(model, chosen, output, settings=settings, name=name, cache=cache, batch=batch)
+        results = evaluate_model(
+            model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, windows=windows
+        )
         if distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()  # else its threads may abort the process at exit
         intervals = []
@@ -103,6 +113,8 @@ def evaluate(
 
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError(f"--by {by} takes the model as saved, without other settings, in one process")
+        if frontier:
+            raise UsageError("--frontier needs --by vectors")
         results = []
         for task in chosen:
             results.append(
@@ -112,6 +124,19 @@ def evaluate(
     print("\n".join([*list_means(results), *intervals]))
     if results:  # only the first process of torchrun has them
         print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
+        if frontier:
+            _show_frontier(sorted({result.file.parent for result in results}), output / "frontier", "md")
+
+
+def _show_frontier(folders: list[Path], output: Path, style: Style) -> None:
+    """Print the best cuts of each run, and write all of them with a figure."""
+    from ..evaluation.analysis_report import write_report
+    from ..evaluation.frontier import compare_bytes
+
+    sections = compare_bytes(folders, tell)
+    for section in sections:
+        print(write_table(section.tables["frontier"], style))
+    print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
 def report(
@@ -176,9 +201,12 @@ def analyse(
 
 @needs_extra("evaluate")
 def compare(
-    searches: Annotated[list[str], typer.Argument(help="Folders of results; with --data: models, words.")],
+    searches: Annotated[
+        list[str], typer.Argument(help="Folders of results; with --data: words, models (MODEL,width=256).")
+    ],
     data: Data = None,
     both: Annotated[bool, flag("--both", help="With --data: also words and vectors together.")] = False,
+    frontier: Frontier = False,
     rerank: Rerank = None,
     base: Annotated[
         str | None,
@@ -195,14 +223,22 @@ def compare(
 
     randslot compare results/zero results/random
     randslot compare results --base "my-model, zero"
+    randslot compare results/one-vector results/four-vectors --frontier
+    randslot compare runs/a runs/tokens,reduction=semcluster,page_vectors=4,width=256 --data data/manuals/test
     randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
-    from ..evaluation.compare import compare_models, compare_runs, find_frontier, list_compared
-
-    if data is None:
-        print(write_table(compare_runs([Path(one) for one in searches], base=base, seed=seed), style))
-        return
+    from ..evaluation.compare import compare_models, compare_runs, evaluate_named, find_frontier, list_compared
     from ..evaluation.tasks import own_task
+
+    folders = [Path(one) for one in searches]
+    if frontier:
+        if data is not None:
+            folders = evaluate_named(searches, own_task(data), output / "results", trust_remote_code)
+        _show_frontier(folders, output, style)
+        return
+    if data is None:
+        print(write_table(compare_runs(folders, base=base, seed=seed), style))
+        return
     from ..plots import draw_frontier
 
     if base is not None:
@@ -212,8 +248,9 @@ def compare(
         searches, task, output, both=both, rerank=rerank, trust_remote_code=trust_remote_code, tell=tell
     )
     print(write_table(list_compared(compared), style))
-    points = {one.search: (float(max(one.bytes, 1)), one.ndcg) for one in compared}
-    draw_frontier(points, [one.search for one in find_frontier(compared)], output / "compare.svg")
+    points = {one.search: [(float(max(one.bytes, 1)), one.ndcg)] for one in compared}
+    best = [(float(max(one.bytes, 1)), one.ndcg) for one in find_frontier(compared)]
+    draw_frontier(points, [best], output / "compare.svg")
     print(f"see {output / 'compare.svg'}", file=sys.stderr)
 
 

@@ -36,21 +36,28 @@ BLOCK_BYTES = 2**27  # of similarities in memory
 class CachedSubset:
     """One subset of a task, such as a language: what was judged, and the folders of vectors.
 
-    has_prefixes: whether the vectors of a smaller budget are the first ones of a larger.
+    has_prefixes: whether the vectors of a smaller budget are the first ones of a larger. page_vectors: of a page; None
+    for one per token.
     """
 
     judged: Judged
     folders: dict[Side, Path]
     has_prefixes: bool = True
+    page_vectors: int | None = None
+
+    def open(self, side: Side) -> tuple[VectorCache, list[str]]:
+        """Return the cache of one side, and the keys of its vectors."""
+        folder, keys = self.folders[side], self.judged.query_keys if side == "query" else self.judged.page_keys
+        cache = VectorCache(folder, larger_caches(folder) if self.has_prefixes else [])
+        if not cache.rows.keys() >= set(keys):
+            raise RandSlotError(f"vectors are missing from {folder}. Evaluate again.")
+        return cache, keys
 
     def load(self) -> tuple[Tensor, Tensor]:
         """Return the vectors of all queries (Q, K, D) and all pages (P, K, D)."""
         stacked = []
-        for side, keys in zip(SIDES, (self.judged.query_keys, self.judged.page_keys), strict=True):
-            folder = self.folders[side]
-            cache = VectorCache(folder, larger_caches(folder) if self.has_prefixes else [])
-            if not cache.rows.keys() >= set(keys):
-                raise RandSlotError(f"vectors are missing from {folder}. Evaluate again.")
+        for side in SIDES:
+            cache, keys = self.open(side)
             found = cache.read(keys)
             num = min(len(item) for item in found)
             stacked.append(torch.stack([item[:num] for item in found]))
@@ -61,7 +68,8 @@ class CachedSubset:
 class CachedRun:
     """One model under one setting, with the subsets of each task of a benchmark that it was evaluated on.
 
-    num_vectors: of the side that has fewer. left_out: results of it that are not used, for people.
+    num_vectors: of the side that has fewer. left_out: results of it that are not used, for people. unit: whether
+    vectors have unit length.
     """
 
     name: str
@@ -70,6 +78,7 @@ class CachedRun:
     tasks: dict[str, list[CachedSubset]]
     left_out: tuple[str, ...] = ()
     has_prefixes: bool = True
+    unit: bool = True
 
     def page_shape(self) -> tuple[int, int]:
         """Return the number of vectors of a page, and their dimension."""
@@ -91,12 +100,22 @@ class CachedRun:
             )
 
 
-def read_runs(folders: Sequence[Path]) -> list[CachedRun]:
-    """Read the runs below some folders, each with its largest budget; those of a benchmark must have the same tasks."""
+def read_runs(folders: Sequence[Path], *, any_model: bool = False) -> list[CachedRun]:
+    """Read the runs below some folders, each with its largest budget; those of a benchmark must have the same tasks.
+
+    any_model: also those of models without slots, which have no readouts to analyse.
+    """
     groups: dict[str, dict[RunKey, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in read_results(*folders):
+        if not any_model and (None in result.counts.values() or "kind" in result.settings):
+            raise UsageError(
+                f"{result.model}, {result.how} has no slots to analyse: it keeps all tokens or is not ours"
+            )
+        key = result.run_key
+        if not result.has_prefixes and any_model:  # every budget is a run of its own
+            key = key._replace(how=f"{result.how}, {result.counts_text}")
         if result.vectors:  # a search leaves none
-            groups[result.benchmark][result.run_key].append(result)
+            groups[result.benchmark][key].append(result)
     if not groups:
         raise UsageError("these results are of searches, which have no cached vectors. Evaluate a model.")
     runs = []
@@ -115,9 +134,7 @@ def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
     """Make a run from the results of its largest budget."""
     budgets: dict[tuple[int, int], list[Result]] = defaultdict(list)
     for result in results:
-        query, page = result.counts["query"], result.counts["page"]
-        if query is None or page is None or "kind" in result.settings:
-            raise UsageError(f"{name} has no slots to analyse: it is not a RandSlot model, or keeps all tokens")
+        query, page = (result.counts[side] or 0 for side in SIDES)  # 0: all tokens
         budgets[query, page].append(result)
     largest = max(budgets, key=lambda budget: (min(budget), sum(budget)))
     chosen = budgets.pop(largest)
@@ -130,8 +147,11 @@ def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
         folders = {side: result.cache_folder / folder for side, folder in result.vectors.items()}
         for subset in result.subsets.values():
             judged = read_judged(result.cache_folder, subset.judged)
-            subsets[result.task].append(CachedSubset(judged, folders, result.has_prefixes))
-    return CachedRun(name, chosen[0].benchmark, min(largest), dict(subsets), tuple(left_out), chosen[0].has_prefixes)
+            cached = CachedSubset(judged, folders, result.has_prefixes, result.counts["page"])
+            subsets[result.task].append(cached)
+    first = chosen[0]
+    is_unit = bool(first.settings.get("unit", True))
+    return CachedRun(name, first.benchmark, min(largest), dict(subsets), tuple(left_out), first.has_prefixes, is_unit)
 
 
 # -- scores

@@ -79,11 +79,7 @@ def analyse(
         raise UsageError(f"winners and readouts need --vectors of at least 2, not {num_vectors}")
     from .analysis import read_runs
 
-    by_benchmark: dict[str, list[CachedRun]] = {}
-    for run in read_runs(folders):
-        by_benchmark.setdefault(run.benchmark, []).append(run)
-        for line in run.left_out:
-            tell(f"left out: {line}")
+    by_benchmark = group_runs(read_runs(folders), tell)
     sections = []
     for benchmark, runs in by_benchmark.items():
         for part in parts:
@@ -91,8 +87,18 @@ def analyse(
                 tell("left out: budgets, since the first vectors of a run are not those of a smaller budget")
                 continue
             section = _show_part(part, runs, num_vectors)
-            sections.append(replace(section, benchmark=benchmark if len(by_benchmark) > 1 else ""))
+            sections.append(replace(section, benchmark=benchmark))
     return sections
+
+
+def group_runs(runs: Sequence[CachedRun], tell: Callable[[str], None]) -> dict[str, list[CachedRun]]:
+    """Return runs by benchmark, under "" if there is only one; tell what was left out."""
+    groups: dict[str, list[CachedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.benchmark, []).append(run)
+        for line in run.left_out:
+            tell(f"left out: {line}")
+    return groups if len(groups) > 1 else {"": list(runs)}
 
 
 def _evaluate(

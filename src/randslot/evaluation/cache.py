@@ -158,7 +158,7 @@ class Judged:
         name = content_key(text.encode())
         file = cache / "judged" / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{uuid.uuid4().hex}.part")  # of this process alone
+        part = file.with_name(f"{uuid.uuid4().hex}.part")  # of this process only
         part.write_text(text, encoding="utf-8")
         os.replace(part, file)
         return name

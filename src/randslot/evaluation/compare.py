@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ..library.library import Library
 from ..library.rerank import Reranker, open_reranker
 from ..library.results import By
 from ..library.stores.points import BYTES_PER_NUMBER
+from ..model import open_model
 from ..model.reader import PageReader
 from ..pages import NoTextError, open_page, read_page_text
 from ..tables import Cell, Table
@@ -131,6 +132,32 @@ def _scores(results: dict[str, Result]) -> dict[str, float]:
 # -- models on your pages
 
 
+def read_named(name: str) -> tuple[str, dict[str, Any]]:
+    """Read MODEL or MODEL,key=value,...: a model with changed settings, such as reduction=cluster or width=256."""
+    model, *pairs = name.split(",")
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise UsageError(f"{name!r}: settings of a model are key=value, not {pair!r}")
+        settings[key] = int(value) if value.isdigit() else value
+    return model, settings
+
+
+def evaluate_named(names: Sequence[str], task: Task, output: Path, trust_remote_code: bool = False) -> list[Path]:
+    """Evaluate models, some with changed settings, and return the folders of their results."""
+    from .evaluate import evaluate_model
+
+    folders = set()
+    for name in names:
+        model, settings = read_named(name)
+        settings["trust_remote_code"] = trust_remote_code or None
+        windows, name = settings.pop("windows", 1), Path(name).name
+        for result in evaluate_model(model, [task], output, settings=settings, name=name, windows=windows):
+            folders.add(result.file.parent)
+    return sorted(folders)
+
+
 Candidate = tuple[str, By, Library, Reranker | None]  # a search to compare, with its label
 
 
@@ -166,7 +193,7 @@ def compare_models(
     tell: Tell = lambda _: None,
     draws: int = DRAWS,
 ) -> list[ComparedSearch]:
-    """Compare searches of the pages of your own set: by "words", or by the vectors of models (folders or hub ids).
+    """Compare searches of the pages of a set: by "words", or by the vectors of models (see `read_named`).
 
     Every model gets a library, kept in `output`, so that a stopped run can resume. both: also search by words and
     vectors of each model together. rerank: also each search with its first hits reranked by this model. Times are
@@ -180,15 +207,14 @@ def compare_models(
         candidates: list[Candidate] = []
         encode_seconds: dict[Library, float] = {}
         for name in dict.fromkeys(models):
-            model = None if name == WORDS else name
-            library = Library(place_library(task, output, model), model, trust_remote_code=trust_remote_code)
-            fill_library(stack.enter_context(library), pages, tell)
+            library = stack.enter_context(_open_library(name, task, output, trust_remote_code))
+            fill_library(library, pages, tell)
             label = Path(name).name or name
-            candidates.append((label, "vectors" if model else "words", library, None))
-            if model and both:
-                candidates.append((f"{label} and words", "both", library, None))
-            if model:
+            candidates.append((label, "words" if name == WORDS else "vectors", library, None))
+            if name != WORDS:
                 encode_seconds[library] = _time_encoding(library.models.model, subsets[0].pages)
+            if name != WORDS and both:
+                candidates.append((f"{label} and words", "both", library, None))
         if rerank is not None:
             reranker = open_reranker(rerank, seconds=math.inf, trust_remote_code=trust_remote_code)
             for label, by, library, _ in list(candidates):
@@ -198,35 +224,38 @@ def compare_models(
             tell(f"searching by {label}")
             found = [ask_library(library, subset, by, pages, own_reranker) for subset in subsets]
             scores.append([100 * np.array(result.each) for result in found])
-        queries: list[str] = []
-        for subset in subsets:
-            queries += subset.queries.values()
-        compared: list[ComparedSearch] = []
-        for (label, by, library, _), own, seconds in zip(
-            candidates, scores, _time_searches(candidates, queries), strict=True
-        ):
-            differences = [after - before for after, before in zip(own, scores[0], strict=True)]
-            difference, low, high, verdict = judge_tasks({"set": differences}, np.random.default_rng(42), draws)["set"]
-            status, binding = library.status(), library.binding
-            vectors, everything = status.vector_bytes_per_page, status.bytes_per_page
-            size = {"words": everything - vectors, "vectors": vectors, "both": everything}[by]
-            dimension = 0 if by == "words" or binding is None else binding.dimension
-            one = ComparedSearch(
-                search=label,
-                ndcg=float(np.mean([subset.mean() for subset in own])),
-                difference=difference,
-                low=low,
-                high=high,
-                verdict=verdict if compared else "base",
-                vectors=vectors / BYTES_PER_NUMBER / dimension if dimension else 0.0,
-                dimension=dimension,
-                bytes=max(size, 0),
-                encode_seconds=encode_seconds.get(library),
-                search_ms=1000 * seconds,
-            )
-            compared.append(one)
+        seconds = _time_searches(candidates, [query for subset in subsets for query in subset.queries.values()])
+        compared = []
+        for i, candidate in enumerate(candidates):
+            differences = [after - before for after, before in zip(scores[i], scores[0], strict=True)]
+            verdict = judge_tasks({"set": differences}, np.random.default_rng(42), draws)["set"]
+            one = _weigh(candidate, scores[i], verdict, encode_seconds.get(candidate[2]), seconds[i])
+            compared.append(one if i else replace(one, verdict="base"))
     write_json(output / "compare.json", [asdict(one) for one in compared])
     return compared
+
+
+def _open_library(name: str, task: Task, output: Path, trust_remote_code: bool) -> Library:
+    """Open the library of a set for "words" or a model."""
+    if name == WORDS:
+        return Library(place_library(task, output, None))
+    model, settings = read_named(name)
+    opened = open_model(model, **settings, trust_remote_code=trust_remote_code or None) if settings else model
+    return Library(place_library(task, output, name), opened, trust_remote_code=trust_remote_code)
+
+
+def _weigh(
+    candidate: Candidate, scores: list[Scores], verdict: Verdict, encode_seconds: float | None, seconds: float
+) -> ComparedSearch:
+    """Return the quality of a search with what its library costs."""
+    label, by, library, _ = candidate
+    status, binding = library.status(), library.binding
+    vectors, everything = status.vector_bytes_per_page, status.bytes_per_page
+    size = {"words": everything - vectors, "vectors": vectors, "both": everything}[by]
+    dimension = 0 if by == "words" or binding is None else binding.dimension
+    num = vectors / BYTES_PER_NUMBER / dimension if dimension else 0.0
+    ndcg = float(np.mean([subset.mean() for subset in scores]))
+    return ComparedSearch(label, ndcg, *verdict, num, dimension, max(size, 0), encode_seconds, 1000 * seconds)
 
 
 def _time_encoding(model: PageReader, pages: Pages, size: int = 8) -> float:
@@ -272,9 +301,21 @@ def list_compared(compared: Sequence[ComparedSearch]) -> Table:
     return Table(title, heads, rows, digits=1)
 
 
-def find_frontier(compared: Sequence[ComparedSearch]) -> list[ComparedSearch]:
-    """Return the searches that no other beats at the same bytes or fewer, smallest first."""
-    best: list[ComparedSearch] = []
+class Weighed(Protocol):
+    """Something with bytes of a page and nDCG@5."""
+
+    @property
+    def bytes(self) -> float: ...
+    @property
+    def ndcg(self) -> float: ...
+
+
+W = TypeVar("W", bound=Weighed)
+
+
+def find_frontier(compared: Iterable[W]) -> list[W]:
+    """Return those that no other beats at the same bytes or fewer, smallest first."""
+    best: list[W] = []
     for one in sorted(compared, key=lambda one: (one.bytes, -one.ndcg)):
         if not best or one.ndcg > best[-1].ndcg:
             best.append(one)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from ..model.model import RandSlotModel
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
 from ..model.sentence_model import EmbeddingModel
+from ..model.text_reader import cut_evenly
 from ..pages import NoTextError, open_page, read_page_text
 from .cache import Judged, VectorCache, open_cache
 from .metrics import ndcg_of_each
@@ -75,6 +77,7 @@ class Evaluation:
     """One model, under its settings, that is evaluated on tasks.
 
     name: the model in tables. output: the folder of results, one file per task. cache: the folder of vectors.
+    windows: cut pages into this many from top to bottom, each encoded as a page; a page has the vectors of all.
     """
 
     model: RandSlotModel | EmbeddingModel
@@ -82,6 +85,7 @@ class Evaluation:
     output: Path
     cache: Path
     batch: int = 8
+    windows: int = 1
     processes: Processes = field(default_factory=Processes)
 
     @cached_property
@@ -94,6 +98,9 @@ class Evaluation:
         if settings.note:
             self.console.print(f"note: {self.name} {settings.note}")
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
+        if self.windows > 1:
+            folder = caches["page"].folder
+            caches["page"] = VectorCache(folder.with_name(f"{folder.name}-windows{self.windows}"))
         results = []
         for task in tasks:
             where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
@@ -111,22 +118,27 @@ class Evaluation:
 
     def _write(self, task: Task, weights: str, subsets: dict[str, SubsetResult], caches: Caches) -> Result:
         """Write the scores of a task to a file."""
-        settings = self.model.settings
+        settings, how = self.model.settings, self.model.settings.label
         counts = {side: settings.num_vectors(side) for side in SIDES}
+        if settings.width:
+            how += f", width {settings.width}"
+        if self.windows > 1:
+            how += f", {self.windows} windows"
+            counts["page"] = self.windows * counts["page"] if counts["page"] else None
         budget = f"q{counts['query'] or 'all'}-p{counts['page'] or 'all'}"
-        setting = f"{settings.label}-{budget}-seed{settings.seed}-{weights[:8]}"
+        setting = f"{how}-{budget}-seed{settings.seed}-{weights[:8]}"
         file = name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
         result = Result(
             file=file,
             model=self.name,
             weights=weights,
             settings=asdict(settings),
-            how=settings.label,
+            how=how,
             counts=counts,
             benchmark=task.benchmark,
             task=task.name,
             is_drawn=settings.draws,
-            has_prefixes=all(settings.has_prefixes(side) for side in SIDES),
+            has_prefixes=self.windows == 1 and all(settings.has_prefixes(side) for side in SIDES),
             ndcg=average_subsets(subsets),
             subsets=subsets,
             dataset=task.dataset,
@@ -155,7 +167,7 @@ class Evaluation:
         settings = self.model.settings
         queries = caches["query"].read(query_keys, settings.num_vectors("query"))
         scores_QP, start = torch.empty(len(query_keys), len(keys)), 0
-        for pages in caches["page"].blocks(keys, settings.num_vectors("page")):
+        for pages in caches["page"].blocks(keys, settings.num_vectors("page") if self.windows == 1 else None):
             end = start + len(pages)
             scores_QP[:, start:end] = self.model.similarity(queries, pages, device=self.model.device)
             start = end
@@ -176,7 +188,7 @@ class Evaluation:
         return [content_key(text.encode()) for text in texts]
 
     def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> list[str]:
-        """Encode the pages that are not cached, opening the next ones meanwhile; return all keys."""
+        """Encode the pages that are not cached, and open the next ones in other threads; return all keys."""
         keys = [pages.key(i) for i in range(len(pages.ids))]
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
         size = 2 * self.batch  # two batches are gathered, so that pages of one length come together
@@ -202,26 +214,32 @@ class Evaluation:
         cache.refresh()
         return keys
 
-    def _open(self, pages: Pages, i: int) -> Any:
-        """Open and preprocess a page as the model reads it; None if it lacks the text for it."""
+    def _open(self, pages: Pages, i: int) -> list[Any] | None:
+        """Open and preprocess the windows of a page as the model reads it; None if it lacks the text for it."""
         page = pages.open(i)
         try:
             if self.model.reads == "text":
-                return read_page_text(page)
-            image = open_page(page, self.model.page_pixels)
+                text = read_page_text(page)
+                return cut_evenly(text, self.windows) if self.windows > 1 else [text]
+            image = open_page(page, self.windows * self.model.page_pixels)
         except NoTextError:
             return None
         except RandSlotError as error:
             raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
-        return self.model.prepare_page(image) if isinstance(self.model, RandSlotModel) else image
+        edges = [image.height * place // self.windows for place in range(self.windows + 1)]
+        opened: list[Any] = [image.crop((0, top, image.width, bottom)) for top, bottom in pairwise(edges)]
+        return [self.model.prepare_page(one) for one in opened] if isinstance(self.model, RandSlotModel) else opened
 
-    def _encode(self, pages: list[Any]) -> list[Tensor]:
+    def _encode(self, pages: list[list[Any]]) -> list[Tensor]:
         """Return the vectors of opened pages, in their order."""
-        if not pages:
+        windows = [window for page in pages for window in page]
+        if not windows:
             return []
-        if isinstance(self.model, RandSlotModel) and isinstance(pages[0], PreparedPage):
-            return self.model.encode_prepared(pages, self.batch)
-        return list(self.model.encode_document(pages, batch_size=self.batch))
+        if isinstance(self.model, RandSlotModel) and isinstance(windows[0], PreparedPage):
+            vectors = iter(self.model.encode_prepared(windows, self.batch))
+        else:
+            vectors = iter(self.model.encode_document(windows, batch_size=self.batch))
+        return [torch.cat([next(vectors) for _ in page]) for page in pages]
 
 
 def evaluate_model(
@@ -233,12 +251,15 @@ def evaluate_model(
     name: str | None = None,
     cache: Path | None = None,
     batch: int = 8,
+    windows: int = 1,
 ) -> list[Result]:
     """Open a model by its folder, hub id or address, and evaluate it.
 
-    settings: changes to the model's own, where not None. name: the model in tables. cache: the folder of vectors, by
-    default beside the results. On the paper's benchmarks, a model that was trained with random slots is evaluated twice
-    unless settings have the inference: with zeros in their place (RS-Z), and with them (RS-R).
+    settings: changes to the model's own, where not None. windows: see `Evaluation`. name: the model in tables. cache:
+    the folder of vectors, by default beside the results.
+
+    On the paper's benchmarks, a model that was trained with random slots is evaluated twice unless settings have the
+    inference: with zeros in their place (RS-Z), and with them (RS-R).
     """
     cache = cache or output / "vectors"
     for folder in (output, cache):
@@ -247,7 +268,7 @@ def evaluate_model(
         except OSError as error:
             raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
     opened = open_torch_model(model, **settings)
-    evaluation = Evaluation(opened, name or model, output, cache, batch)
+    evaluation = Evaluation(opened, name or model, output, cache, batch, windows)
     results = evaluation.run(tasks)
     published = [task for task in tasks if task.benchmark in TASKS]
     if not published or settings.get("inference") is not None or is_url(model):

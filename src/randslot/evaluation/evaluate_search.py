@@ -70,9 +70,9 @@ def evaluate_search(
 
 
 def find_pages(task: Task) -> Path:
-    """Return the folder of pages of your own set."""
+    """Return the folder of pages of a local set."""
     if not isinstance(task, FolderTask):
-        raise UsageError("searches are evaluated on a set of your own: name its folder by --data")
+        raise UsageError("searches are evaluated on a local set: name its folder by --data")
     return Path(task.dataset).resolve() / "pages"
 
 

@@ -1,4 +1,4 @@
-"""What to evaluate on: the 22 ViDoRe tasks as mteb defines them, or a folder of your own."""
+"""What to evaluate on: the 22 ViDoRe tasks as mteb defines them, or a local folder."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Subset:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task under the paper's name, or a set of your own."""
+    """A task under the paper's name, or a local set."""
 
     name: str
     benchmark: str
@@ -139,10 +139,10 @@ class Task(ABC):
 def choose_tasks(
     benchmarks: Sequence[str], names: Sequence[str], data: Path | None, data_root: Path | None = None
 ) -> list[Task]:
-    """Return tasks of ViDoRe, or a set of your own."""
+    """Return tasks of ViDoRe, or a local set."""
     vidore = bool(benchmarks or names)
     if vidore == (data is not None) or (data and data_root):
-        raise UsageError("name either a benchmark (or tasks of it), or a set of your own by --data")
+        raise UsageError("name either a benchmark (or tasks of it), or a local set by --data")
     return [own_task(data)] if data else find_tasks(benchmarks, names, data_root)
 
 
@@ -244,7 +244,7 @@ class NativeTask(Task):
 
 @contextmanager
 def _loading(dataset: str, folder: Path | None, offline: str = "") -> Iterator[None]:
-    """Load without progress bars and logs; RandSlotError in one line for whatever goes wrong.
+    """Load without progress bars and logs; RandSlotError in one line if it fails.
 
     A local copy gets its own cache, keyed by its files: `datasets` would mistake it for another folder of that name.
     offline: why the hub cannot be reached. Then only downloads count; `datasets` would retry for half a minute.
