@@ -17,6 +17,7 @@ from randslot.evaluation.analysis import CachedRun
 from randslot.evaluation.frontier import published_points, score_frontier, store
 from randslot.evaluation.published import TASKS
 from research.samples.sets import write_set
+from support import others
 from support.cached import make_subset
 from support.models import make
 
@@ -110,13 +111,20 @@ def test_the_commands(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.exception
     assert "| model, zero | 4 | 64 | fp16 | 512 |" in Path("results/frontier/all-cuts.md").read_text()
     assert Path("results/frontier/frontier.svg").is_file()
-    named = ["model", "tokens", "tokens,reduction=semcluster,page_vectors=4,width=32"]
+    narrow = CliRunner().invoke(app, ["evaluate", "model", "--data", "set", "--width", "32", "--page-vectors", "2"])
+    assert narrow.exit_code == 0, narrow.exception
+    score = f"{float(narrow.stdout.split()[2]):.1f}"  # of pages that were encoded narrow
+    assert f"| model, zero | 2 | 32 | fp16 | 128 | {score} |" in Path("results/frontier/all-cuts.md").read_text()
+    others.save_qwen3_vl_embedding(tmp_path / "dense")  # one vector; below, the hidden states of all its tokens
+    named = ["model", "model,page_vectors=1,windows=4", "tokens,reduction=semcluster,page_vectors=4,width=32", "dense"]
+    named.append("dense,template=embedding,slots=tokens,visual_tokens=16")
     done = CliRunner().invoke(app, ["compare", *named, "--data", "set", "--frontier", "--format", "csv"])
     assert done.exit_code == 0, done.exception
     with Path("comparison/all-cuts.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    runs = {row["run"] for row in rows}
-    assert len(runs) == 3
+    counts = {row["run"].split(", ")[0]: float(row["vectors a page"]) for row in rows}  # the last is the full budget
+    assert [counts[name] for name in named[:4]] == [4, 4, 4, 1]
+    assert counts[named[4]] > 16
     clustered = [row for row in rows if "cluster" in row["run"]]
     assert {(row["vectors a page"], row["width"]) for row in clustered} == {("4", "32")}
     assert {row["bytes a page"] for row in clustered} == {"256", "136", "16"}

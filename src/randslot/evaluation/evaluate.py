@@ -100,7 +100,7 @@ class Evaluation:
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
         if self.windows > 1:
             folder = caches["page"].folder
-            caches["page"] = VectorCache(folder.with_name(f"{folder.name}-windows{self.windows}"))
+            caches["page"] = VectorCache(folder.with_name(f"windows{self.windows}-{folder.name}"))
         results = []
         for task in tasks:
             where = f"{task.dataset} at revision {task.revision}" if task.revision else task.dataset
