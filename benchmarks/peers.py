@@ -11,7 +11,7 @@ text of every page from pypdfium2, as a script of twenty lines would do it: no b
 Recoll reads files by itself and ranks whole documents. pdfgrep has no index and no ranking. No engine reads scans here.
 
 Times are of the CPU, since the machine may be shared; those of a build count all processes. Memory is the highest sum
-of the proportional set sizes of these processes, looked at five times a second. `first hit` is a whole process: start,
+of the proportional set sizes of these processes, looked at twice a second. `first hit` is a whole process: start,
 import, open, one question (the best of three). `p50` and `p95` are of all questions in one open process, ten hits each,
 after a first round that warms up; recoll starts a process for each. `hits have` says what else an engine returns then.
 """
@@ -211,11 +211,11 @@ def is_here(engine: str) -> bool:
 # -- measures
 
 
-def count_cpu() -> float:
-    """Return the CPU seconds of this process and of all that it has waited for."""
+def count_cpu(*who: int) -> float:
+    """Return the CPU seconds of this process, of all that it has waited for, or of both."""
     total = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        used = resource.getrusage(who)
+    for one in who:
+        used = resource.getrusage(one)
         total += used.ru_utime + used.ru_stime
     return total
 
@@ -224,20 +224,20 @@ def watch(command: list[str]) -> tuple[float, float]:
     """Run a command; return the CPU seconds and the most megabytes of all its processes."""
     import psutil
 
-    before, most = count_cpu(), 0.0
+    before, most = count_cpu(resource.RUSAGE_CHILDREN), 0.0
     with subprocess.Popen(command) as process:
         root = psutil.Process(process.pid)
         while process.poll() is None:
             size = 0
-            for one in [root, *root.children(recursive=True)]:
-                try:
+            try:
+                for one in [root, *root.children(recursive=True)]:
                     size += one.memory_full_info().pss
-                except psutil.Error:  # it has just ended
-                    continue
+            except psutil.Error:  # one has just ended
+                size = 0
             most = max(most, size / 1e6)
-            time.sleep(0.2)
+            time.sleep(0.5)
     assert process.returncode == 0, command
-    return count_cpu() - before, most
+    return count_cpu(resource.RUSAGE_CHILDREN) - before, most
 
 
 def ask_all(engine: str, data: Path, folder: Path) -> dict[str, Any]:
@@ -255,10 +255,11 @@ def ask_all(engine: str, data: Path, folder: Path) -> dict[str, Any]:
     milliseconds = []
     for warm in (False, True):
         for one in questions:
-            before = count_cpu()
+            before = count_cpu(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
             ask(one["query"], HITS)
+            spent = count_cpu(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) - before
             if warm:
-                milliseconds.append(1000 * (count_cpu() - before))
+                milliseconds.append(1000 * spent)
     by_page, by_document = [], []
     for one in questions:
         ranked, graded = ask(one["query"], 10 * HITS), grades[one["id"]]
@@ -304,9 +305,9 @@ def main() -> None:
 
         rows: list[dict[str, Any]] = []
         for name, data in SETS.items():
-            started, num = count_cpu(), sum(1 for _ in read_pages(data / "pages"))
-            row = {"set": name, "pages": num, "read plain text s": count_cpu() - started}
-            rows.append(row)
+            started = count_cpu(resource.RUSAGE_SELF)
+            num = sum(1 for _ in read_pages(data / "pages"))
+            rows.append({"set": name, "pages": num, "read plain text s": count_cpu(resource.RUSAGE_SELF) - started})
             for engine in filter(is_here, OPEN):
                 with tempfile.TemporaryDirectory() as folder:
                     rows.append(measure(engine, name, data.resolve(), Path(folder)))
