@@ -209,7 +209,7 @@ def list_commands(file: Path) -> list[str]:
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
             call = re.match(r"(?:[A-Z_]+=\S+ |torchrun .*-m |docker exec papers )*randslot (?!\.)(.*)", line)
             if call:
-                found.append(re.sub(r"\s+#.*", "", call[1]).strip())
+                found.append(re.sub(r"\s+(?:#|\| ).*", "", call[1]).strip())
     return found
 
 
@@ -230,7 +230,7 @@ def test_commands_run(name, tmp_path, monkeypatch):
     """Each command of a page in its order, in a home with documents; those that need more are only parsed."""
     for folder in ("papers", "manuals", "2023", "papers/2019"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        lines = ["Deferred tax in 2023: invoice INV-20931", "Typos are corrected", f"The report of {folder}"]
+        lines = ["Deferred tax in 2023: invoice INV-20931", "Read a table from a file", f"The report of {folder}"]
         write_pages(tmp_path / folder / "report.pdf", [lines, ["Income tax"]])
     (tmp_path / "questions.txt").write_text("deferred tax\nrevenue\n")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -25,7 +25,7 @@ def watch(
 ) -> None:
     """Index folders, and keep the library in step with them.
 
-    Searches and other commands work meanwhile. Deleted files are forgotten. Ctrl-C stops.
+    Searches and other commands still work. Deleted files are removed. Ctrl-C stops it.
 
     randslot watch ~/papers
     randslot watch ~/papers /mnt/share/reports -l mylib --poll
