@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sysconfig
 import zipfile
 from dataclasses import replace
 from email.message import EmailMessage
@@ -16,7 +18,7 @@ from randslot.errors import RandSlotError
 from randslot.library.facets import get_value
 from randslot.library.manifest import File
 from randslot.pages import num_pages, open_page, read_file_text
-from randslot.pages.convert import find_office
+from randslot.pages.convert import find_office, trim_cache
 from randslot.pages.properties import read_properties
 
 TEXT = "Seven ships sail to Gda\u0144sk"
@@ -265,3 +267,45 @@ def test_libreoffice_lays_out_texts_and_slides(tmp_path, monkeypatch):
             num_pages(broken)
     finally:
         find_office.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "num", "text", "author", "date"),
+    [
+        ("serious_poem.odt", 1, "The boy stood on the burning deck", "", "2008-07-17"),
+        ("pythagoras.ods", 3, "Sheet1\n3\n4\n5", "S\u00f8ren Roug", "2010-04-25"),
+        ("emb_spreadsheet.odp", 1, "Embedded Spreadsheet", "Naor Rosenberg", "2010-06-03"),
+        ("sld-notes.pptx", 1, "Notes", "python-pptx", "2012-11-17"),
+        ("shp-embedded-xlsx.xlsx", 1, "Sheet1\n1\n2\n3", "Steve Canny", "2021-02-28"),
+    ],
+)
+def test_files_of_other_programs(name, num, text, author, date, monkeypatch):
+    monkeypatch.setenv("RANDSLOT_OFFICE", "none")
+    find_office.cache_clear()
+    file = Path(__file__).parent / "data" / name
+    assert num_pages(file) == num
+    assert text in read_file_text(file, 1).text
+    found = read_properties(file)
+    assert (found["author"], found["date"]) == (author, date)
+
+
+def test_mails_of_pythons_own_tests(tmp_path):
+    mails = sorted((Path(sysconfig.get_path("stdlib")) / "test" / "test_email" / "data").glob("msg_*.txt"))
+    if not mails:
+        pytest.skip("this Python comes without its tests")
+    for mail in mails:
+        file = tmp_path / f"{mail.stem}.eml"
+        file.write_bytes(mail.read_bytes())
+        assert num_pages(file) >= 1
+        assert read_properties(file)["date"][:2] in ("", "19", "20")
+
+
+def test_the_cache_keeps_what_was_used_last(tmp_path):
+    for number in range(4):
+        (tmp_path / f"{number}.pdf").write_bytes(bytes(1000))
+        (tmp_path / f"{number}.json").write_bytes(bytes(100))
+        os.utime(tmp_path / f"{number}.pdf", (number, number))
+    trim_cache(tmp_path, 4400)
+    assert len(list(tmp_path.glob("*.pdf"))) == 4
+    trim_cache(tmp_path, 4000)
+    assert {file.name for file in tmp_path.iterdir() if file.is_file()} == {"2.pdf", "2.json", "3.pdf", "3.json"}

@@ -28,7 +28,7 @@ from reportlab.pdfgen.canvas import Canvas
 
 from ..errors import RandSlotError
 from ..files import write_whole
-from .documents import Block, Document, read_document
+from .documents import Block, Document, check_unpacked, read_document
 from .text import PageText, pack_boxes
 
 VERSION = 1  # of what is made here: a change makes cached files stale
@@ -50,6 +50,7 @@ def convert_to_pdf(file: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if pdf.name.startswith("0"):  # once in sixteen times
         trim_cache(folder)
+    check_unpacked(file)
     suffix, office = file.suffix.lower(), find_office()
     if office is None and suffix in ONLY_BY_OFFICE:
         raise RandSlotError(f"{file} needs LibreOffice: install it, or save the file as {ONLY_BY_OFFICE[suffix]}")

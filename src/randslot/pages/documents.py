@@ -48,16 +48,20 @@ class Document:
 def read_document(file: Path) -> Document:
     """Read a document by its suffix. Errors: RandSlotError if it is damaged, empty or too large."""
     suffix = file.suffix.lower()
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            if sum(part.file_size for part in archive.infolist()) > MAX_UNPACKED:
-                raise RandSlotError(f"{file} unpacks to more than {MAX_UNPACKED >> 20} MB")
     try:
         return READERS[suffix](file)
     except (RandSlotError, FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # a damaged file can make a library fail in any way
         raise RandSlotError(f"{file} is damaged, or no {suffix} file: {type(error).__name__}: {error}") from error
+
+
+def check_unpacked(file: Path) -> None:
+    """Refuse a zip file that unpacks to too much, before any program opens it."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if sum(part.file_size for part in archive.infolist()) > MAX_UNPACKED:
+                raise RandSlotError(f"{file} unpacks to more than {MAX_UNPACKED >> 20} MB")
 
 
 # -- text
