@@ -16,7 +16,7 @@ from . import __version__
 from .commands.evaluation import analyse, compare, evaluate, profile, report
 from .commands.index import IndexCommand, index
 from .commands.library import library_app
-from .commands.models import distill, export, pairs, train
+from .commands.models import distill, export, mine, pairs, train
 from .commands.options import OnceCommand, flag
 from .commands.paper import paper
 from .commands.search import SearchCommand, search
@@ -52,7 +52,7 @@ app.command(cls=SearchCommand, rich_help_panel="Search")(search)
 app.add_typer(library_app, name="library", cls=Commands, rich_help_panel="Search")
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Search": (watch, serve, mcp, doctor, demo),
-    "Models": (train, distill, pairs, export),
+    "Models": (train, distill, pairs, mine, export),
     "Evaluation": (evaluate, report, analyse, compare, profile, paper),
 }
 for panel, commands in PANELS.items():

@@ -183,7 +183,6 @@ def test_pages_of_every_model_with_several_vectors_can_be_reduced(folders: dict[
         ("minilm", {"reduction": "kmeans", "page_vectors": 4}, "for a model with a unit vector for every token"),
         ("minilm", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
         ("minilm", {"query_vectors": 4}, "query_vectors=4 does not go with this model"),
-        ("qwen3-vl-embedding", {"page_vectors": 4}, "only a text can be read in several windows"),
         ("colbert", {"page_vectors": 4}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "kmeans"}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "best", "page_vectors": 4}, "'best' is not one of none, random"),
@@ -265,3 +264,34 @@ def test_numbers_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
             model.model[0].auto_model.encoder.layer[1].output.LayerNorm.bias.fill_(value)
             with pytest.raises(RandSlotError, match="not finite or too large"):
                 model.embed_queries(["a"])
+
+
+@pytest.mark.parametrize("name", ["minilm", "qwen3-vl-embedding"])
+def test_the_untouched_states_of_a_model_of_one_vector(name, folders):
+    """A control: MaxSim over the token states that the model pools, also reduced and cut."""
+    model = open_model(str(folders[name]), device="cpu", slots="tokens")
+    assert isinstance(model, EmbeddingModel)
+    pages = pages_of(model)
+    assert (model.num_vectors("page"), model.settings.label) == (None, "tokens")
+    plain = model.model.encode_document(pages, output_value="token_embeddings")
+    for one, states in zip(model.embed_pages(pages), plain, strict=True):
+        expected = torch.nn.functional.normalize(states.float(), dim=-1)
+        torch.testing.assert_close(torch.from_numpy(one), expected.cpu(), atol=1e-5, rtol=1e-5)
+    queries, some = model.encode_query(QUERIES), model.encode_document(pages)
+    by_hand = [[float((query @ page.T).max(1).values.sum()) for page in some] for query in queries]
+    torch.testing.assert_close(model.similarity(queries, some), torch.tensor(by_hand), atol=1e-4, rtol=1e-4)
+    again = open_model(str(folders[name]), device="cpu")
+    again.use(**read_identity(model.identity.as_dict()).settings)  # as a library does
+    assert again.identity == model.identity
+    model.use(reduction="semcluster", page_vectors=2, width=8)
+    assert {vectors.shape[-1] for vectors in model.embed_pages(pages)} == {8}
+    assert max(len(vectors) for vectors in model.embed_pages(pages)) == 2
+
+
+def test_windows_of_an_image_have_a_vector_each(folders):
+    model = open_model(str(folders["qwen3-vl-embedding"]), device="cpu", page_vectors=4)
+    (vectors,) = model.embed_pages(IMAGES[:1])
+    image = IMAGES[0]
+    strips = [image.crop((0, i * image.height // 4, image.width, (i + 1) * image.height // 4)) for i in range(4)]
+    model.use(page_vectors=1)
+    np.testing.assert_allclose(np.concatenate(model.embed_pages(strips)), vectors, atol=1e-4)

@@ -42,9 +42,18 @@ def model_and_loss(family: str, strategy: str, batch: int, micro_batch: int):
     return model, Loss(model, temperature=0.5, batch=batch, micro_batch=micro_batch, mask_repeats=True)
 
 
-def gradients(model, loss, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
+def hard_negatives(rows: slice, num: int) -> list:
+    """The negatives of each row, one after another; the first of the first row is its own page again."""
+    found = [noise(64, 64, 0) if i == 0 else noise(96, 64, 50 + i) for i in range(8 * num)]
+    return found[rows.start * num : rows.stop * num]
+
+
+def gradients(model, loss, rows: slice, negatives: int = 0) -> tuple[float, dict[str, torch.Tensor]]:
     some = pages(model.reads)[rows]
-    value = loss([model.preprocess(QUERIES[rows], task="query"), model.preprocess(some, task="document")])
+    columns = [model.preprocess(QUERIES[rows], task="query"), model.preprocess(some, task="document")]
+    if negatives:
+        columns.append(model.preprocess(hard_negatives(rows, negatives), task="document"))
+    value = loss(columns)
     value.backward()
     return value.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -59,10 +68,11 @@ def in_one_of_two_processes(rank: int, folder: str) -> None:
     )
     for family, strategy in CASES:
         for micro_batch in (0, 2):
-            model, loss = model_and_loss(family, strategy, 4, micro_batch)
-            loss.model = DistributedDataParallel(model)
-            result = gradients(model, loss, slice(4 * rank, 4 * rank + 4))
-            torch.save(result, Path(folder, f"{family}-{strategy}-{micro_batch}-{rank}.pt"))
+            for negatives in (0, 2):
+                model, loss = model_and_loss(family, strategy, 4, micro_batch)
+                loss.model = DistributedDataParallel(model)
+                result = gradients(model, loss, slice(4 * rank, 4 * rank + 4), negatives)
+                torch.save(result, Path(folder, f"{family}-{strategy}-{micro_batch}-{negatives}-{rank}.pt"))
     torch.distributed.barrier()
     os._exit(0)  # gloo's own way down can wait for ever for a process that has gone already
 
@@ -80,13 +90,17 @@ def from_two_processes(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("negatives", [0, 2])
 @pytest.mark.parametrize("micro_batch", [0, 2], ids=["plain", "cached"])
 @pytest.mark.parametrize(("family", "strategy"), CASES)
-def test_two_processes_with_batch_4_equal_one_with_batch_8(family, strategy, micro_batch, from_two_processes):
-    """Pages of both are candidates, gradients flow back through the gather and are averaged."""
+def test_two_processes_with_batch_4_equal_one_with_batch_8(
+    family, strategy, micro_batch, negatives, from_two_processes
+):
+    """Pages and negatives of both are candidates, gradients flow back through the gather and are averaged."""
     model, loss = model_and_loss(family, strategy, 8, 0)
-    value, expected = gradients(model, loss, slice(0, 8))
-    ranks = [torch.load(from_two_processes / f"{family}-{strategy}-{micro_batch}-{rank}.pt") for rank in (0, 1)]
+    value, expected = gradients(model, loss, slice(0, 8), negatives)
+    names = [f"{family}-{strategy}-{micro_batch}-{negatives}-{rank}.pt" for rank in (0, 1)]
+    ranks = [torch.load(from_two_processes / name) for name in names]
     assert (ranks[0][0] + ranks[1][0]) / 2 == pytest.approx(value, abs=1e-5)
     for _, found in ranks:
         assert found.keys() == expected.keys()
@@ -254,6 +268,31 @@ def test_widths_are_losses_of_their_own():
     total.backward()
     for value, found in results:
         assert value == pytest.approx(total.item(), abs=1e-5)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["learned", "feedback"])
+def test_hard_negatives_are_candidates_of_every_query(strategy):
+    """Against a plain reference, with micro-batches, a cache and in the loop; copies of a query's page are masked."""
+    results = []
+    for size, loops in ((0, False), (3, False), (3, True)):
+        model = make("qwen3-vl", slots=strategy, lora=LORA, visual_tokens=16).train()
+        model.encoder.loops = loops
+        loss = Loss(model, temperature=0.5, batch=24, micro_batch=size, mask_repeats=True)
+        results.append(gradients(model, loss, slice(0, 8), 2))
+    model = make("qwen3-vl", slots=strategy, lora=LORA, visual_tokens=16).train()
+    every = pages() + hard_negatives(slice(0, 8), 2)
+    queries = model(model.preprocess(QUERIES, task="query"))["token_embeddings"]
+    candidates = model(model.preprocess(every, task="document"))["token_embeddings"]
+    scores = torch.einsum("qkd,pld->qpkl", queries, candidates).amax(-1).sum(-1) / 0.5
+    for row, column in ((0, 8), (1, 7), (7, 1)):  # the first negative of the first row; the second page and the last
+        scores[row, column] = float("-inf")
+    expected = torch.nn.functional.cross_entropy(scores, torch.arange(8))
+    expected.backward()
+    for value, found in results:
+        assert value == pytest.approx(expected.item(), abs=1e-5)
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)

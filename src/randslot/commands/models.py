@@ -1,4 +1,4 @@
-"""The commands that make models: `train`, `distill`, `pairs`, `export`."""
+"""The commands that make models: `train`, `distill`, `pairs`, `mine`, `export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
-from .options import ADVANCED, OwnFamily, OwnStrategy, TrustRemoteCode, flag, use_own_code
+from .options import ADVANCED, OwnFamily, OwnStrategy, Place, TrustRemoteCode, flag, use_own_code
 
 
 @needs_extra("train")
@@ -154,6 +154,44 @@ def pairs(
         print(f"without outline: {len(found.without_outline)} PDFs", file=sys.stderr)
     if found.failed:
         raise typer.Exit(1)
+
+
+@needs_extra("train")
+def mine(
+    pairs: Annotated[str, typer.Argument(help="Pairs of query and page: .jsonl, .parquet or folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
+    library: Place,
+    by: Annotated[
+        Literal["words", "vectors", "both"] | None,
+        typer.Option(metavar="words|vectors|both", show_default="as the library searches", help="What to compare."),
+    ] = None,
+    num: Annotated[int, typer.Option(metavar="N", min=1, help="Negatives per query.")] = 4,
+    ranks: Annotated[tuple[int, int], typer.Option(metavar="FIRST LAST", help="Ranks to take them from.")] = (1, 100),
+    margin: Annotated[
+        float, typer.Option(metavar="X", min=0, max=1, help="Share of score below the right page; 0: no limit.")
+    ] = 0.05,
+) -> None:
+    """Add hard negatives to training pairs: pages that a search takes for the right one.
+
+    randslot index ~/manuals -l mylib --model runs/my-model
+    randslot mine pairs.jsonl -o hard.jsonl -l mylib
+    randslot mine pairs.jsonl -o hard.jsonl -l mylib --by words --ranks 5 50
+    randslot train tiny --set data=hard.jsonl --set negatives=4
+    """
+    from ..library.library import Library
+    from ..training.data import load_pairs
+    from ..training.mine import Mining, mine, write_mined
+
+    first, last = ranks
+    if not 1 <= first <= last <= 1000:
+        raise UsageError(f"--ranks {first} {last}: from 1 to 1000, the first below the last")
+    loaded = load_pairs(pairs, "train", "query", "image")
+    with Library(library, create=False) as opened:
+        rows = mine(loaded, opened, Mining(num, first, last, margin), by)
+    if not rows:
+        raise RandSlotError(f"no query of {pairs} has {num} negatives: try more ranks, or a smaller margin")
+    write_mined(rows, output)
+    print(f"{len(rows)} queries with {num} negatives each in {output}; pairs: {len(loaded)}")
 
 
 def export(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.util import maxsim
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError
@@ -33,21 +34,30 @@ from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
 from .settings import NO_REDUCTION, check_choice, check_limits
 from .text_reader import cut_windows
 
+TOKEN_STATES: dict[str, Any] = {
+    "kind": "token-states",
+    "similarity": "maxsim",
+    "unit": True,
+    "query_vectors": None,
+    "page_vectors": None,
+}
+
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
     """How a model of sentence-transformers makes its vectors.
 
-    kind: several vectors a text or page, or one. similarity: how they are compared. unit: whether they have unit
-    length. prompts, default_prompt_name: put before queries ("query") and pages ("document").
+    kind: several vectors a text or page, or one; "token-states": of a model that pools one vector, the states of all
+    its tokens before that (slots="tokens" when it is opened). similarity: how they are compared. unit: whether they
+    have unit length. prompts, default_prompt_name: put before queries ("query") and pages ("document").
 
-    reduction, page_vectors, seed: bring each page to at most `page_vectors`, as `reductions.py` does. A text model of
-    one vector reads a page in at most `page_vectors` windows, with a vector for each. width: keep this many numbers of
-    each vector (0: all), of a model that was trained for it. trust_remote_code, code: whether the model runs code of
-    its own, and a hash of that code.
+    reduction, page_vectors, seed: bring each page to at most `page_vectors`, as `reductions.py` does. A model of one
+    vector reads a page in at most `page_vectors` windows, with a vector for each: parts of a text, or strips of an
+    image. width: keep this many numbers of each vector (0: all), of a model that was trained for it.
+    trust_remote_code, code: whether the model runs code of its own, and a hash of that code.
     """
 
-    kind: Literal["multi-vector", "one-vector"]
+    kind: Literal["multi-vector", "one-vector", "token-states"]
     similarity: str
     reads: Reads
     unit: bool = True
@@ -75,13 +85,11 @@ class EmbeddingSettings:
                 "reduction and page_vectors go together, for a model with a unit vector for every token, as in "
                 "--reduction kmeans --page-vectors 32"
             )
-        if self.in_windows and self.reads == "image":
-            raise UsageError("this model has one vector a page: only a text can be read in several windows")
 
     @property
     def is_multi_vector(self) -> bool:
         """Whether every token has a vector."""
-        return self.kind == "multi-vector"
+        return self.kind != "one-vector"
 
     @property
     def is_reduced(self) -> bool:
@@ -90,7 +98,7 @@ class EmbeddingSettings:
 
     @property
     def in_windows(self) -> bool:
-        """Whether a model of one vector reads the text of a page in several windows."""
+        """Whether a model of one vector reads a page in several windows."""
         return not self.is_multi_vector and self.page_vectors != 1
 
     @property
@@ -107,6 +115,8 @@ class EmbeddingSettings:
     def vectors_name(self, side: Side) -> str:
         """Return a name for the vectors of one side under these settings, for caches."""
         parts = ["query-text"] if side == "query" else [f"page-{self.reads}"]
+        if self.kind == "token-states":
+            parts.append("tokens")
         if side == "page" and self.is_reduced:
             parts.append(f"{self.reduction}-seed{self.seed}")
         if self.width:
@@ -127,6 +137,10 @@ class EmbeddingSettings:
 
         Errors: UsageError for a setting that such a model does not have, or that the model itself decides.
         """
+        wants_states = changes.get("slots") == "tokens" or changes.get("kind") == TOKEN_STATES["kind"]
+        if wants_states and not self.is_multi_vector:
+            changes.pop("slots", None)
+            return replace(self, **TOKEN_STATES).change(**changes)
         own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name", "width")
         for name, value in changes.items():
             if name not in own or (name not in free and value != own[name]):
@@ -227,7 +241,10 @@ class EmbeddingModel:
         return False
 
     def _cut(self, page: Any) -> list[Any]:
-        return cut_windows(page, self.settings.page_vectors or 1) if self.settings.in_windows else [page]
+        num = self.settings.page_vectors or 1
+        if not self.settings.in_windows:
+            return [page]
+        return cut_windows(page, num) if self.reads == "text" else cut_strips(page, num)
 
     # -- its own vectors and scores
 
@@ -266,14 +283,22 @@ class EmbeddingModel:
 
     def _encode(self, encode: Callable[..., Any], inputs: list[Any], batch_size: int) -> list[Tensor]:
         """Return vectors as (L, D) each; one vector is a row of its own."""
-        options = {} if self.settings.is_multi_vector else {"convert_to_tensor": True}
-        encoded = encode(inputs, batch_size=batch_size, show_progress_bar=False, **options)
+        of_kind: dict[str, dict[str, Any]] = {
+            "multi-vector": {},
+            "one-vector": {"convert_to_tensor": True},
+            "token-states": {"output_value": "token_embeddings"},
+        }
+        encoded = encode(inputs, batch_size=batch_size, show_progress_bar=False, **of_kind[self.settings.kind])
+        if self.settings.kind == "token-states":
+            return [F.normalize(one.float(), dim=-1) for one in encoded]
         return [one if one.ndim == 2 else one[None] for one in encoded]
 
     def similarity(self, queries: Sequence[Tensor], pages: Sequence[Tensor], device: Any = None) -> Tensor:
         """Return the scores (Q, P) of pages for queries by the model's own measure."""
         if isinstance(self.model, MultiVectorEncoder):
             scores: Tensor = self.model.similarity(list(queries), list(pages), device=device)
+        elif self.settings.kind == "token-states":
+            scores = maxsim(list(queries), list(pages), device=device)
         else:
             scores = self.model.similarity(torch.cat(list(queries)), torch.cat(list(pages)))
             if self.settings.in_windows:  # a page is as near as the nearest of its windows
@@ -312,6 +337,12 @@ class EmbeddingModel:
                     f"{self.source.name} makes vectors in {self.dtype} that are not finite or too large"
                 )
         return found
+
+
+def cut_strips(page: Image.Image, num: int) -> list[Image.Image]:
+    """Cut a page into strips of equal height, from top to bottom."""
+    edges = [number * page.height // num for number in range(num + 1)]
+    return [page.crop((0, top, page.width, bottom)) for top, bottom in pairwise(edges) if bottom > top]
 
 
 def _describe_processor(processor: Any) -> bytes:

@@ -26,6 +26,8 @@ from ..pages import is_file, open_page, page_file, short
 class Pairs:
     """A dataset with the columns "query" (a text or a list of texts), "page" (a path or an image), "row" (from 1).
 
+    With hard negatives there is a column "negatives" too, a list of pages for each row.
+
     base: the folder of relative paths. texts: whether pages are texts and not paths. num_empty: the rows with an empty
     query, kept or not.
     """
@@ -50,14 +52,27 @@ class Pairs:
         return self.base / str(page)
 
 
-def load_pairs(data: str, split: str, query_column: str, page_column: str, *, texts: bool = False) -> Pairs:
-    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file; texts: the page column holds texts."""
+def load_pairs(
+    data: str, split: str, query_column: str, page_column: str, *, texts: bool = False, negatives: int = 0
+) -> Pairs:
+    """Load pairs from a hub id, a folder, or a .jsonl or .parquet file.
+
+    texts: the page column holds texts. negatives: how many hard negatives each row has, in a column "negatives" or in
+    several, negative_1, negative_2, ...
+    """
     dataset = read_rows(data, split)
-    for column in (query_column, page_column):
+    several = [f"negative_{number}" for number in range(1, negatives + 1)]
+    lists = ["negatives"] if negatives and "negatives" in dataset.column_names else several
+    for column in (query_column, page_column, *lists):
         if column not in dataset.column_names:
             raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
-    dataset = dataset.select_columns([query_column, page_column])
+    dataset = dataset.select_columns([query_column, page_column, *lists])
     dataset = dataset.rename_columns({query_column: "query", page_column: "page"})
+    if lists == several and negatives:
+        for column in lists:
+            if isinstance(dataset.features[column], Image):
+                dataset = dataset.cast_column(column, Image(decode=False))
+        dataset = dataset.map(lambda row: {"negatives": [row[name] for name in lists]}, remove_columns=lists)
     if isinstance(dataset.features["page"], Image):
         dataset = dataset.cast_column("page", Image(decode=False))
     texts_or_paths, images = ("string", "large_string"), ("binary", "large_binary", Image.dtype)
@@ -122,10 +137,12 @@ def is_empty(query: Any) -> bool:
     return not (isinstance(query, str) and query.strip())
 
 
-def drop_bad_rows(pairs: Pairs, on_bad_row: str, *, keep_empty: bool = False) -> tuple[Pairs, list[str]]:
+def drop_bad_rows(
+    pairs: Pairs, on_bad_row: str, *, keep_empty: bool = False, negatives: int = 0
+) -> tuple[Pairs, list[str]]:
     """Return the good pairs and a line for each bad row, without decoding images; "stop" raises at the first one.
 
-    keep_empty: an empty query is not bad.
+    keep_empty: an empty query is not bad. negatives: how many hard negatives each row needs.
     """
     table = pairs.dataset.with_format("arrow")[:]
     exists: dict[Path, bool] = {}
@@ -143,6 +160,9 @@ def drop_bad_rows(pairs: Pairs, on_bad_row: str, *, keep_empty: bool = False) ->
             if file not in exists:
                 exists[file] = is_file(file)
             reason = "" if exists[file] else f"page image not found: {short(str(file))}"
+        if negatives and not reason:
+            given = [page for page in table["negatives"][index].as_py() or [] if page]
+            reason = "" if len(given) >= negatives else f"{len(given)} of {negatives} negatives"
         if reason:
             lines.append(f"row {table['row'][index]}: {reason}")
         else:
@@ -173,7 +193,7 @@ def _list_pages(pages: pa.ChunkedArray) -> list[str | None]:
 class PageOpener:
     """Opens the pages of a batch in a worker; a broken image stops the run, or the next row replaces it.
 
-    empty_query: the text that is encoded for an empty query, if such rows are kept.
+    empty_query: the text that is encoded for an empty query, if such rows are kept. negatives: how many of each row.
     """
 
     pairs: Pairs
@@ -181,44 +201,49 @@ class PageOpener:
     log: Path
     read: Callable[[Any], Any] = open_page
     empty_query: str = ""
+    negatives: int = 0
 
     def __post_init__(self) -> None:
         self.rows: list[int] = list(self.pairs.dataset["row"])
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        queries, pages = [], []
-        for pair in zip(batch["query"], batch["page"], batch["row"], strict=True):
-            query, page = self._open(*pair)
+        opened: dict[str, list[Any]] = {"query": [], "page": []} | ({"negatives": []} if self.negatives else {})
+        for number in range(len(batch["row"])):
+            query, page, *others = self._open({name: column[number] for name, column in batch.items()})
             texts = [self.empty_query if is_empty(text) else text for text in list_queries(query)]
-            queries.append(texts if isinstance(query, list) else texts[0])
-            pages.append(page)
-        return {"query": queries, "page": pages}
+            opened["query"].append(texts if isinstance(query, list) else texts[0])
+            opened["page"].append(page)
+            if self.negatives:
+                opened["negatives"].append(others)
+        return opened
 
-    def _open(self, query: Any, page: Any, row: int) -> tuple[Any, Any]:
+    def _open(self, row: dict[str, Any]) -> list[Any]:
+        """Return the query of a row, its page and its negatives; of the next row if one of them is broken."""
         for _ in self.rows:
             try:
-                return query, self.read(self.pairs.locate(page))
+                pages = [row["page"], *(row["negatives"][: self.negatives] if self.negatives else ())]
+                return [row["query"], *(self.read(self.pairs.locate(page)) for page in pages)]
             except RandSlotError as error:
                 if self.on_bad_row == "stop":
-                    raise RandSlotError(f"{self.pairs.name}: row {row}: {error}") from error
+                    raise RandSlotError(f"{self.pairs.name}: row {row['row']}: {error}") from error
                 with self.log.open("a", encoding="utf-8") as log:
-                    log.write(f"row {row}: {error}\n")
-            following = self.pairs.dataset[bisect.bisect_right(self.rows, row) % len(self.rows)]
-            query, page, row = following["query"], following["page"], following["row"]
+                    log.write(f"row {row['row']}: {error}\n")
+            row = self.pairs.dataset[bisect.bisect_right(self.rows, row["row"]) % len(self.rows)]
         raise RandSlotError(f"{self.pairs.name}: no page in it can be read")
 
 
 @dataclass(frozen=True)
 class ColumnPreprocessor:
-    """Preprocesses one column of a batch in a worker: pages, or queries, of which a row may have several."""
+    """Preprocesses one column of a batch in a worker: pages, or queries or negatives, of which a row has several."""
 
     preprocessor: Preprocessor
     frozen: FrozenVision | None = None
 
     def __call__(self, inputs: list[Any], **options: Any) -> dict[str, Any]:
-        if self.frozen is not None and isinstance(inputs[0], KnownPage):
-            return self.frozen.preprocess(inputs)
-        return self.preprocessor([item for row in inputs for item in list_queries(row)], **options)
+        items = [item for row in inputs for item in list_queries(row)]
+        if self.frozen is not None and isinstance(items[0], KnownPage):
+            return self.frozen.preprocess(items)
+        return self.preprocessor(items, **options)
 
 
 def in_windows(window: int, order: int, dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:

@@ -1,7 +1,8 @@
 """Distillation: a small student learns the vectors that a large teacher makes of queries, from queries only.
 
 The loss is the mean of 1 - cosine between each vector of the student and the teacher's vector at the same place: no
-pages, no negatives, as in NanoVDR and LEAF. It needs a fixed number of vectors.
+pages, no negatives, as in NanoVDR and LEAF. It needs a fixed number of vectors. If the teacher was trained with nested
+widths, so is the student.
 
 Shapes: B batch, N queries, K vectors, D dimension of the teacher.
 """
@@ -280,7 +281,7 @@ class StudentTraining:
             group["lr"] = self.options.learning_rate * share_of_rate
         self.student.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = (1 - self.compare(rows)).mean()
+        loss = (1 - self.compare(rows, self.teacher.settings.get("widths", ()))).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
         self.optimizer.step()
@@ -290,15 +291,16 @@ class StudentTraining:
             raise RandSlotError(f"the loss is {value} at step {self.step}. Try a lower rate.")
         return value
 
-    def compare(self, rows: NDArray[np.int64]) -> Tensor:
-        """Return the cosines (B, K) between the vectors of student and teacher."""
+    def compare(self, rows: NDArray[np.int64], widths: Sequence[int] = ()) -> Tensor:
+        """Return the cosines (1 + widths, B, K) between vectors of student and teacher: full, then cut to widths."""
         features = self.student.preprocessor([self.queries[row] for row in rows], task="query")
         device = self.student.device
         features = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in features.items()}
         with torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext():
             found = self.student(features)["token_embeddings"].float()
         wanted = torch.from_numpy(self.vectors[rows].astype(np.float32)).to(device)
-        return F.cosine_similarity(found, wanted, dim=-1)
+        cosines = [F.cosine_similarity(found[..., :width], wanted[..., :width], dim=-1) for width in (None, *widths)]
+        return torch.stack(cosines)
 
     @torch.no_grad()
     def _end_epoch(self, epoch: int, cosine: float) -> None:
@@ -307,7 +309,7 @@ class StudentTraining:
             self.student.eval()
             parts = []
             for start in range(0, len(self.held_out), 64):
-                parts.append(self.compare(self.held_out[start : start + 64]).mean(1))
+                parts.append(self.compare(self.held_out[start : start + 64])[0].mean(1))
             self.cosines.append(float(torch.cat(parts).mean()))
             line += f", {self.cosines[-1]:.4f} on {len(self.held_out):,} held-out queries"
         self.console.print(line)

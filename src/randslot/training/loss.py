@@ -2,9 +2,10 @@
 
 Queries and pages are encoded in micro-batches. A gradient cache holds one of them in memory at a time: it encodes all
 without gradients, computes the loss and its gradient at the vectors, and then encodes each micro-batch again to send
-that gradient on. A page is encoded once for all of its queries.
+that gradient on. A page is encoded once for all of its queries. Hard negatives of any query are candidates for all.
 
-Shapes: Q queries and B pages of this process, P pages of all processes, L positions, K vectors, D dimension.
+Shapes: Q queries and B pages of this process, P pages and negatives of all processes, L positions, K vectors, D
+dimension.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Loss(nn.Module):
         widths: Mapping[int, float] | None = None,
         gradient_cache: bool = True,
     ) -> None:
-        """batch: pairs of this process, of which `micro_batch` are encoded at once (0: all).
+        """batch: pages of this process, of which `micro_batch` are encoded at once (0: all).
 
         mask_repeats: leave copies of a query's own page out of its negatives. widths: the weight of the loss at each,
         beside 1 at the full width.
@@ -105,17 +106,19 @@ class Loss(nn.Module):
         self.widths: dict[int | None, float] = {None: 1.0} | dict(widths or {})
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        queries, pages = (features | {"draws": draw_keys(features["keys"])} for features in sentence_features)
+        columns = [features | {"draws": draw_keys(features["keys"])} for features in sentence_features]
+        queries, pages, *negatives = columns
         # As many queries at a time as fill the positions of a micro-batch of pages.
         positions = self.micro_batch * pages["attention_mask"].shape[1]
         num_queries = max(positions // queries["attention_mask"].shape[1], 1)
         query_parts = list(cut_batch(queries, num_queries))
-        page_parts = list(cut_batch(pages, self.micro_batch))
+        page_parts = [part for side in (pages, *negatives) for part in cut_batch(side, self.micro_batch)]
         parts = query_parts + page_parts
-        keys_B = pages["keys"] if self.mask_repeats else None
+        keys = torch.cat([side["keys"] for side in (pages, *negatives)]) if self.mask_repeats else None
+        num = len(pages["keys"])
         if not (self.cached and torch.is_grad_enabled()):
             encoded = [self.encode(part) for part in parts]
-            return self.compare(encoded[: len(query_parts)], encoded[len(query_parts) :], keys_B)
+            return self.compare(encoded[: len(query_parts)], encoded[len(query_parts) :], num, keys)
 
         encoded, states = [], []
         for part in page_parts:
@@ -126,7 +129,7 @@ class Loss(nn.Module):
                 vectors, mask = self.encode(part)
             encoded.append((vectors.requires_grad_(), mask))
         torch.clear_autocast_cache()  # torch 2.8 would reuse the weights that autocast cast here without gradients
-        loss = self.compare(encoded[: len(query_parts)], encoded[len(query_parts) :], keys_B)
+        loss = self.compare(encoded[: len(query_parts)], encoded[len(query_parts) :], num, keys)
         gradients = torch.autograd.grad(loss, [vectors for vectors, _ in encoded])
         loss = loss.detach().requires_grad_()
         loss.register_hook(lambda scale: self._encode_again(parts, states, gradients, scale))
@@ -137,15 +140,20 @@ class Loss(nn.Module):
         output = self.model(dict(part), task="query" if part["side"] == "query" else "document")
         return output["token_embeddings"], output["attention_mask"].bool()
 
-    def compare(self, queries: list[Encoded], pages: list[Encoded], keys_B: Tensor | None) -> Tensor:
-        """Return the loss of encoded micro-batches; the queries of a page are adjacent."""
+    def compare(self, queries: list[Encoded], pages: list[Encoded], num: int, keys: Tensor | None) -> Tensor:
+        """Return the loss of encoded micro-batches; the queries of a page are adjacent.
+
+        The first `num` of the pages are those of the queries, the others hard negatives.
+        """
         all_queries, own_pages = (cat_padded_token_embeddings(*zip(*side, strict=True)) for side in (queries, pages))
-        num, device = len(own_pages[0]), own_pages[0].device
-        own_Q = get_rank() * num + torch.arange(num, device=device).repeat_interleave(len(all_queries[0]) // num)
-        all_pages, keys_P = own_pages, keys_B
+        device = own_pages[0].device
+        # A process holds its pages and then its negatives, and the gathered ones of all processes stand in this order.
+        first = get_rank() * len(own_pages[0])
+        own_Q = first + torch.arange(num, device=device).repeat_interleave(len(all_queries[0]) // num)
+        all_pages, keys_P = own_pages, keys
         if torch.distributed.is_initialized():
             all_pages = all_gather_padded(*own_pages, with_grad=True)
-            keys_P = all_gather(keys_B) if keys_B is not None else None
+            keys_P = all_gather(keys) if keys is not None else None
         losses, weights = [], []
         for width, weight in self.widths.items():
             for first in self.prefixes:

@@ -225,7 +225,7 @@ def memory_by_part(
     recipe: Recipe, model: RandSlotModel, cost: PageCost, devices: int, optimizer: str
 ) -> dict[str, int]:
     """Return the bytes that each device needs, by part; `model` is on the meta device."""
-    pages = recipe.batch // devices
+    pages = recipe.batch // devices * recipe.pages_per_row
     weights = list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
     moments = (2 if optimizer == "paged_adamw_8bit" else 8) * sum(weight.numel() for weight in trained)
@@ -251,7 +251,8 @@ def memory_by_part(
 def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     """Return a page of text about a run; devices: the number of processes, by default of torchrun or GPUs here."""
     devices = devices or int(os.environ.get("WORLD_SIZE", "0")) or max(torch.cuda.device_count(), 1)
-    pages = share(recipe.batch, devices)
+    pairs = share(recipe.batch, devices)
+    pages = pairs * recipe.pages_per_row
     dtype = torch.bfloat16 if recipe.precision == "bf16" and recipe.lora else torch.float32  # as on a GPU
     model = make_model_on_meta(recipe, dtype)
     cost = measure_page(model)
@@ -259,6 +260,8 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     num_rows, where = count_rows(recipe)
     steps = recipe.epochs * (num_rows // recipe.batch) if num_rows else 0
     steps = min(recipe.steps or steps, steps) if steps else recipe.steps
+    on_devices = f"{_count(devices, 'device')} with {pairs} each"
+    more = f", and {_count(recipe.negatives, 'negative')} a pair" if recipe.negatives else ""
     num_vectors = f"{recipe.query_vectors} and {recipe.page_vectors} vectors"
     execution = ", ".join(
         (
@@ -274,7 +277,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     lines = [
         f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, {num_vectors}",
         f"pairs      {where}",
-        f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs: {_count(devices, 'device')} with {pages} each",
+        f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs: {on_devices}{more}",
         f"execution  {execution}",
         f"page       at most {cost.positions:,} positions, {cost.sent / 1e6:.0f} MB from worker to device",
         "",
@@ -309,7 +312,7 @@ def run_bytes(recipe: Recipe, model: RandSlotModel) -> int:
 
 def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, devices: int) -> Iterator[str]:
     """Yield lines about savings of memory, shared memory and disk."""
-    pages, on_machine = recipe.batch // devices, min(devices, 8)
+    pages, on_machine = recipe.batch // devices * recipe.pages_per_row, min(devices, 8)
     saving = replace(recipe, gradient_cache=True)
     if is_cached(saving, pages) and not is_cached(recipe, pages):
         memory = sum(memory_by_part(saving, model, cost, devices, recipe.optimizer).values())
@@ -336,7 +339,7 @@ def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, device
 
 def _predict_speed(recipe: Recipe, cost: PageCost, devices: int, steps: int, memory: int) -> Table:
     """Predict the speed of some GPUs at 40 % of their peak, which well-fed training of this size reaches (assumed)."""
-    pages = recipe.batch // devices
+    pages = recipe.batch // devices * recipe.pages_per_row
     operations = 2 * step_multiply_adds(recipe, cost, pages)
     rows: list[list[Cell]] = []
     for name, (size, peak) in GPUS.items():

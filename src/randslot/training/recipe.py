@@ -66,6 +66,7 @@ class Recipe(Settings):
     split: str = "train"
     query_column: str = "query"
     page_column: str = "image"
+    negatives: int = 0  # hard negatives of each row: in its column "negatives", or in negative_1, negative_2, ...
     page_texts: bool = False  # the page column holds texts, not images or paths: for a text model
     shuffle: bool = True  # false: keep the order of the data, for a curriculum
     window: int = 0  # shuffle only within windows of this many rows
@@ -142,6 +143,11 @@ class Recipe(Settings):
         ):
             if is_wrong:
                 raise UsageError(message)
+
+    @property
+    def pages_per_row(self) -> int:
+        """How many pages each row of a batch has: its own and its hard negatives."""
+        return 1 + self.negatives
 
     def settings(self) -> Settings:
         """Return the settings of the model."""

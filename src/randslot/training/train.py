@@ -137,7 +137,8 @@ class TrainingRun:
             features = replace(model.preprocessor, dtype=self.hardware.dtype)([largest_page(model)], task="document")
             page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, torch.Tensor))
             num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            check_shared_memory(shared_bytes(self.recipe, page_bytes, self.batch, num_processes))
+            num_pages = self.batch * self.recipe.pages_per_row
+            check_shared_memory(shared_bytes(self.recipe, page_bytes, num_pages, num_processes))
         trainer = self.make_trainer(model, pairs, evaluator)
         if self.checkpoint:
             self.console.print(f"resuming from {self.checkpoint}")
@@ -152,7 +153,9 @@ class TrainingRun:
     def load_pairs(self) -> Pairs:
         """Load the training pairs and drop bad rows."""
         recipe = self.recipe
-        pairs, bad = self._load(recipe.data, recipe.split, keep_empty=recipe.keep_empty_queries)
+        pairs, bad = self._load(
+            recipe.data, recipe.split, keep_empty=recipe.keep_empty_queries, negatives=recipe.negatives
+        )
         if bad:
             more = ", ..." if len(bad) > 1 else ""
             self.console.print(f"skipped {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}{more}")
@@ -163,10 +166,11 @@ class TrainingRun:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
         return pairs
 
-    def _load(self, data: str, split: str, *, keep_empty: bool = False) -> tuple[Pairs, list[str]]:
+    def _load(self, data: str, split: str, *, keep_empty: bool = False, negatives: int = 0) -> tuple[Pairs, list[str]]:
         recipe = self.recipe
-        pairs = load_pairs(data, split, recipe.query_column, recipe.page_column, texts=recipe.page_texts)
-        return drop_bad_rows(pairs, recipe.on_bad_row, keep_empty=keep_empty)
+        columns = recipe.query_column, recipe.page_column
+        pairs = load_pairs(data, split, *columns, texts=recipe.page_texts, negatives=negatives)
+        return drop_bad_rows(pairs, recipe.on_bad_row, keep_empty=keep_empty, negatives=negatives)
 
     def make_evaluator(self) -> BaseEvaluator | None:
         """Make the evaluator of held-out pairs, if the recipe has one."""
@@ -209,7 +213,7 @@ class TrainingRun:
         return Loss(
             model,
             temperature=recipe.temperature,
-            batch=self.batch,
+            batch=self.batch * recipe.pages_per_row,
             micro_batch=recipe.micro_batch,
             mask_repeats=recipe.repeated_pages == "mask",
             prefixes=recipe.prefixes,
@@ -230,7 +234,7 @@ class TrainingRun:
         self.frozen = FrozenVision(model.encoder) if recipe.still_vision else None
         read = self.frozen.read if self.frozen else model.preprocessor.open_page
         empty_query = model.encoder.tokenizer.pad_token if recipe.keep_empty_queries else ""
-        opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read, empty_query)
+        opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read, empty_query, recipe.negatives)
         # Workers send images in the type of the first layer.
         preprocessor = ColumnPreprocessor(replace(model.preprocessor, dtype=self.hardware.dtype), self.frozen)
         trainer = Trainer(

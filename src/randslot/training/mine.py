@@ -1,0 +1,110 @@
+"""Hard negatives for training pairs: pages that a search ranks high for a query, and that do not answer it.
+
+The search is that of a library of these pages: by words, by the vectors of its model, or by both. So any model can
+mine for any other. sentence-transformers' `mine_hard_negatives` compares one vector of a text, not MaxSim of pages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, in_one_line
+from ..library.library import Library
+from ..library.results import Hit
+from ..pages.formats import KINDS, find_page
+from .data import Pairs, list_queries
+
+AT_ONCE = 64  # queries of one search
+PagePlace = tuple[str, int]  # its file and its number
+
+
+@dataclass(frozen=True)
+class Mining:
+    """How negatives are chosen from the hits of a query.
+
+    num: how many. first, last: the ranks to take them from. margin: a negative scores at most this share below the page
+    of the query, as others may answer it too; 0: no limit.
+    """
+
+    num: int = 4
+    first: int = 1
+    last: int = 100
+    margin: float = 0.05
+
+    def choose(self, hits: Sequence[Hit], positives: set[PagePlace]) -> list[Hit]:
+        """Return negatives from the hits of a query, best first; none if its own page is not found to compare with."""
+        own = [hit for hit in hits if (hit.source, hit.page) in positives]
+        if self.margin and not own:
+            return []
+        twins = {hit.twin for hit in own} - {None}
+        most = (1 - self.margin) * max(hit.score for hit in own) if self.margin else float("inf")
+        found = []
+        for hit in hits[self.first - 1 : self.last]:
+            is_own = (hit.source, hit.page) in positives or hit.twin in twins
+            if not is_own and hit.score <= most:
+                found.append(hit)
+        return found[: self.num]
+
+
+def mine(
+    pairs: Pairs, library: Library, mining: Mining, by: Any = None, report: Callable[[int], None] = lambda _: None
+) -> list[dict[str, Any]]:
+    """Return a row for each query that has enough negatives: "query", "image", "negatives"; pages as paths.
+
+    by: "words", "vectors" or "both", as in a search. report: gets how many queries are done.
+
+    Errors: UsageError for pages that are not files, or not in the library.
+    """
+    known = {file.source for file in library.files()}
+    asked: list[tuple[str, PagePlace]] = []
+    positives: dict[str, set[PagePlace]] = defaultdict(set)
+    for row in pairs.dataset:
+        page = pairs.locate(row["page"])
+        if isinstance(page, bytes) or pairs.texts:
+            raise UsageError(f"{pairs.name}: pages must be files, which a library can hold")
+        file, number = find_page(str(page)) or (str(page), 1)
+        place = os.path.realpath(file), number
+        if place[0] not in known:
+            raise UsageError(f"{place[0]} is not in library {library.name}: randslot index adds it")
+        for query in list_queries(row["query"]):
+            asked.append((query, place))
+            positives[query].add(place)
+    rows = []
+    for start in range(0, len(asked), AT_ONCE):
+        some = asked[start : start + AT_ONCE]
+        queries = [query for query, _ in some]
+        found = library.search_all(queries, mining.last, by=by, exact=True, verbatim=True, rerank=False)
+        for (query, place), hits in zip(some, found, strict=True):
+            negatives = mining.choose(hits, positives[query])
+            if len(negatives) == mining.num:
+                names = [name_page(hit.source, hit.page) for hit in negatives]
+                rows.append({"query": query, "image": name_page(*place), "negatives": names})
+        report(start + len(some))
+    return rows
+
+
+def name_page(source: str, number: int) -> str:
+    """Return the path of a page, with its number if its file has several."""
+    kind = KINDS.get(Path(source).suffix.lower())
+    return f"{source}#page={number}" if kind and kind.has_pages else source
+
+
+def write_mined(rows: list[dict[str, Any]], file: Path) -> None:
+    """Write rows as JSON lines with page paths relative to the file."""
+
+    def relative(page: str) -> str:
+        return os.path.relpath(page, file.parent.resolve())
+
+    lines = []
+    for row in rows:
+        pages = {"image": relative(row["image"]), "negatives": [relative(page) for page in row["negatives"]]}
+        lines.append(json.dumps(row | pages, ensure_ascii=False) + "\n")
+    with in_one_line(f"write {file}", UsageError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(lines), encoding="utf-8")
