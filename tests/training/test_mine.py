@@ -76,7 +76,7 @@ def test_training_takes_them(folder, columns):
     """From a list or from several columns; with a gradient cache as without."""
     rows = mine(folder, "--num", "3")
     if columns == "several":
-        rows = [{**row, **{f"negative_{n}": page for n, page in enumerate(row.pop("negatives"), 1)}} for row in rows]
+        rows = [{f"negative_{n}": page for n, page in enumerate(row.pop("negatives"), 1)} | row for row in rows]
     data = folder / "mined" / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     recipe = {
