@@ -18,7 +18,7 @@ ODD = re.compile(
     r"stands? (?:for|around)|lets? go of|each once|so many each|alone|meanwhile|hitherto|takes? over from)\b",
     re.IGNORECASE,
 )
-PLACES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/*.md")
+PLACES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/*.md", "src/randslot/**/*.py")
 # Names of tests in the promises, and quotations.
 EXCEPTIONS = (re.compile(r"`tests/[^`]+`"),)
 

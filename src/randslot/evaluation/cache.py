@@ -94,7 +94,7 @@ class VectorCache:
     def blocks(self, keys: Sequence[str], num: int | None = None) -> Iterator[list[Tensor]]:
         """Yield the first `num` vectors of each item, in the order of the keys, in blocks of bounded size.
 
-        Blocks do not depend on how items lie in shards, so that scores are the same whichever process wrote them.
+        Blocks do not depend on how items lie in shards, so scores do not depend on which process wrote them.
         """
         start = size = 0
         for end, key in enumerate(keys, start=1):

@@ -49,7 +49,7 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
 
     Stopped or killed, the same call resumes: pages are not copied twice, and complete files become visible.
 
-    Errors: UsageError if both are the same library; RandSlotError if a file of the source changes meanwhile.
+    Errors: UsageError if both are the same library; RandSlotError if a source file changes during the copy.
     """
     copied = Copied()
     files = source.manifest.find(state="done")
@@ -87,7 +87,7 @@ def _narrow_like(source: Identity, target: Identity) -> Identity:
 def backup_library(library: Library, target: Path) -> int:
     """Copy the folder of a library, which opens like any other; return its bytes on disk.
 
-    Searches are answered meanwhile, and writes wait. Holes in the engine's files stay holes.
+    Searches still work; writes wait. Holes in the engine's files stay holes.
     """
     if not isinstance(library.manifest, FileManifest):
         raise UsageError(f"library {library.name} is on a server: use randslot library copy {library.name} FOLDER")
@@ -128,7 +128,7 @@ def _copy_sparse(source: Path, target: Path) -> None:
             new.seek(start)
             while start < end:
                 content = old.read(min(end - start, 2**20))
-                if not content:  # it was cut meanwhile
+                if not content:  # truncated during the copy
                     return
                 new.write(content)
                 start += len(content)

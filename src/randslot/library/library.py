@@ -492,7 +492,7 @@ class Library:
         )
 
     def notes(self) -> list[str]:
-        """Return what everybody who searches this library should know, a line each; visitors of a service see it."""
+        """Return notes for people who search this library, one line each; visitors of a service see them."""
         notes = []
         if self.binding is not None and self.binding.name == EMBEDDED:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")

@@ -43,7 +43,7 @@ class Manifest(ABC):
 
     @abstractmethod
     def find(self, *, source: str | None = None, hash: str | None = None, state: str | None = None) -> list[File]:
-        """Return the files with this source, hash and state, whichever are given, by their sources."""
+        """Return the files that match the given source, hash and state, by source."""
 
     @abstractmethod
     def get(self, ids: Iterable[str]) -> dict[str, File]:

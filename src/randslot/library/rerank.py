@@ -63,7 +63,7 @@ class CrossEncoderReranker:
         self.model, _ = load_checked(source, "reranker", trust_remote_code=trust_remote_code)
         self.reads: Reads = "image" if self.model.supports("image") else "text"
         self._lock = Lock()
-        shape = np.shape(self._predict([("a query", "a page")]))  # whatever is wrong with a model shows when it runs
+        shape = np.shape(self._predict([("a query", "a page")]))  # a broken model fails here
         if shape != (1,):
             raise RandSlotError(f"{name} gives {shape[-1]} scores for a page: a reranker gives one")
 

@@ -314,7 +314,7 @@ def correct_queries(library: Library, queries: Sequence[str], asked: list[Asked]
 def make_hits(
     one: Asked, found: list[StoreHit], pages: Mapping[str, StoredPage], files: Mapping[str, File]
 ) -> list[Hit]:
-    """Return what the store found as hits, best first, ties by name; without files that were removed meanwhile."""
+    """Return what the store found as hits, best first, ties by name; without files that have been removed."""
     query = one.store
     by: By = "words" if query.vectors is None else "vectors" if query.terms is None else "both"
     hits = []

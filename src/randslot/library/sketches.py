@@ -6,7 +6,7 @@ hundred features of x, exp(sharpness * x.c) for vectors c of some pages. The wei
 squares over vectors of queries, are linear in its largest products with them. So a query is its features, a page is its
 weights, and both are projected onto their main axes.
 
-LEMUR (a network in place of these features) has shown that one vector can stand for many; research/log.md has figures.
+LEMUR (a network in place of these features) has shown that one vector can replace many; research/log.md has figures.
 A library uses sketches only if they find enough of the best pages.
 
 Shapes: X vectors of queries, C centres, S numbers of a sketch, K vectors of one page or query, D dimension.
@@ -104,7 +104,7 @@ def find_nearest(anchors_XD: Vectors, pages: Sequence[Vectors]) -> Vectors:
 
 
 def _split(pages: Sequence[Vectors], max_vectors: int) -> Iterator[Sequence[Vectors]]:
-    """Split pages into groups of bounded size; a larger page is alone."""
+    """Split pages into groups of bounded size; a larger page forms its own group."""
     start, size = 0, 0
     for number, page in enumerate(pages):
         if number > start and size + len(page) > max_vectors:

@@ -28,7 +28,7 @@ class Listing:
 
 
 def list_files(paths: Iterable[str | os.PathLike[str]], library: Path, follow_links: bool = False) -> Listing:
-    """List files by absolute path: those that are named, whatever they are, and all documents below named folders.
+    """List files by absolute path: named files of any type, and all documents below named folders.
 
     Hidden files and folders are passed over, and so is the library's own folder. follow_links: also into folders behind
     links, each folder once.

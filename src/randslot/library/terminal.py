@@ -245,7 +245,7 @@ def print_status(status: Status) -> None:
         "library": status.folder,
         "files": f"{status.files:,}",
         "pages": f"{status.pages:,}",
-        "not complete yet": f"{plural(status.pending, 'file')}: index again to go on" if status.pending else "",
+        "not complete yet": f"{plural(status.pending, 'file')}: index again to resume" if status.pending else "",
         "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
         "words": show_words(status),
         "vectors": show_vectors(status),
@@ -297,10 +297,10 @@ def show_vectors(status: Status) -> str:
         f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
         f"{num} a page, {query or 'several'} a query, {model.dimension} dimensions",
     ]
-    # Pages without text have none in a model that reads text, whoever indexes them again.
+    # A text model has no vectors for pages without text; indexing again does not change that.
     possible = status.with_text if model.reads == "text" else status.pages
     if status.with_vectors < possible:
-        parts.append(f"{plural(possible - status.with_vectors, 'page')} without: index again to go on")
+        parts.append(f"{plural(possible - status.with_vectors, 'page')} without: index again to resume")
     return "; ".join(parts)
 
 

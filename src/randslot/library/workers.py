@@ -97,7 +97,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers at once, also from another thread: whoever waits for them gets `Interrupted`."""
+        """Kill the workers, from any thread; threads that wait for them get `Interrupted`."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()

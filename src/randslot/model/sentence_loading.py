@@ -266,7 +266,7 @@ def adopt(model: Any) -> RandSlotModel | EmbeddingModel:
 
 def make_reader(model: MultiVectorEncoder | SentenceTransformer, source: Source, code: str) -> EmbeddingModel:
     """Find out how a model makes its vectors: from its configuration, and from the vectors of a query."""
-    with in_one_line(f"run {source.name or 'this model'}"):  # whatever is wrong with a model shows when it runs
+    with in_one_line(f"run {source.name or 'this model'}"):  # a broken model fails here
         (found,) = model.encode_query(["a query"], show_progress_bar=False)
     vectors = torch.as_tensor(found).float().reshape(-1, found.shape[-1])
     reads: Reads = "image" if model.supports("image") else "text"

@@ -97,7 +97,7 @@ def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
 class Line:
     """A line as RapidOCR reads it.
 
-    corners: in pixels; upper left, upper right, lower right and lower left for somebody who reads the line.
+    corners: in pixels; upper left, upper right, lower right and lower left in reading direction.
     turn: by how many quarters of a circle, clockwise, the line is turned.
     words: each with where it begins and ends, in fractions of the line's length.
     """

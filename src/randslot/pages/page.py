@@ -1,4 +1,4 @@
-"""Pages of files and images, whatever their kind."""
+"""Pages of files and images of all kinds."""
 
 from __future__ import annotations
 

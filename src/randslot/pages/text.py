@@ -69,7 +69,7 @@ class NoTextError(RandSlotError):
     """A page has no text, and a model that reads text is to read it."""
 
 
-HYPHEN = "\x02"  # pdfium's mark for a hyphen at the end of a line; nothing stands for the line's end
+HYPHEN = "\x02"  # pdfium's mark for a hyphen at the end of a line; there is no mark for the end of a line
 SOFT_BREAK = r"[\xad\ufffe][\r\n]+"  # soft hyphens before a line's end always break a word
 # Old fonts of TeX have no letters with accents, so the accent is a character of its own before the letter.
 ACCENTS = dict(
@@ -146,7 +146,7 @@ def _join_accent(accent: str, letter: str) -> str:
 
 
 def decode(word: str) -> str:
-    """Return a word with every two surrogates as the character they mean; a surrogate alone means nothing."""
+    """Join surrogate pairs in a word; drop single surrogates."""
     if word.isascii():
         return word
     return word.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")

@@ -1,6 +1,6 @@
 """Access control: checks that every request passes, and security headers on every response.
 
-- Without a token the service answers only to the names of this machine, whatever page led a browser here.
+- Without a token the service answers only to the names of this machine, regardless of the page that led a browser here.
 - With tokens every route with data needs one, as a bearer token or as the session cookie; some may only read.
 - Cross-origin requests may not change anything.
 - A body has a limit of size and of time; uploads have their own size, and few large bodies are read at a time.
@@ -270,7 +270,7 @@ def limit_pace(receive: Receive) -> Receive:
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> Receive:
-    """Read a body, whatever length it claims, and return a function that replays it."""
+    """Read a body up to its limit, and return a function that replays it."""
     messages: list[Message] = []
     size, more = 0, True
     while more:

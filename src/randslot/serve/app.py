@@ -82,7 +82,7 @@ class SearchBody(Choice):
     by: By | None = Field(None, description="default: both if available, else words")
     collapse: bool = Field(False, description="identical pages are one hit, which names its copies")
     verbatim: bool = Field(False, description="search as typed: correct no word that no page has")
-    prefix: bool = Field(False, description="the last word may go on: it is still being typed")
+    prefix: bool = Field(False, description="the last word may be incomplete, as while typing")
     group: Literal["document"] | None = Field(None, description="rank documents, each by its best page")
     boxes: bool = Field(False, description="where the words stand on the pages; takes some milliseconds a hit")
 
@@ -189,7 +189,7 @@ class Status(BaseModel):
     language: str | None = Field(description="of most pages; null if no page has text")
     languages: list[str] = Field(description="most frequent first")
     pages_with_text: int
-    notes: list[str] = Field(description="notes for everybody who searches")
+    notes: list[str] = Field(description="notes for people who search")
     page_vectors: int | None = Field(description="null if pages differ")
     query_vectors: int | None = Field(description="null if queries differ")
     dimension: int
@@ -445,7 +445,7 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
 
     @app.get("/api/live", tags=["service"])
     async def live() -> Health:
-        """Check that the service runs, whatever the state of its library; needs no token."""
+        """Check that the service runs, regardless of its library; needs no token."""
         return Health()
 
     @app.get("/api/status", tags=["service"])

@@ -132,7 +132,7 @@ def serve(folder: str, settings: Settings) -> None:
             trust_remote_code=settings.trust_remote_code,
         )
 
-    watchdog = Timer(4.0, os._exit, [0])  # the library survives a kill, whatever a thread is doing
+    watchdog = Timer(4.0, os._exit, [0])  # the library survives a kill at any moment
     watchdog.daemon = True
     try:
         with (

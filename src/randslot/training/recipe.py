@@ -94,7 +94,7 @@ class Recipe(Settings):
     weight_decay: float = 0.01
     clip: float = 1.0
 
-    # The execution does not change the result, except for dropout: its masks are drawn anew for every prefix under
+    # The execution does not change the result, except for dropout: its masks are drawn again for every prefix under
     # "loop", and micro-batches draw them in another order. Slots are drawn for each example by itself.
     micro_batch: int = 1  # pages a device encodes at once; 0: its whole share of the batch
     gradient_cache: bool = True  # hold one micro-batch at a time, for a second forward; false: all of them

@@ -77,7 +77,7 @@ def get_page_analyzer(language: str, usual: str) -> Analyzer:
 class Analyzer:
     """Turns text into terms: pages in one language, queries in that one and others. Thread-safe.
 
-    A short query does not tell its language, so each of its words stands for its stems in all of them. Stems in other
+    A short query does not tell its language, so each word is stemmed in all of them. Stems in other
     languages are stemmed again in the usual one, so that an English word is the same term on English and German pages.
     """
 

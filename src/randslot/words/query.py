@@ -47,7 +47,7 @@ class WordQuery:
 
     analyzer: of the languages that it is read in. plain: the query without quotes and excluded words, for a model.
     terms: what pages are compared by. phrases and excluded: words with a space between them. excluded_terms: of those
-    that stand alone and not in quotes, which pages must not have in any form. marked: the terms that are worth marking
+    that are single and not in quotes, which pages must not have in any form. marked: the terms that are worth marking
     on a page. free: those of them that are not only in phrases. joined: neighbours outside of phrases as one word,
     which a page may have in their place.
     """
@@ -127,7 +127,7 @@ def read_query(text: str, analyzer: Analyzer, completions: Sequence[str] = ()) -
 
 
 def list_named(query: WordQuery) -> list[NamedWord]:
-    """Return the words of a query that mean something by themselves, each once; no pairs of characters."""
+    """Return the distinct content words of a query; no pairs of characters."""
     named: dict[tuple[str, ...], NamedWord] = {}
     places: set[tuple[int, int]] = set()  # inv-20931 and inv20931 are one word as typed
     for token in tokenize(query.plain):
@@ -188,7 +188,7 @@ def _join_neighbours(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> 
 
 
 def _may_join(one: str, two: str, between: str, grammar: frozenset[str]) -> bool:
-    """Whether two words may also be written as one: both of letters, and not both of grammar alone."""
+    """Whether two words may also be written as one: both of letters, and not both function words."""
     if not (one + two).isalpha() or IS_UNSPACED.match(one) or IS_UNSPACED.match(two):
         return False
     if between not in "-\u2010\u2011" and (not between.isspace() or 1 in (len(one), len(two))):

@@ -36,7 +36,7 @@ class Found:
 
 
 def find_words(page: PageText, query: WordQuery) -> Found:
-    """Find the words of a query on a page; those of a phrase where it stands, or alone if it stands nowhere."""
+    """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
     tokens, analyzer = list(tokenize(page.text)), query.analyzer
     marks: list[tuple[int, int, str]] = []
     anywhere = set(query.free)

@@ -204,7 +204,7 @@ def measure_page(page: StoredPage) -> int:
 def split_by_size(
     values: Sequence[T], measure: Callable[[T], int], max_bytes: int, max_num: int = 2**30
 ) -> Iterator[list[T]]:
-    """Split values into lists of bounded size; a value that is larger is alone."""
+    """Split values into lists of bounded size; a larger value forms its own list."""
     some: list[T] = []
     size = 0
     for value in values:

@@ -165,7 +165,7 @@ class Connection:
             self.thread.catching_up = before
 
     def _wait(self, seconds: float, error: Exception) -> bool:
-        """Wait; return False if another thread has given up meanwhile."""
+        """Wait; return False if another thread has given up."""
         try:
             return not self.away.wait(max(seconds * random.uniform(1.0, 1.5), getattr(error, "retry_after_s", 0)))
         except KeyboardInterrupt:
@@ -239,7 +239,7 @@ def connect(address: Address) -> Connection:
                 timeout=ANSWER_SECONDS,
                 check_compatibility=False,  # asks another port
                 grpc_options=dict(channel_options),  # the client adds to it
-                pool_size=1,  # one connection, and so one node if the address stands for several
+                pool_size=1,  # one connection, and so one node if the address resolves to several
             )
             clients.append(client)
     connection = Connection(clients, address)

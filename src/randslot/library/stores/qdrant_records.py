@@ -5,8 +5,8 @@ each file (the manifest), and parts of blobs. It has one shard, so that one requ
 
 The lease is an alias of that collection, whose name says who holds it and until when. A process acquires it by renaming
 the alias that it has seen to its own. A server refuses to rename an alias that does not exist, and the nodes of a
-cluster agree on the order of all renames by consensus. So of two processes one is refused, whichever nodes they ask and
-whichever nodes are lost meanwhile. See "Why there is one writer" in docs/scale.md.
+cluster agree on the order of all renames by consensus. So of two processes one is refused, regardless of the
+nodes that they ask or that are lost. See "Why there is one writer" in docs/scale.md.
 """
 
 from __future__ import annotations

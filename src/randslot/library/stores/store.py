@@ -160,7 +160,7 @@ class Store(ABC):
             self.upsert(points)
 
     def update(self, pages: Sequence[StoredPage]) -> None:
-        """Change the vectors of stored pages, or their text, whichever is given."""
+        """Update the vectors or the text of stored pages."""
         for some in self.split(pages):
             sketches = self.sketches.sketch(some) if self.sketches else {}
             vectors, payloads, without_terms = {}, {}, []
@@ -279,7 +279,7 @@ class Store(ABC):
     ) -> Iterator[StoredPage]:
         """Yield pages, without vectors and text, by the origin of their text and whether they have vectors or a sketch.
 
-        Pages that change meanwhile may be missing.
+        Pages that change during the scan may be missing.
         """
         if origins is not None and not origins:
             return
