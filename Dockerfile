@@ -10,14 +10,16 @@ ARG EXTRAS=serve,ocr,mcp,qdrant
 # For models: an index with builds of torch for the CPU, as PyTorch's install page names it. The default has CUDA.
 ARG TORCH_INDEX=
 WORKDIR /build
-COPY constraints.txt ./
+COPY constraints.txt container.lock ./
 RUN python -m venv /opt/randslot \
     && if [ -n "$TORCH_INDEX" ]; then \
         /opt/randslot/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch; \
-    fi
+    fi \
+    && /opt/randslot/bin/pip install --no-cache-dir --require-hashes -r container.lock
 COPY pyproject.toml README.md LICENSE LICENSES.md ./
 COPY src src
-RUN /opt/randslot/bin/pip install --no-cache-dir -c constraints.txt ".[$EXTRAS]"
+# Everything that the usual extras need is there by now, by its hash; tools/lock.py writes the list.
+RUN /opt/randslot/bin/pip install --no-cache-dir --no-build-isolation -c constraints.txt ".[$EXTRAS]"
 
 FROM python:3.13-slim-trixie
 COPY --from=build /opt/randslot /opt/randslot

@@ -1,6 +1,7 @@
 """What people wait for: searches of the service with many visitors, everyday commands, the service's start and page.
 
     python benchmarks/serve.py visitors     # one client, 50 for a minute, 50 during uploads: two minutes
+    python benchmarks/serve.py questions    # the same by words on real PDFs, beside SQLite FTS5: five minutes
     python benchmarks/serve.py waits        # commands, service and page with the handbook; about five minutes
     python benchmarks/serve.py waits --documents data/manuals/dev/pages --queries "restore a backup" "tape drive"
 
@@ -8,6 +9,10 @@ visitors: a real process serves a library of sample pages with the embedded mode
 same machine; each sends its next question when it has the answer to the last. Any answer but 200 makes the run fail.
 "CPU ms" is what the service computed for a search; with uploads, for their pages too. It does not grow when other work
 holds the machine, as the times do.
+
+questions: natural questions about the manuals (data/manuals/dev), by words, ten hits with snippets and boxes. FTS5 has
+the same texts, its own snippet() and bm25(), and the same FastAPI and uvicorn before it; it is asked for any of the
+words of a question, marks no boxes, and knows no languages, names, headings or typos.
 
 waits: words are searched in a library of the documents, vectors in one of 20 sample reports with the embedded model.
 Each time is the median of five, after one that does not count. A command is a new process each time, but its files are
@@ -25,6 +30,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -33,11 +40,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import psutil
@@ -46,6 +53,7 @@ from playwright.sync_api import Browser, sync_playwright
 from record import ROOT, check_found, keep, list_heavy, list_imports, print_table, time_command
 
 import randslot
+from randslot.library.stores.points import page_id
 from research.samples.drawing import draw_report
 from research.samples.reports import make_reports
 from research.samples.sets import ask_all
@@ -62,10 +70,14 @@ def post(connection: http.client.HTTPConnection, path: str, body: str | bytes) -
     return answer.status, json.load(answer)
 
 
+def serving(library: Path) -> AbstractContextManager[tuple[str, int]]:
+    """Serve a library in a process."""
+    return running([sys.executable, "-m", "randslot", "serve", "-l", str(library), "--port", "0"])
+
+
 @contextmanager
-def serving(library: Path) -> Iterator[tuple[str, int]]:
-    """Serve a library in a process, yield its address and id, and tell it to stop in the end."""
-    command = [sys.executable, "-m", "randslot", "serve", "-l", str(library), "--port", "0"]
+def running(command: list[str]) -> Iterator[tuple[str, int]]:
+    """Run a service, yield its address and id, and tell it to stop in the end."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -75,7 +87,7 @@ def serving(library: Path) -> Iterator[tuple[str, int]]:
             yield said[1], process.pid
         finally:
             process.send_signal(signal.SIGTERM)
-    if process.returncode:
+    if process.returncode not in (0, -signal.SIGTERM):
         sys.exit(f"the service ended with {process.returncode}")
 
 
@@ -169,6 +181,7 @@ def measure_visitors(
         "p95 ms": statistics.quantiles(took, n=20)[-1],
         "CPU ms": 1000 * (cpu_seconds(pid) - computed) / len(took),
         "pages indexed": uploader.pages if uploader else 0,
+        "load": os.getloadavg()[0],
     }
 
 
@@ -188,6 +201,69 @@ def measure_service(clients: int, seconds: float, num_reports: int) -> list[dict
                 measure_visitors("searches", service, questions, clients, seconds),
                 measure_visitors("searches during uploads", service, questions, clients, seconds / 2),
             ]
+
+
+# -- questions, and the same pages in SQLite FTS5
+
+
+def make_fts5(library: randslot.Library, file: Path) -> None:
+    """Write the texts of a library into a table of FTS5."""
+    with sqlite3.connect(file) as connection:
+        connection.execute(
+            "CREATE VIRTUAL TABLE pages USING fts5(name UNINDEXED, page UNINDEXED, text, tokenize=porter)"
+        )
+        for one in library.files():
+            for number in range(1, one.num_pages + 1):
+                text = library.read_text(page_id(one.id, number)).text
+                connection.execute("INSERT INTO pages VALUES (?, ?, ?)", (Path(one.source).name, number, text))
+
+
+def serve_fts5(file: str) -> None:
+    """Serve a table of FTS5 as the least service would."""
+    import uvicorn
+    from fastapi import Body, FastAPI
+
+    app, local = FastAPI(), threading.local()
+
+    @app.post("/api/search")
+    def search(query: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+        if not hasattr(local, "connection"):
+            local.connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
+        sql = (
+            "SELECT name, page, bm25(pages), snippet(pages, 2, '<b>', '</b>', '...', 40) FROM pages WHERE pages MATCH ?"
+        )
+        rows = local.connection.execute(f"{sql} ORDER BY rank LIMIT 10", [words]).fetchall()
+        keys = ("name", "page", "score", "snippet")
+        return {"hits": [dict(zip(keys, row, strict=True)) for row in rows]}
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(f"serving at http://127.0.0.1:{listener.getsockname()[1]} ", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+def measure_questions(folder: Path, clients: int, seconds: float) -> list[dict[str, Any]]:
+    """Ask natural questions about PDFs, of our service and of FTS5 behind the same server."""
+    lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    questions = [json.loads(line)["query"] for line in lines]
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        place, table = Path(temporary) / "library", Path(temporary) / "fts5.sqlite"
+        with randslot.Library(place) as library:
+            library.add(folder / "pages")
+            print(f"{len(library)} pages, {len(questions)} questions")
+            make_fts5(library, table)
+        ours = [sys.executable, "-m", "randslot", "serve", "-l", str(place), "--port", "0"]
+        theirs = [sys.executable, __file__, "fts5", "--table", str(table)]
+        for name, command in (("randslot", ours), ("FTS5", theirs)):
+            with running(command) as service:
+                measure_visitors("", service, questions, 1, 2)  # warms up
+                rows.append(measure_visitors(f"{name}, one client", service, questions, 1, seconds / 4))
+                rows.append(measure_visitors(f"{name}, many", service, questions, clients, seconds))
+                if name == "randslot":
+                    what = f"{name}, many during 25 uploads"
+                    rows.append(measure_visitors(what, service, questions, clients, seconds))
+    return rows
 
 
 # -- waits
@@ -346,7 +422,9 @@ def measure_waits(words: Kind, vectors: Kind, chromium: str) -> Iterator[dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["visitors", "waits"])
+    parser.add_argument("part", choices=["visitors", "questions", "waits", "fts5"])
+    parser.add_argument("--manuals", type=Path, default=ROOT / "data" / "manuals" / "dev", help="pages and questions")
+    parser.add_argument("--table", help="for fts5, which `questions` runs")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--reports", type=int, default=40, help="of three pages, in the library")
@@ -356,6 +434,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of commands and services
+    if options.part == "fts5":
+        serve_fts5(options.table)
+        return
+    if options.part == "questions":
+        rows = measure_questions(options.manuals, options.clients, options.seconds / 2)
+        print_table(rows)
+        keep("serve-questions", rows)
+        return
     if options.part == "visitors":
         rows = measure_service(options.clients, options.seconds, options.reports)
         print_table(rows)

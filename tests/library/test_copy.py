@@ -26,7 +26,7 @@ def test_there_and_back(url, papers, tmp_path):
         here.add([papers, noise(64, 96, 8)], metadata={"year": 2023})
         copied = copy_library(here, there)
         assert (copied.files, copied.pages, copied.known, copied.compared, copied.problems) == (4, 8, 0, 4, [])
-        assert copied.searches == 8  # each page once
+        assert copied.sampled == 8  # each page once
         assert {file.id: file.metadata for file in there.files()} == {file.id: file.metadata for file in here.files()}
     with Library(url, ToyReader()) as there, Library(tmp_path / "back", there.binding) as back:
         assert copy_library(there, back).problems == []
@@ -97,7 +97,7 @@ def test_what_is_not_the_same_is_told(url, papers, tmp_path, monkeypatch):
             there.store.delete(lost.id)
         problems = copy_library(here, there).problems
         assert problems[0] == f"{papers / 'a.tif'}: 0 of 3 pages are copied"
-        assert any("finds" in line for line in problems[1:])
+        assert any("its copy differs" in line for line in problems[1:])
 
 
 def test_a_library_is_not_copied_onto_itself_or_over_another_model(url, papers, tmp_path):

@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,8 @@ from randslot.library.sharing import (
     LibraryClient,
     LibraryServer,
     SharedLibrary,
+    name_socket,
     open_library,
-    remove_stale_sockets,
     share,
 )
 from support.models import noise
@@ -137,10 +136,10 @@ def test_a_service_elsewhere_tells_its_folder_whole(tmp_path, papers, monkeypatc
 def test_nobody_else_can_connect_and_nothing_is_left_behind(tmp_path):
     with Library(tmp_path / "lib") as library:
         with LibraryServer(library) as service:
-            assert stat.S_IMODE(os.stat(service.folder).st_mode) == 0o700
+            assert stat.S_IMODE(os.stat(os.path.dirname(service.path)).st_mode) == 0o700
             owner = json.loads((tmp_path / "lib" / "owner").read_text())
             assert owner == {"pid": os.getpid(), "socket": service.path}
-        assert not os.path.exists(service.folder)
+        assert not os.path.exists(service.path)
         with pytest.raises(RandSlotError, match="is in use by another process"):
             open_library(tmp_path / "lib")
 
@@ -164,30 +163,15 @@ def test_copies_are_made_by_the_service_that_has_one_of_the_two_open(served, tmp
     assert [hit.page for hit in served.search("solar")] == [1]
 
 
-def test_sockets_of_crashed_processes_are_removed_and_no_others(tmp_path, monkeypatch):
+def test_the_socket_of_a_crashed_process_is_replaced_and_a_strangers_folder_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    def leave(name: str, *, listen: bool = False, age: int = 3600) -> socket.socket:
-        folder = tmp_path / name
-        folder.mkdir()
+    with Library(tmp_path / "lib") as library:
         left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        left.bind(str(folder / "library"))
-        if listen:
-            left.listen()
-        then = time.time() - age
-        os.utime(folder / "library", (then, then))
-        return left
-
-    opened = [leave("randslot-dead"), leave("randslot-alive", listen=True), leave("randslot-young", age=5)]
-    opened.append(leave("randslot-full"))
-    (tmp_path / "randslot-full" / "notes.txt").write_text("mine")
-    (tmp_path / "randslot-other").mkdir()
-    (tmp_path / "randslot-other" / "library").write_text("a file, and no socket")
-    opened[0].close()
-    opened[3].close()
-    remove_stale_sockets()
-    left = {folder.name for folder in tmp_path.iterdir()}
-    assert left == {"randslot-alive", "randslot-young", "randslot-full", "randslot-other"}
-    assert (tmp_path / "randslot-full" / "notes.txt").exists()
-    for one in opened:
-        one.close()
+        left.bind(name_socket(library.name))
+        left.close()
+        with LibraryServer(library) as server, LibraryClient("lib", server.path) as client:
+            assert client.status().pages == 0
+        assert not os.path.exists(server.path)
+        (tmp_path / f"randslot-{os.getuid()}").chmod(0o777)
+        with pytest.raises(RandSlotError, match="not a folder of your own"):
+            LibraryServer(library)

@@ -403,7 +403,7 @@ def make_clusters(random: np.random.Generator, num: int, dim: int) -> np.ndarray
 
 @pytest.mark.parametrize("kind", ["clusters", "noise"])
 def test_a_search_by_codes_scores_few_pages_in_full_or_skips_codes(tmp_path, kind):
-    """Work is counted, not seconds. Codes tell nothing about noise: after some searches they are left out."""
+    """Codes tell nothing about noise: after some searches they are left out. On clusters they save processor time."""
     random = np.random.default_rng(0)
     num, dim = 3000, 1024
     pages = make_clusters(random, num, dim)
@@ -419,16 +419,26 @@ def test_a_search_by_codes_scores_few_pages_in_full_or_skips_codes(tmp_path, kin
     search_by_codes = store._search_by_codes
     store._search_by_codes = lambda request: listings.append(request) or search_by_codes(request)
     shared = 0
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+
+    def search(query: StoreQuery, exact: bool) -> list[StoreHit]:
+        start = time.process_time()
+        (hits,) = store.search([query], 5, Where(), exact=exact)
+        seconds[exact].append(time.process_time() - start)
+        return hits
+
     for query in by_vectors(list(queries)):
-        (exact,) = store.search([query], 5, Where(), exact=True)
+        exact = search(query, True)
         assert store.num_scored == num
         store.num_scored = 0
-        (found,) = store.search([query], 5, Where(), exact=False)
+        found = search(query, False)
         assert store.num_scored <= num // 4 or kind == "noise"
         store.num_scored = 0
         shared += len({hit.id for hit in exact} & {hit.id for hit in found})
     assert shared >= 0.99 * 5 * 40
     assert len(listings) == 40 if kind == "clusters" else len(listings) <= 10
+    ratio = float(np.median(seconds[True]) / np.median(seconds[False]))
+    assert ratio > 1 or kind == "noise"  # 1.4 here, and more with more pages: results/codes.json
     store.close()
 
 

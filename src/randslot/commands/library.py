@@ -235,7 +235,7 @@ def copy(
     else:
         what = f"{plural(copied.files, 'file')} with {plural(copied.pages, 'page')} copied"
         print(f"{what}, {plural(copied.known, 'file')} there already")
-        print(f"compared: all pages of {plural(copied.compared, 'file')}; searches that agree: {copied.searches}")
+        print(f"compared: all pages of {plural(copied.compared, 'file')}, {copied.sampled} of them number by number")
         for note in copied.notes:
             print(f"note: {readable(note)}")
     for line in copied.problems:

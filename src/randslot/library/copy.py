@@ -1,4 +1,4 @@
-"""Copy a library: pages as they are stored, file by file, then compare what both find. Or back up its folder."""
+"""Copy a library: pages as they are stored, file by file, then compare both. Or back up its folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import RandSlotError, UsageError
 from ..files import check_space
 from ..model.reader import Identity, narrow
-from ..words.analyzer import Terms
 from .ingest import SAFE_SECONDS
 from .library import Library
 from .location import clear, folder_size, is_kept
@@ -22,7 +23,7 @@ from .manifest import File, FileManifest
 from .models import check_model
 from .results import Progress
 from .stores.points import StoredPage, page_id
-from .stores.store import StoreHit, StoreQuery, Where, pages_at_once
+from .stores.store import pages_at_once
 
 PAGES = 256  # to read and write at once, if they are small
 OWN_FILES = ("lock", "owner", "files.sqlite", "files.sqlite-wal", "files.sqlite-shm")  # not copied as they are
@@ -31,13 +32,13 @@ SAME = "both are the same library: name two different places"
 
 @dataclass
 class Copied:
-    """What a copy did: new files and pages, files that were there, what was compared, problems, and notes."""
+    """What a copy did: new files and pages, and files that were there; files and pages that were compared then."""
 
     files: int = 0
     pages: int = 0
     known: int = 0
     compared: int = 0
-    searches: int = 0
+    sampled: int = 0
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -234,45 +235,28 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
 
 
 def _compare(source: Library, target: Library, files: list[File], copied: Copied) -> None:
-    """Count the pages of every file, and search both libraries for 20 pages that were copied."""
+    """Count the pages of every file, and compare 20 pages in full."""
     counts, visible = target.store.counts(), {file.id for file in target.manifest.find(state="done")}
-    pages = []
+    pages = {}
     for file in files:
         copied.compared += 1
-        pages += [(file.id, number) for number in range(1, file.num_pages + 1)]
+        for number in range(1, file.num_pages + 1):
+            pages[page_id(file.id, number)] = f"{file.source}, page {number}"
         if counts.get(file.id, 0) != file.num_pages or file.id not in visible:
             copied.problems.append(f"{file.source}: {counts.get(file.id, 0)} of {file.num_pages} pages are copied")
-    sample = [page_id(file, number) for file, number in random.Random(0).sample(pages, min(20, len(pages)))]
-    queries = []
-    for page in source.store.read(sample).values():
-        if page.text and page.text.terms.numbers and _weigh_alike(source, target):
-            numbers = page.text.terms.numbers[:8]
-            queries.append(StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers))))
-        if page.vectors is not None and source.binding == target.binding:
-            queries.append(StoreQuery(page.vectors))
-    ids = frozenset(file.id for file in files)
-    among = ids if visible - ids else None  # naming all files is slow, and needed only if there are others
-    wanted = source.store.search(queries, 5, Where(hidden=source.manifest.hidden()), exact=True)
-    found = target.store.search(queries, 5, Where(among, target.manifest.hidden()), exact=True)
-    copied.searches = len(queries)
-    for number, (query, expected, actual) in enumerate(zip(queries, wanted, found, strict=True), start=1):
-        if not _agree(expected, actual, by_words=query.terms is not None):
-            scores = [[(hit.id, hit.score) for hit in hits] for hits in (actual, expected)]
-            copied.problems.append(f"search {number} finds {scores[0]} and not {scores[1]}")
+    sample = random.Random(0).sample(list(pages), min(20, len(pages)))
+    wanted, found = source.store.read(sample), target.store.read(sample)
+    copied.sampled = len(sample)
+    is_narrowed = source.binding != target.binding
+    for id in sample:
+        if id not in wanted or id not in found or not _are_equal(wanted[id], found[id], is_narrowed):
+            copied.problems.append(f"{pages[id]}: its copy differs")
 
 
-def _agree(wanted: list[StoreHit], found: list[StoreHit], *, by_words: bool) -> bool:
-    """Whether two lists of hits are the same, except for ties; by words, whether the best hit was found.
-
-    Scores by words are not compared: each shard of a server counts by itself how rare words are.
-    """
-    near = 0.01  # sums of products of half-precision numbers
-    if len(wanted) != len(found):
+def _are_equal(one: StoredPage, two: StoredPage, is_narrowed: bool) -> bool:
+    """Whether two pages have the same text, and vectors unless they were narrowed; weights of words may differ."""
+    if (one.vectors is None) != (two.vectors is None) or (one.text is None) != (two.text is None):
         return False
-    if not by_words and any(abs(one.score - two.score) > near for one, two in zip(wanted, found, strict=True)):
+    if not (is_narrowed or one.vectors is None or np.array_equal(one.vectors, two.vectors)):  # type: ignore[arg-type]
         return False
-    ids = {hit.id for hit in found}
-    for hit in wanted[:1] if by_words else wanted:
-        if hit.id not in ids and abs(hit.score - wanted[-1].score) > near:  # not even as good as the last one
-            return False
-    return True
+    return one.text is None or two.text is None or (one.text.text, one.text.boxes) == (two.text.text, two.text.boxes)

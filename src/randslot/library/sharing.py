@@ -8,10 +8,8 @@ JSON, `{"call": name, ...}`; the answer is lines of `{"progress": ...}` and then
 from __future__ import annotations
 
 import atexit
-import glob
 import json
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -19,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from hashlib import blake2b
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any, Self
@@ -37,18 +36,28 @@ from .results import Copy, Hit, Match, Progress, QueryResult, Status, Summary
 Report = Callable[[Progress], None]
 
 
+def name_socket(library: str) -> str:
+    """Return where the process listens that has a library open: in a folder that only this user can enter."""
+    folder = os.path.join(tempfile.gettempdir(), f"randslot-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    about = os.lstat(folder)
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise RandSlotError(f"{folder} is not a folder of your own: delete it, or set TMPDIR to another folder")
+    key = f"{os.getpid()}" if is_address(library) else os.path.realpath(os.path.expanduser(library))
+    return os.path.join(folder, blake2b(key.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest())
+
+
 class LibraryServer:
     """Answers other processes of this user while this one has a library open; use it in a `with` block."""
 
     def __init__(self, library: Library, *, refusal: str = "", owner: SharedLibrary | None = None) -> None:
         """refusal: why others may change nothing, if so. owner: what closes the library when another process asks."""
         self.library, self.refusal, self.owner = library, refusal, owner
-        remove_stale_sockets()
-        self.folder = tempfile.mkdtemp(prefix="randslot-")  # mode 700
-        self.path = os.path.join(self.folder, "library")
+        self.path = name_socket(library.name)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def __enter__(self) -> Self:
+        Path(self.path).unlink(missing_ok=True)  # of a process that crashed: this one holds the lock of the library
         self.listener.bind(self.path)
         self.listener.listen()
         self.library.location.announce(self.path)
@@ -60,7 +69,7 @@ class LibraryServer:
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self.listener.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        Path(self.path).unlink(missing_ok=True)
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
@@ -115,23 +124,6 @@ class LibraryServer:
                     with Library(request["source"], create=False) as source:
                         return copy_library(source, library, progress)
         raise UsageError(f"unknown call {call!r}: stop the process that has the library open, and run it again")
-
-
-def remove_stale_sockets() -> None:
-    """Remove this user's sockets that crashed processes left behind."""
-    for folder in glob.glob(os.path.join(tempfile.gettempdir(), "randslot-*")):
-        path = os.path.join(folder, "library")
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-            about = os.lstat(path)
-            is_ours = stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid()
-            if not is_ours or time.time() - about.st_mtime < 60:  # a young one may be about to listen
-                continue
-            caller.settimeout(1)
-            try:
-                caller.connect(path)
-            except ConnectionRefusedError:
-                os.unlink(path)
-                os.rmdir(folder)  # fails, as it should, if there is something else in it
 
 
 class LibraryClient:

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -71,15 +72,7 @@ def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
     """Return the JSON of an error; on the routes of the embedding API, in OpenAI's form."""
     if path != "/pooling" and not path.startswith("/v1/"):
         return {"error": reason}
-    types = {
-        400: "BadRequestError",
-        401: "AuthenticationError",
-        403: "PermissionDeniedError",
-        404: "NotFoundError",
-        422: "UnprocessableEntityError",
-        429: "RateLimitError",
-    }
-    return {"error": {"message": reason, "type": types.get(status, "APIStatusError"), "code": status}}
+    return {"error": {"message": reason, "type": HTTPStatus(status).phrase, "code": status}}
 
 
 class TokenRow(BaseModel):
@@ -259,7 +252,8 @@ def limit_pace(receive: Receive) -> Receive:
         if is_complete:
             return await receive()
         try:
-            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            async with asyncio.timeout(deadline - time.monotonic()):
+                message = await receive()
         except TimeoutError as error:
             raise Refused(408, f"the body came too slowly: send at least {MIN_RATE >> 10} KB a second") from error
         deadline += len(message.get("body", b"")) / MIN_RATE

@@ -315,7 +315,7 @@ class ServiceTools(AgentTools):
     def find(self, query: str, k: int, document: File | None) -> QueryResult:
         sources = None if document is None else frozenset([document.source])
         with self.use():
-            return self.service.searches.ask(Options(k, sources, collapse=True), query).result(60)
+            return self.service.searches.ask(Options(k, sources, collapse=True), query).result(60)[0]
 
     def draw(self, file: File, number: int, pixels: int) -> Image.Image:
         path = str(self.service.check_file(file))

@@ -27,7 +27,6 @@ from starlette.types import Receive, Scope, Send
 from .. import __version__
 from ..errors import BusyError, DiskFullError, RandSlotError, first_line
 from ..library.facets import get_value, show_modified
-from ..library.location import is_kept
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
 from ..pages import KINDS
@@ -218,9 +217,9 @@ def make_app(service: Service, access: Access) -> FastAPI:
         responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX", "5XX")},
     )
     _add_errors(app, service)
+    _add_searches(app, service)  # first: routes are looked through in this order
     for path, file in list_pages().items():
         _add_page(app, path, file)
-    _add_searches(app, service)
     _add_documents(app, service)
     _add_uploads(app, service)
     _add_state(app, service, access)
@@ -285,7 +284,7 @@ def _add_searches(app: FastAPI, service: Service) -> None:
             notes.append(f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing")
         unknown = [] if body.offset else found.unknown
         note = "; ".join(notes) or None
-        return SearchAnswer(hits=hits, unknown=unknown, corrected=found.corrected or None, note=note)
+        return SearchAnswer.model_construct(hits=hits, unknown=unknown, corrected=found.corrected or None, note=note)
 
     @app.get("/api/complete", tags=["search"])
     def complete(prefix: Annotated[str, Query(min_length=1, max_length=MAX_NAME)]) -> Completions:
@@ -314,7 +313,7 @@ def _show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnsw
     for copy in hit.copies:
         if copy.file in documents:
             copies.append(CopyAnswer(document=_show_document(documents[copy.file], service), page=copy.page))
-    return HitAnswer(
+    return HitAnswer.model_construct(  # values of our own need no validation
         document=_show_document(documents[hit.file], service),
         page=hit.page,
         score=hit.score,
@@ -331,7 +330,8 @@ def _show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnsw
 
 
 def _show_document(file: File, service: Service) -> Document:
-    return Document(
+    facets: Any = {key: get_value(file, key) for key in ("title", "author", "date", "year", "type", "language")}
+    return Document.model_construct(
         id=file.id,
         name=show_name(file),
         folder=show_folder(file),
@@ -339,8 +339,8 @@ def _show_document(file: File, service: Service) -> Document:
         pages=file.num_pages,
         bytes=file.size,
         modified=show_modified(file),
-        **{key: get_value(file, key) for key in ("title", "author", "date", "year", "type", "language")},
-        uploaded=is_kept(file, str(service.library.folder.absolute())),
+        **facets,
+        uploaded=file.source.startswith(service.own_folders),
         metadata=dict(file.metadata),
         file=f"/api/documents/{file.id}/file",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import RandSlotError, first_line
 from ..library.facets import count_values, explain_none, is_meant, show_modified
 from ..library.library import Library
+from ..library.location import IMAGES, UPLOADS
 from ..library.manifest import File, show_folder, show_name, tell_apart
-from ..library.results import By, Hit, QueryResult
+from ..library.results import By, QueryResult
 from ..library.stores.points import page_id
 from ..library.workers import WorkerPool
 from ..pages.formats import show_pages
@@ -99,6 +101,11 @@ class Choice(Filters):
 
     metadata: dict[str, str | int | float | bool] = Field(default={}, max_length=20, description="values by their keys")
 
+    @property
+    def is_given(self) -> bool:
+        """Whether it leaves any document out."""
+        return self.folder is not None or any(getattr(self, name) for name in Choice.model_fields)
+
     def values(self) -> dict[str, Any]:
         return self.metadata | super().values()
 
@@ -131,6 +138,9 @@ class Options:
     prefix: bool = False
     boxes: bool = False
     group: Literal["document"] | None = None
+
+
+Answer = tuple[QueryResult, dict[str, File]]  # of a search: what was found, and the documents by their ids
 
 
 @dataclass(frozen=True)
@@ -186,12 +196,13 @@ class Service:
     ) -> None:
         """add_from: folders from which agents may add documents."""
         self.library, self.add_from = library, tuple(add_from)
+        self.own_folders = tuple(os.path.join(library.folder.absolute(), name, "") for name in (IMAGES, UPLOADS))
         if library.choose_by() != "words":
             _ = library.models.query_model  # the first search should not wait for it
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
         self.drawing: Counter[str] = Counter()  # images that visitors wait for, by address
-        self.searches: Batches[Options, str, QueryResult] = Batches(
+        self.searches: Batches[Options, str, Answer] = Batches(
             "searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3
         )
         self.embeddings = Embeddings(library)
@@ -332,22 +343,18 @@ class Service:
 
     # -- searches
 
-    async def search(self, query: str, options: Options, choice: Choice) -> tuple[QueryResult, dict[str, File]]:
-        """Find the best pages of the documents that match; return also their documents, and those of copies, by id.
-
-        Pages of a document that has just been removed are left out.
-        """
-        options = await asyncio.to_thread(self._filter, options, choice)
-        result = await asyncio.wrap_future(self.searches.ask(options, query))
+    async def search(self, query: str, options: Options, choice: Choice) -> Answer:
+        """Find the best pages of the documents that match; return also their documents."""
+        if choice.is_given:
+            options = await asyncio.to_thread(self._filter, options, choice)
+        result, documents = await asyncio.wrap_future(self.searches.ask(options, query))
         if options.sources is not None and not options.sources:
             files = await asyncio.to_thread(self.library.manifest.find, state="done")
             result.filter_note = explain_none(files, choice.values(), self.library.words.root)
-        documents = await asyncio.to_thread(self._find_documents, result.hits)
-        result.hits = [hit for hit in result.hits if hit.file in documents]
         return result, documents
 
-    def _search_together(self, options: Options, queries: list[str]) -> list[QueryResult]:
-        return self.library.search_results(
+    def _search_together(self, options: Options, queries: list[str]) -> list[Answer]:
+        results = self.library.search_results(
             queries,
             options.k,
             by=options.by,
@@ -361,23 +368,24 @@ class Service:
             group=options.group,
             seconds=SEARCH_SECONDS,
         )
+        return [(result, self._find_documents(result)) for result in results]
 
     def _filter(self, options: Options, choice: Choice) -> Options:
         """Add the documents that match to the options."""
-        if not any(getattr(choice, name) for name in Choice.model_fields) and choice.folder is None:
-            return options
         _, files = self.documents(choice, "name", False, 0, 2**31)
         return replace(options, sources=frozenset(file.source for file in files))
 
-    def _find_documents(self, hits: list[Hit]) -> dict[str, File]:
-        ids = {hit.file for hit in hits}
-        for hit in hits:
+    def _find_documents(self, result: QueryResult) -> dict[str, File]:
+        """Return the documents of hits and of their copies by id; drop hits of documents that were just removed."""
+        ids = {hit.file for hit in result.hits}
+        for hit in result.hits:
             ids.update(copy.file for copy in hit.copies)
         documents = {}
         for id, file in self.library.manifest.get(ids).items():
             if file.state == "done":
                 documents[id] = file
                 self.place(file)  # fills the cache in this thread, not in the event loop
+        result.hits = [hit for hit in result.hits if hit.file in documents]
         return documents
 
     async def rank(self, query: str, id: str, number: int, choice: Choice) -> Ranks:
@@ -386,8 +394,7 @@ class Service:
         default = await asyncio.to_thread(self.library.choose_by)
         ranks: dict[str, int] = {}
         for by in ("words", "vectors") if default == "both" else (default,):
-            options = await asyncio.to_thread(self._filter, Options(MAX_HITS, by=by), choice)
-            found = await asyncio.wrap_future(self.searches.ask(options, query))
+            found, _ = await self.search(query, Options(MAX_HITS, by=by), choice)
             for place, hit in enumerate(found.hits, 1):
                 if hit.id == page_id(id, number):
                     ranks[by] = place

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from heapq import nlargest
 from typing import Any
 
 from qdrant_client import grpc as messages
@@ -46,7 +44,6 @@ class ServerStore(Store):
 
     max_read = 64
     max_bytes = MAX_BYTES
-    max_files = 50_000  # in a filter
 
     def __init__(self, connection: Connection, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> None:
         """Open a collection, or create one. dim: of the vectors; None for words only."""
@@ -169,24 +166,12 @@ class ServerStore(Store):
     # -- reads
 
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
-        """Answer requests in batches below the server's limit; a request with too many files is split."""
-        parts: list[tuple[int, Nearest]] = []
-        for number, request in enumerate(requests):
-            files = sorted(request.filter.any_of.get("file", ()))
-            if len(files) <= self.max_files:
-                parts.append((number, request))
-                continue
-            for start in range(0, len(files), self.max_files):
-                some = replace(request.filter, any_of={"file": files[start : start + self.max_files]})
-                parts.append((number, replace(request, filter=some)))
-        found: list[list[StoreHit]] = [[] for _ in requests]
-        for batch in split_by_size(parts, lambda part: _measure_request(part[1]), self.max_bytes):
-            asked = [_make_request(request, self.tuning) for _, request in batch]
-            answers = self.connection.ask("query_batch_points", collection_name=self.name, requests=asked)
-            for (number, _), answer in zip(batch, answers, strict=True):
-                found[number] += [make_hit(point) for point in answer.points]
-        for number, request in enumerate(requests):
-            found[number] = nlargest(request.limit, found[number], key=lambda hit: hit.score)
+        """Answer requests in batches below the server's limit."""
+        found = []
+        for batch in split_by_size(requests, _measure_request, self.max_bytes):
+            asked = [_make_request(request, self.tuning) for request in batch]
+            for answer in self.connection.ask("query_batch_points", collection_name=self.name, requests=asked):
+                found.append([make_hit(point) for point in answer.points])
         return found
 
     def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
