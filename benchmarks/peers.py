@@ -293,26 +293,34 @@ def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
     return row | {"hits have": HAVE[engine]}
 
 
+def measure_all(engines: list[str]) -> None:
+    """Measure some engines on both sets; rows of others are kept."""
+    from record import keep, print_table, read_rows
+
+    rows = [row for row in read_rows("peers") if "engine" in row and row["engine"] not in engines]
+    texts = []
+    for name, data in SETS.items():
+        started = count_cpu(resource.RUSAGE_SELF)
+        num = sum(1 for _ in read_pages(data / "pages"))
+        texts.append({"set": name, "pages": num, "read plain text s": count_cpu(resource.RUSAGE_SELF) - started})
+        for engine in filter(is_here, engines):
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(measure(engine, name, data.resolve(), Path(folder)))
+    order = [*SETS, *OPEN]
+    rows.sort(key=lambda row: (order.index(row["set"]), order.index(row["engine"])))
+    print_table([*texts, *rows])
+    keep("peers", [*texts, *rows])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", nargs="?", default="all", choices=["all", "build", "first", "ask"])
-    parser.add_argument("--engine", default="", help="one engine, of one step")
-    parser.add_argument("--data", type=Path, help="one set, of one step")
-    parser.add_argument("--folder", type=Path, help="of the index, of one step")
+    parser.add_argument("--engine", choices=OPEN, help="only this one")
+    parser.add_argument("--data", type=Path, help="of a step that is not all")
+    parser.add_argument("--folder", type=Path, help="of the index, of a step that is not all")
     options = parser.parse_args()
     if options.step == "all":
-        from record import keep, print_table
-
-        rows: list[dict[str, Any]] = []
-        for name, data in SETS.items():
-            started = count_cpu(resource.RUSAGE_SELF)
-            num = sum(1 for _ in read_pages(data / "pages"))
-            rows.append({"set": name, "pages": num, "read plain text s": count_cpu(resource.RUSAGE_SELF) - started})
-            for engine in filter(is_here, OPEN):
-                with tempfile.TemporaryDirectory() as folder:
-                    rows.append(measure(engine, name, data.resolve(), Path(folder)))
-        print_table(rows)
-        keep("peers", rows)
+        measure_all([options.engine] if options.engine else list(OPEN))
         return
     pages = (options.data / "pages").resolve()
     if options.step == "build":
