@@ -13,7 +13,7 @@ Recoll reads files by itself and ranks whole documents. pdfgrep has no index and
 Times are of the CPU, since the machine may be shared; those of a build count all processes. Memory is the highest sum
 of the proportional set sizes of these processes, looked at twice a second. `first hit` is a whole process: start,
 import, open, one question (the best of three). `p50` and `p95` are of all questions in one open process, ten hits each,
-after a first round that warms up; recoll starts a process for each. `hits have` says what else an engine returns then.
+after ten that warm up; recoll starts a process for each. `hits have` says what else an engine returns then.
 """
 
 from __future__ import annotations
@@ -253,13 +253,12 @@ def ask_all(engine: str, data: Path, folder: Path) -> dict[str, Any]:
         grades.setdefault(row["query"], {})[row["page"]] = row["grade"]
     questions = [one for one in questions if any(grades.get(one["id"], {}).values())]
     milliseconds = []
-    for warm in (False, True):
-        for one in questions:
-            before = count_cpu(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            ask(one["query"], HITS)
-            spent = count_cpu(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) - before
-            if warm:
-                milliseconds.append(1000 * spent)
+    for one in questions[:10]:  # to warm up
+        ask(one["query"], HITS)
+    for one in questions:
+        before = count_cpu(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ask(one["query"], HITS)
+        milliseconds.append(1000 * (count_cpu(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) - before))
     by_page, by_document = [], []
     for one in questions:
         ranked, graded = ask(one["query"], 10 * HITS), grades[one["id"]]
@@ -293,13 +292,16 @@ def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
     return row | {"hits have": HAVE[engine]}
 
 
-def measure_all(engines: list[str]) -> None:
-    """Measure some engines on both sets; rows of others are kept."""
+def measure_all(engines: list[str], sets: list[str]) -> None:
+    """Measure some engines on some sets; rows of others are kept."""
     from record import keep, print_table, read_rows
 
-    rows = [row for row in read_rows("peers") if "engine" in row and row["engine"] not in engines]
-    texts = []
-    for name, data in SETS.items():
+    rows, texts = [], []
+    for row in read_rows("peers"):
+        if row["set"] not in sets or row.get("engine", engines[0]) not in engines:
+            (rows if "engine" in row else texts).append(row)
+    for name in sets:
+        data = SETS[name]
         started = count_cpu(resource.RUSAGE_SELF)
         num = sum(1 for _ in read_pages(data / "pages"))
         texts.append({"set": name, "pages": num, "read plain text s": count_cpu(resource.RUSAGE_SELF) - started})
@@ -316,11 +318,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", nargs="?", default="all", choices=["all", "build", "first", "ask"])
     parser.add_argument("--engine", choices=OPEN, help="only this one")
+    parser.add_argument("--set", choices=SETS, help="only this one")
     parser.add_argument("--data", type=Path, help="of a step that is not all")
     parser.add_argument("--folder", type=Path, help="of the index, of a step that is not all")
     options = parser.parse_args()
     if options.step == "all":
-        measure_all([options.engine] if options.engine else list(OPEN))
+        measure_all([options.engine] if options.engine else list(OPEN), [options.set] if options.set else list(SETS))
         return
     pages = (options.data / "pages").resolve()
     if options.step == "build":
