@@ -296,7 +296,8 @@ def measure_all(engines: list[str], sets: list[str]) -> None:
     """Measure some engines on some sets; rows of others are kept."""
     from record import keep, print_table, read_rows
 
-    rows, texts = [], []
+    rows: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
     for row in read_rows("peers"):
         if row["set"] not in sets or row.get("engine", engines[0]) not in engines:
             (rows if "engine" in row else texts).append(row)
