@@ -62,7 +62,7 @@ def test_fewer_pairs_a_batch_than_processes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert run(monkeypatch, "train", "tiny") == 2
-    assert "batch = 8 cannot be shared evenly by 16 processes" in capsys.readouterr().err
+    assert "batch = 8 is not divisible by 16 processes" in capsys.readouterr().err
 
 
 def test_only_the_first_process_speaks(tmp_path, monkeypatch, capsys):

@@ -59,7 +59,7 @@ def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
     Without queries, ask some about the handbook, and one of each kind that the sample reports come with.
     """
     if any(not query.strip() for query in queries):
-        raise UsageError("empty query: ask for something that the pages could have")
+        raise UsageError("empty query: enter at least one word")
     parts = [_show_words(folder, queries, console)]
     try:
         parts.append(_show_vectors(folder, queries, console))

@@ -280,7 +280,7 @@ def test_a_token_is_asked_for_and_an_empty_library_says_so(browser, model, tmp_p
         expect(asked).to_contain_text("needs a token")
         page.locator("#token").fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("that is not the token")
+        expect(page.get_by_role("alert")).to_have_text("wrong token")
         field, button = page.locator("#token").bounding_box(), page.get_by_role("button", name="Enter").bounding_box()
         assert button["y"] - (field["y"] + field["height"]) > 8  # the field has a ring of 3 px around it
         page.locator("#token").fill(TOKEN)

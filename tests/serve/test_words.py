@@ -21,7 +21,7 @@ from support.pdf import write_lines
 from support.scans import write_scan
 from support.services import client_of, documents, serving, upload, wait_for
 
-AWAY = "searches are not answered: the library, or part of it, is out of reach"
+AWAY = "searches fail: the library, or part of it, is unreachable"
 OLD = 1_500_000_000  # 2017-07-14
 
 

@@ -197,7 +197,7 @@ def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
 
 def test_a_batch_that_processes_cannot_share_is_said(data, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(UsageError, match="batch = 4 cannot be shared evenly by 8 processes"):
+    with pytest.raises(UsageError, match="batch = 4 is not divisible by 8 processes"):
         randslot.train(small(data, tmp_path / "run"))
 
 

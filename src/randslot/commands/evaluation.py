@@ -115,7 +115,7 @@ def evaluate(
         from ..evaluation.evaluate_search import evaluate_search
 
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError(f"--by {by} takes the model as saved, without other settings, in one process")
+            raise UsageError(f"--by {by} uses the saved settings of the model, in one process")
         if frontier:
             raise UsageError("--frontier needs --by vectors")
         results = []

@@ -124,7 +124,7 @@ def search(
     if from_stdin:
         queries = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not queries or any(not one.strip() for one in queries):
-        raise UsageError("empty query: ask for something that a page could have")
+        raise UsageError("empty query: enter at least one word")
     chosen = _filters(filters or [], {"in": inside, "year": year, "type": type})
     how: Any = by.value if by else None
     for_vectors = {"--exact": exact, "--query-vectors": query_vectors, "--query-model": query_model}

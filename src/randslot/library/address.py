@@ -64,7 +64,7 @@ def is_address(place: str) -> bool:
 def read_address(text: str) -> Address:
     """Read an address."""
     if "@" in text:
-        raise UsageError("a key must not be in an address: put it into the environment as QDRANT_API_KEY")
+        raise UsageError("an address must not contain a key: set QDRANT_API_KEY")
     nodes = []
     try:
         parts = urlsplit(text)

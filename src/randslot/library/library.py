@@ -323,7 +323,7 @@ class Library:
         found: dict[str, File] = {}
         for pattern in patterns:
             if not pattern.strip():
-                raise UsageError("an empty name of a file: randslot library list shows all, and * means all")
+                raise UsageError("empty file name: randslot library list shows all files")
             matching = {file.id: file for file in files if is_match(pattern, file.source)}
             if not matching:
                 raise UsageError(f"nothing in library {self.name} matches {pattern!r}: randslot library list shows all")

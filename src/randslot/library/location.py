@@ -106,7 +106,7 @@ class Location(ABC):
 def open_location(place: str | os.PathLike[str], *, create: bool) -> Location:
     """Return the location of a library, by its folder or its address."""
     if not os.fspath(place):
-        raise UsageError("an empty path of a library: name its folder, or an address such as qdrant://host:6334/papers")
+        raise UsageError("empty library path: pass a folder, or an address such as qdrant://host:6334/papers")
     if is_address(os.fspath(place)):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
         from .stores.qdrant_records import ServerLocation

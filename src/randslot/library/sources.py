@@ -51,7 +51,7 @@ def expand(path: str | os.PathLike[str]) -> list[str]:
     """Return the absolute paths that a path or pattern matches; UsageError if there are none."""
     path = os.fspath(path)
     if not path:
-        raise UsageError("an empty path: name a file or a folder, or . for this one")
+        raise UsageError("empty path: pass a file or a folder, or . for this one")
     full = os.path.abspath(os.path.expanduser(path))
     if os.path.exists(full):
         return [full]

@@ -440,7 +440,7 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
     async def health() -> Health:
         """Check that the whole library answers; needs no token."""
         if not await service.is_reachable():
-            raise Refused(503, "searches are not answered: the library, or part of it, is out of reach")
+            raise Refused(503, "searches fail: the library, or part of it, is unreachable")
         return Health()
 
     @app.get("/api/live", tags=["service"])
@@ -481,7 +481,7 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
             return
         token = access.find_token(body.token, request)
         if token is None:
-            raise Refused(401, "that is not the token")
+            raise Refused(401, "wrong token")
         response.set_cookie(
             COOKIE,
             access.begin_session(token),

@@ -158,7 +158,7 @@ class Embeddings:
             if side == "page" and model.reads != ("text" if isinstance(one, str) else "image"):
                 raise Refused(400, f"this model reads pages as {model.reads}: send {wanted[model.reads]}")
         if side == "page" and self.library.has_student:
-            raise Refused(400, "this service has a light model for queries, which makes no vectors of pages")
+            raise Refused(400, "this service has a distilled query model, which cannot encode pages")
         if side == "query":
             futures = [self.queries.ask(side, str(text)) for text in inputs]
         else:

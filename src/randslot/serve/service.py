@@ -296,7 +296,7 @@ class Service:
                 stat.st_size == file.size and self._hash(path, stat.st_mtime_ns, stat.st_ino) == file.hash
             )
         except OSError as error:
-            raise Refused(404, "the file is not where it was when it was indexed") from error
+            raise Refused(404, "the file was moved or deleted: index again") from error
         if not is_same:
             raise Refused(410, "the file has changed since it was indexed: index it again")
         return path
@@ -306,14 +306,14 @@ class Service:
     ) -> bytes:
         """Return a page as a JPEG for a visitor; it is not drawn if the visitor has gone before its turn."""
         if self.drawing[address] >= MAX_IMAGES:
-            raise Refused(429, f"{MAX_IMAGES} images are on their way to you: wait for some")
+            raise Refused(429, f"{MAX_IMAGES} images are being sent: try again")
         self.drawing[address] += 1
         drawn = self.threads.submit(self._draw_page, id, number, size)
         try:
             waiting = asyncio.wrap_future(drawn)
             while not (await asyncio.wait([waiting], timeout=0.5))[0]:
                 if await is_gone():
-                    raise Refused(408, "nobody waits for this image")
+                    raise Refused(408, "the client stopped waiting for this image")
             return await waiting
         finally:
             drawn.cancel()
@@ -333,7 +333,7 @@ class Service:
                 raise Refused(
                     404, "this page cannot be shown: its file needs a password (serve --password-file)"
                 ) from error
-            raise Refused(404, "this page cannot be shown: its file is broken") from error
+            raise Refused(404, "this page cannot be rendered") from error
 
     def _draw(self, source: str, number: int, pixels: int, version: str) -> bytes:
         """Render a page in a process with limits of time and memory; `version` is part of the cache key."""

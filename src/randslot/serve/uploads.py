@@ -141,7 +141,7 @@ class Uploads:
         self._check_room()
         await asyncio.to_thread(check_space, self.folder, size)
         if self.coming[address] >= self.limits.coming_from or self.coming.total() >= self.limits.coming:
-            raise Refused(429, "too many uploads are on their way: wait until some have arrived")
+            raise Refused(429, "too many uploads in transit: try again later")
         self.coming[address] += 1
         try:
             part = await self._write(name, content)
@@ -324,7 +324,7 @@ class Uploads:
         with self.changed:
             job = self.find_job(id)
             if job.is_over:
-                raise Refused(409, "this upload is over already")
+                raise Refused(409, "this upload has already ended")
             self._update(id, state="cancelled")
             is_waiting = id in self.queue
             if is_waiting:

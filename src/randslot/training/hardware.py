@@ -79,7 +79,7 @@ def add_kernels(hardware: Hardware, family: Family) -> Hardware:
 def share(batch: int, world: int) -> int:
     """Return how many pairs of a batch each process gets."""
     if batch % world:
-        raise UsageError(f"batch = {batch} cannot be shared evenly by {world} processes")
+        raise UsageError(f"batch = {batch} is not divisible by {world} processes")
     return batch // world
 
 
