@@ -97,7 +97,7 @@ def test_addresses_are_read():
         ("qdrant://a,b:x/papers", "is not the address of a library"),
         ("qdrant://host", "does not name a server and a collection"),
         ("qdrant://a,b,a:6334/papers", "names a node twice"),
-        ("qdrant://me:secret@host/papers", "a key must not be in an address"),
+        ("qdrant://me:secret@host/papers", "an address must not contain a key"),
         ("qdrant://host/papers-files", "list of files of another"),
         ("qdrant://host/papers?shard=2", "'shard' in .* is not one of shards, replicas, consistency"),
         ("qdrant://host/papers?shards=99999999999999999999", "must be a number from 1 to 10,000"),
