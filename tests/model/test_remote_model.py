@@ -63,6 +63,17 @@ def test_a_server_gives_the_vectors_of_the_model(family, slots, pages, queries, 
     assert float((scores - expected).abs().max()) < 1e-4
 
 
+def test_the_client_cuts_vectors_to_a_width(url, queries):
+    model, served = randslot.load("embedded", device="cpu", width=32), randslot.remote(url, width=32)
+    assert served.dimension == served.identity.dimension == 32
+    for one, other in zip(served.embed_queries(queries), model.embed_queries(queries), strict=True):
+        assert one.shape == (4, 32)
+        assert abs(one - other).max() < 2e-3  # half precision
+    for wrong in ({"width": 4096}, {"slots": "zero"}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            served.use(**wrong)
+
+
 def test_inputs_of_every_kind(url, tmp_path):
     model, served = randslot.load("embedded", device="cpu"), randslot.remote(url)
     noise(90, 700).save(tmp_path / "tall.png")

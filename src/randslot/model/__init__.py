@@ -94,7 +94,7 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
         from .remote_model import remote
 
     if is_url(name):
-        if fixed := sorted(given.keys() - {"query_vectors", "page_vectors"}):
+        if fixed := sorted(given.keys() - {"query_vectors", "page_vectors", "width"}):
             raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
         return remote(name, **given)
     has_code = given.get("trust_remote_code") or given.get("known_code")

@@ -47,6 +47,7 @@ def remote(
     *,
     query_vectors: int | None = None,
     page_vectors: int | None = None,
+    width: int | None = None,
     timeout: float = 120.0,
     token: str | None = None,
 ) -> RandSlotModel:
@@ -54,8 +55,8 @@ def remote(
 
     url: of a server such as vLLM or `randslot serve`, as in "http://localhost:8000". folder: for vLLM, the exported
     folder or its serving.json; by default where the server says its model is, if that is on this machine.
-    query_vectors, page_vectors: fewer than the server gives. timeout: seconds for one request. token: the bearer token
-    of the server.
+    query_vectors, page_vectors, width: fewer than the server gives. timeout: seconds for one request. token: the bearer
+    token of the server.
 
     Errors: RandSlotError if the server cannot be reached, or runs another model than the folder has.
     """
@@ -73,7 +74,7 @@ def remote(
             raise RandSlotError(f"{url} has no model: a library of words has none, index it with --model")
         case _:
             raise RandSlotError(f"{url} names no model at /v1/models{hint}")
-    budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors}
+    budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors, "width": width}
     encoder.use(**{name: num for name, num in budgets.items() if num is not None})
     return RandSlotModel(modules=[encoder], device="cpu")
 
@@ -117,7 +118,7 @@ class RemoteEncoder(InputModule):
         most["width"] = self.dimension
         for name, value in asdict(settings).items():
             own = getattr(self.limit, name)
-            if value != own and not 0 < value <= most.get(name, 0):
+            if value != own and (name not in most or not 0 < value <= most[name]):
                 raise UsageError(f"{name}={value!r}: the server has {own!r}; only fewer vectors can be asked for")
         self.settings = settings
 
