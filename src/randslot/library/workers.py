@@ -1,10 +1,10 @@
 """Worker processes that open files: what pdfium or Pillow does with a bad file stays in there.
 
 `WorkerPool` sends requests; `main` is the worker process. A request is a line of JSON with a "file", for pages their
-"numbers", and "pixels" (for an image), "text" (for what the file says, with "boxes" of words if asked) or "ocr" (for
-what can be read in the image).
-The answer is a line of JSON, after which "bytes" bytes may follow: pixels, or boxes of words. A worker loads no model
-but those of OCR, at the first such request. If it hangs or dies, only the pages fail that it was asked for.
+"numbers", and "pixels" (for an image), "box" (for a part of one), "text" (for what the file says, with "boxes" of words
+if asked), "ocr" (for what can be read in the image) or "outline". The answer is a line of JSON, after which "bytes"
+bytes may follow: pixels, or boxes of words. A worker loads no model but those of OCR, at the first such request. If it
+hangs or dies, only the pages fail that it was asked for.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ from ..errors import RandSlotError
 from ..pages import (
     HEAD,
     KINDS,
+    Box,
     OpenPdf,
     PageText,
+    crop_file_page,
     num_pages,
     read_file_text,
+    read_outline,
     render_file_page,
     short,
 )
@@ -115,6 +118,17 @@ class WorkerPool:
         """Open one page of a file as an image of about `pixels` pixels."""
         reply, content = self._ask({"file": file, "numbers": [number], "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
+
+    def crop(self, file: str, number: int, box: Box, width: int) -> Image.Image:
+        """Open a part of a page as an image of some width in pixels; box: in fractions of the page."""
+        request = {"file": file, "numbers": [number], "box": box, "width": width}
+        reply, content = self._ask(request, self.seconds)
+        return Image.frombytes("RGB", reply["size"], content)
+
+    def read_outline(self, file: str) -> list[tuple[int, str, int]]:
+        """Return the outline of a file: the level from 0, the title and the page of each entry."""
+        reply, _ = self._ask({"file": file, "outline": True}, self.seconds)
+        return [(level, title, page) for level, title, page in reply["outline"]]
 
     def read_text(self, file: str, number: int, *, keep: bool = False, with_boxes: bool = False) -> PageText:
         """Read the text of one page of a file, without rendering it.
@@ -351,6 +365,11 @@ def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], byt
         if "pixels" in request:
             image = render_file_page(file, numbers[0], request["pixels"])
             return {"size": image.size}, image.tobytes()
+        if "box" in request:
+            image = crop_file_page(file, numbers[0], request["box"], request["width"])
+            return {"size": image.size}, image.tobytes()
+        if "outline" in request:
+            return {"outline": read_outline(file)}, b""
         return _inspect(file), b""
     except RandSlotError as error:  # the parent process adds the name of the file
         reason = re.sub(rf"(:| of|) {re.escape(str(file))}", "", str(error)).replace(str(file), "it")

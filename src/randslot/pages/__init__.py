@@ -5,16 +5,18 @@ from .images import limit_aspect
 from .page import (
     Page,
     PageInput,
+    crop_file_page,
     list_pages,
     num_pages,
     open_file_page,
     open_page,
     read_file_text,
+    read_outline,
     read_page_text,
     render_file_page,
 )
 from .pdf import PIXELS, OpenPdf
-from .text import NO_TEXT, NoTextError, PageText, Word
+from .text import NO_TEXT, Box, NoTextError, PageText, Word
 
 __all__ = [
     "DOCUMENT_SUFFIXES",
@@ -22,12 +24,14 @@ __all__ = [
     "KINDS",
     "NO_TEXT",
     "PIXELS",
+    "Box",
     "NoTextError",
     "OpenPdf",
     "Page",
     "PageInput",
     "PageText",
     "Word",
+    "crop_file_page",
     "is_file",
     "limit_aspect",
     "list_pages",
@@ -36,6 +40,7 @@ __all__ = [
     "open_page",
     "page_file",
     "read_file_text",
+    "read_outline",
     "read_page_text",
     "render_file_page",
     "short",

@@ -11,9 +11,9 @@ from PIL import Image
 
 from ..errors import RandSlotError
 from .formats import KINDS, PDF, find_page, is_file, short
-from .images import image_page, num_image_pages, open_image, to_upright_rgb
-from .pdf import PIXELS, OpenPdf, num_pdf_pages, read_pdf_text, render_pdf_page
-from .text import NO_TEXT, NoTextError, PageText
+from .images import image_page, num_image_pages, open_image, shrink, to_upright_rgb
+from .pdf import PIXELS, OpenPdf, crop_pdf_page, num_pdf_pages, read_pdf_outline, read_pdf_text, render_pdf_page
+from .text import NO_TEXT, Box, NoTextError, PageText
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,6 +134,24 @@ def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
     """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer."""
     pdf = find_pdf(file)
     return render_pdf_page(pdf, number, pixels) if pdf else open_image(file, str(file), number, pixels)
+
+
+def crop_file_page(file: Path, number: int, box: Box, width: int, max_pixels: int = 2400 * 3200) -> Image.Image:
+    """Open a part of a page, `width` pixels wide, or fewer if it is of an image that has fewer."""
+    pdf = find_pdf(file)
+    if pdf:
+        return crop_pdf_page(pdf, number, box, max_pixels, width)
+    image = open_image(file, str(file), number, max_pixels)
+    left, top, right, bottom = box
+    part = (left * image.width, top * image.height, right * image.width, bottom * image.height)
+    image = image.crop(tuple(map(round, part)))  # type: ignore[arg-type]
+    return shrink(image, min(width * width * image.height // image.width, max_pixels))
+
+
+def read_outline(file: Path) -> list[tuple[int, str, int]]:
+    """Return the outline of a document, as `read_pdf_outline`; nothing for an image."""
+    pdf = find_pdf(file)
+    return read_pdf_outline(pdf) if pdf else []
 
 
 def read_file_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_boxes: bool = True) -> PageText:

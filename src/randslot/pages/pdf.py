@@ -31,6 +31,7 @@ from .text import (
     HYPHEN,
     NO_TEXT,
     SOFT_BREAK,
+    Box,
     PageText,
     clean_characters,
     clean_word,
@@ -95,12 +96,35 @@ def read_pdf_properties(file: Path) -> dict[str, str]:
 
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
     """Render one page of a PDF, counted from 1, with about `pixels` pixels."""
+    return crop_pdf_page(file, number, (0.0, 0.0, 1.0, 1.0), pixels)
+
+
+def crop_pdf_page(file: Path, number: int, box: Box, pixels: int, max_width: int | None = None) -> Image.Image:
+    """Render a part of a page, with about `pixels` pixels or, if that is less, `max_width` pixels wide.
+
+    box: left, top, right, bottom, in fractions of the page.
+    """
     with open_pdf_page(file, number) as page:
         width, height = page.get_size()
         if not max(width, height) <= 14_400:  # points, 200 inches: the largest page that PDF readers support
             raise RandSlotError(f"page {number} of {file} is too large: {width:.0f} x {height:.0f} points")
-        image: Image.Image = page.render(scale=(pixels / max(width * height, 1.0)) ** 0.5).to_pil()
+        left, top, right, bottom = box
+        scale = float((pixels / max((right - left) * width * (bottom - top) * height, 1.0)) ** 0.5)
+        if max_width is not None:
+            scale = min(scale, max_width / ((right - left) * width))
+        cut = (left * width, (1 - bottom) * height, (1 - right) * width, top * height)
+        image: Image.Image = page.render(scale=scale, crop=cut).to_pil()
         return image.convert("RGB")
+
+
+def read_pdf_outline(file: Path) -> list[tuple[int, str, int]]:
+    """Return the outline of a PDF by page: the level from 0, the title and the page of each entry."""
+    with _pdf_errors(file, "open"), PDFIUM, pdfium.PdfDocument(file) as pdf:
+        fields = PdfFields(pdf)
+    outline = []
+    for page in fields.pages:
+        outline += [(len(path) - 1, path[-1], page) for path in fields.entries[page]]
+    return outline
 
 
 class OpenPdf:

@@ -15,6 +15,9 @@ from numpy.typing import ArrayLike
 
 from ..errors import RandSlotError
 
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, in fractions of the page."""
+
 
 @dataclass(frozen=True, slots=True)
 class Word:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..pages.text import PageText, Word
+from ..pages.text import Box, PageText, Word
 from .analyzer import Token, remove_accents, tokenize
 from .query import WordQuery
 
@@ -16,7 +16,7 @@ LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
 MAX_BOXES = 400  # of a page: more marks show nothing
 Span = tuple[int, int]
-Box = tuple[float, float, float, float]
+Mark = tuple[int, int, str]  # where a word begins and ends, and its term
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Found:
-    """A snippet, and the box of every marked word of the page: left, top, right, bottom, in fractions of the page."""
+    """A snippet, and the box of every marked word of the page. best: that of the rarest word in the best passage."""
 
     snippet: Snippet
     boxes: tuple[Box, ...] = ()
+    best: Box | None = None
 
 
 def find_words(page: PageText, query: WordQuery) -> Found:
     """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
     tokens, analyzer = list(tokenize(page.text)), query.analyzer
-    marks: list[tuple[int, int, str]] = []
+    marks: list[Mark] = []
     anywhere = set(query.free)
     in_order = [token for token in tokens if not token.extra] if query.phrases else []
     texts = [remove_accents(token.text) for token in in_order]
@@ -54,7 +55,10 @@ def find_words(page: PageText, query: WordQuery) -> Found:
         if not anywhere.isdisjoint(analyzer.find_terms(token)):
             marks.append((token.start, token.end, analyzer.find_term(token)))
     marks = sorted(set(marks))
-    return Found(_cut(page.text, marks), _find_boxes(page, _merge([(start, end) for start, end, _ in marks])))
+    boxes = _find_boxes(page, _merge([(start, end) for start, end, _ in marks]))
+    rarest = _find_rarest(marks)
+    best = _find_boxes(page, [rarest])[:1] if rarest else ()
+    return Found(_cut(page.text, marks), boxes, best[0] if best else None)
 
 
 def find_fields(fields: Mapping[str, str], query: WordQuery) -> list[str]:
@@ -78,29 +82,52 @@ def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]
     return found
 
 
-def _cut(text: str, marks: list[tuple[int, int, str]]) -> Snippet:
-    """Cut out the part with the most different words of the query; without any, the beginning."""
-    start = _choose_start(marks) - BEFORE
+def _find_rarest(marks: Sequence[Mark]) -> Span | None:
+    """Return the marked word of the best passage that the page has least often."""
+    counts = Counter(term for _, _, term in marks)
+    start = _choose_start(marks, LENGTH - BEFORE)
+    inside = [mark for mark in marks if start <= mark[0] and mark[1] <= start + LENGTH - BEFORE]
+    best = min(inside, key=lambda mark: (counts[mark[2]], mark[0]), default=None)
+    return (best[0], best[1]) if best else None
+
+
+def _cut(text: str, marks: Sequence[Mark]) -> Snippet:
+    """Cut out the part with the most different words of the query, and a part with others; or the beginning."""
+    spans = [_choose_span(text, marks, LENGTH)]
+    seen = {term for start, end, term in marks if spans[0][0] <= start and end <= spans[0][1]}
+    others = [mark for mark in marks if mark[2] not in seen]
+    if others:
+        spans = sorted([_choose_span(text, marks, 5 * LENGTH // 8), _choose_span(text, others, 3 * LENGTH // 8)])
+        spans = _merge(spans)
+    shown, places = "", []
+    for start, end in spans:
+        shown += " \u2026 " if shown else "\u2026 " if start else ""
+        inside = _merge([(a, b) for a, b, _ in marks if start <= a and b <= end])
+        places += [(a - start + len(shown), b - start + len(shown)) for a, b in inside]
+        shown += text[start:end].replace("\n", " ")
+    return _shorten_leaders(shown + (" \u2026" if spans[-1][1] < len(text) else ""), places)
+
+
+def _choose_span(text: str, marks: Sequence[Mark], length: int) -> Span:
+    """Return the part of a text of at most some length that has the most different marked words, from word to word."""
+    start = _choose_start(marks, length - BEFORE) - BEFORE
     if start < 0:
         start = 0
     elif space := re.search(r"[ \n]", text[start : start + BEFORE]):
         start += space.end()  # where a word begins
-    end = min(start + LENGTH, len(text))
+    end = min(start + length, len(text))
     if end < len(text):
-        end = max(text.rfind(" ", start, end), text.rfind("\n", start, end), start + LENGTH // 2)
-    inside = [(a - start, b - start) for a, b, _ in marks if a >= start and b <= end]
-    before, after = "\u2026 " if start else "", " \u2026" if end < len(text) else ""
-    shown = [(len(before) + a, len(before) + b) for a, b in _merge(inside)]
-    return _shorten_leaders(before + text[start:end].replace("\n", " ") + after, shown)
+        end = max(text.rfind(" ", start, end), text.rfind("\n", start, end), start + length // 2)
+    return start, end
 
 
-def _choose_start(marks: list[tuple[int, int, str]]) -> int:
+def _choose_start(marks: Sequence[Mark], room: int) -> int:
     """Return where the marked word stands from which on a snippet has the most different words, then the most."""
     best, best_start = (0, 0), 0
     last = 0
     inside: Counter[str] = Counter()
     for first, (start, _, term) in enumerate(marks):
-        while last < len(marks) and marks[last][1] <= start + LENGTH - BEFORE:
+        while last < len(marks) and marks[last][1] <= start + room:
             inside[marks[last][2]] += 1
             last += 1
         value = (len(inside), last - first)
