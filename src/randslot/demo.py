@@ -26,8 +26,8 @@ from .errors import MissingError, UsageError
 from .library.library import Library, delete_library
 from .library.models import EMBEDDED
 from .library.terminal import mark_words
-from .pages import open_page
-from .words.snippets import Box, Snippet
+from .pages import Box, open_page
+from .words.snippets import Snippet
 
 HITS = 3  # for each query
 ANSWERS = "answers it"

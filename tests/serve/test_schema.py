@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     )
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-ENDPOINTS = 23
+ENDPOINTS = 27
 QUICK = settings(
     max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )

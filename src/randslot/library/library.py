@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -37,7 +38,7 @@ from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, LoggingReader
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
-from .search import search
+from .search import find_similar, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
@@ -427,6 +428,14 @@ class Library:
             raise RandSlotError(f"page {short(page)} of library {self.name} has no vectors")
         similarities: Vectors = self.models.embed_queries([query])[0] @ stored.vectors.astype(np.float32).T
         return similarities
+
+    def find_similar(self, page: str, k: int = 5, *, seconds: float = math.inf) -> list[Hit]:
+        """Return the page most like one, which is given by its id, of each of k other documents, best first.
+
+        Pages are compared by vectors if the model can read them, else by words. seconds: of work on the hits.
+        """
+        self._look()
+        return find_similar(self, self._read_page(page), k, seconds)
 
     def read_text(self, page: str, *, boxes: bool = False) -> PageText:
         """Return the text of a page, which is given by its id; an empty one if it has none. boxes: of its words."""

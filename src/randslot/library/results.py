@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from ..pages import PIXELS, open_file_page
-from ..words.snippets import Box, Snippet
+from ..pages import PIXELS, Box, open_file_page
+from ..words.snippets import Snippet
 
 By = Literal["words", "vectors", "both"]
 BY: tuple[By, ...] = ("words", "vectors", "both")
@@ -86,7 +86,8 @@ class Hit:
 
     score: BM25 by words, MaxSim by vectors, by both a sum of normalised scores; it compares pages of one search only.
     matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
-    snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page.
+    snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page. best: the
+    one to look at first. passage: boxes of the lines that a model which reads text found nearest, if it reads in parts.
     copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:
     where words of the query are: the file's "name" or "folder", the page's "title", "section", "heading" or "text".
     rerank: the score by which a reranker has put this hit into its place. gone: its file is no longer on disk.
@@ -103,8 +104,10 @@ class Hit:
     by: By = "vectors"
     snippet: Snippet | None = None
     boxes: tuple[Box, ...] = ()
+    best: Box | None = None
     copies: tuple[Copy, ...] = ()
     twin: str | None = field(default=None, compare=False)
+    passage: tuple[Box, ...] = ()
     fields: tuple[str, ...] = ()
     rerank: float | None = None
     gone: bool = False
@@ -119,7 +122,8 @@ class Hit:
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        del values["twin"]
+        for name in ("twin", "best", "passage"):
+            del values[name]
         if self.rerank is None:
             del values["rerank"]
         if not self.library:

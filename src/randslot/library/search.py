@@ -11,10 +11,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
-from ..words.analyzer import Token, number_terms, remove_accents, tokenize
+from ..words.analyzer import Terms, Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
 from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
-from ..words.snippets import find_fields, find_words
+from ..words.snippets import Found, find_fields, find_words, show_window
 from .facets import OWN, explain_none, is_meant
 from .languages import read_stored_text
 from .manifest import File
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_HITS = 1_000_000
 MAX_TIES = 1000  # pages after the last hit to look at: they may have its score, or be copies of other hits
 MAX_WORDS = 50  # of a query to look up one by one
+MAX_TELLING = 80  # terms of a page to find others by
 
 
 @dataclass
@@ -377,4 +378,35 @@ def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> Non
             fields = find_fields({**library.words.name_fields(hit.source), **text.fields}, one.words)
             if marked.snippet.marks:
                 fields.append("text")
-            one.result.hits[place] = replace(hit, snippet=marked.snippet, boxes=marked.boxes, fields=tuple(fields))
+            snippet, passage = marked.snippet, find_passage(library, hit, one.pages[hit.id])
+            if passage and not snippet.marks:
+                snippet = passage.snippet  # nothing else says why the page was found
+            hit = replace(hit, snippet=snippet, boxes=marked.boxes, best=marked.best, fields=tuple(fields))
+            one.result.hits[place] = replace(hit, passage=passage.boxes if passage else ())
+
+
+def find_passage(library: Library, hit: Hit, page: StoredPage) -> Found | None:
+    """Return the window of a page's text that is nearest to the query, if the model reads pages in windows."""
+    settings = library.binding.settings if library.binding else {}
+    if not hit.matches or settings.get("kind") != "one-vector" or page.vectors is None or len(page.vectors) < 2:
+        return None
+    assert page.text is not None
+    return show_window(read_stored_text(page.text), hit.matches[0].page - 1, len(page.vectors))
+
+
+def find_similar(library: Library, page: StoredPage, k: int, seconds: float) -> list[Hit]:
+    """Return the pages most like one, of k other documents: by its vectors if the model can read, else by its words."""
+    where = make_where(library, {})
+    assert where is not None
+    where = replace(where, hidden=where.hidden | {page.file})
+    by: By = "words" if library.choose_by() == "words" or page.vectors is None else "vectors"
+    store = StoreQuery(page.vectors)
+    if by == "words":
+        terms = page.text.terms if page.text else Terms()
+        often = sorted(zip(terms.weights, terms.numbers, strict=True), reverse=True)[:MAX_TELLING]
+        numbers = tuple(sorted(number for _, number in often))  # the engine weighs them by how rare they are
+        store = StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers)) if numbers else None)
+    asked = Asked(read_query("", library.words.make_analyzer("")), store, QueryResult(by))
+    find_pages(library, [asked], k, where, False, True, "document", time.monotonic() + seconds)
+    mark_hits(library, asked, time.monotonic() + seconds)
+    return asked.result.hits

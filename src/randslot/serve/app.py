@@ -29,8 +29,8 @@ from ..errors import BusyError, DiskFullError, RandSlotError, first_line
 from ..library.facets import get_value, show_modified
 from ..library.manifest import File, show_folder, show_name
 from ..library.results import By, Hit, Match
-from ..pages import KINDS
-from ..words.snippets import Box, Snippet
+from ..pages import KINDS, Box, Word
+from ..words.snippets import Snippet
 from .access import (
     BUSY,
     COOKIE,
@@ -56,6 +56,7 @@ from .service import (
     Filters,
     ImageSize,
     Options,
+    OutlineEntry,
     PageWords,
     Ranks,
     Service,
@@ -64,6 +65,7 @@ from .service import (
 from .uploads import UploadJob, Uploads
 
 LOG = logging.getLogger("randslot")
+Side = Annotated[float, Query(ge=0, le=1, description="in fractions of the page")]
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -154,6 +156,8 @@ class HitAnswer(BaseModel):
     by: By
     snippet: Snippet | None = Field(description="null if the page has no text; marks: where words begin and end")
     boxes: list[Box] = Field(description="if asked: left, top, right, bottom of marked words, in fractions of the page")
+    best: Box | None = Field(description="the marked word to look at first")
+    passage: list[Box] = Field(description="lines of the passage nearest in meaning, if the model reads in windows")
     fields: list[str] = Field(description="where words of the query are: name, folder, title, section, heading, text")
     matches: list[Match] = Field(description="for each query vector, the nearest page vector; both from 1")
     image: str = Field(description="address of the page's image")
@@ -174,6 +178,18 @@ class SearchAnswer(BaseModel):
 class Completions(BaseModel):
     words: list[str] = Field(description="words that begin so, those on most pages first")
     names: list[str] = Field(description="names of documents that contain it")
+
+
+class TextLayer(BaseModel):
+    lines: list[list[Word]] = Field(description="words with their boxes, in fractions of the page")
+
+
+class Outline(BaseModel):
+    entries: list[OutlineEntry]
+
+
+class SimilarAnswer(BaseModel):
+    hits: list[HitAnswer]
 
 
 class Status(BaseModel):
@@ -320,6 +336,8 @@ def _show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnsw
         by=hit.by,
         snippet=hit.snippet if hit.snippet and hit.snippet.text else None,
         boxes=list(hit.boxes),
+        best=hit.best,
+        passage=list(hit.passage),
         fields=list(hit.fields),
         matches=list(hit.matches),
         image=f"/api/documents/{hit.file}/pages/{hit.page}/image",
@@ -392,6 +410,45 @@ def _add_documents(app: FastAPI, service: Service) -> None:
         """Return a page as a JPEG."""
         content = await service.image(str(id), number, size, _address(request), request.is_disconnected)
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+    @app.get(
+        "/api/documents/{id}/pages/{number}/crop",
+        tags=["documents"],
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": BINARY}}},
+    )
+    async def crop(
+        request: Request,
+        id: UUID,
+        number: int,
+        left: Side = 0.0,
+        top: Side = 0.0,
+        right: Side = 1.0,
+        bottom: Side = 1.0,
+        width: Annotated[int, Query(ge=16, le=2400, description="in pixels")] = 800,
+    ) -> Response:
+        """Return a part of a page as a JPEG."""
+        box = (round(left, 3), round(top, 3), round(right, 3), round(bottom, 3))
+        if box[2] - box[0] < 0.01 or box[3] - box[1] < 0.01:
+            raise Refused(422, "the part must be at least 0.01 wide and high")
+        content = await service.image(str(id), number, (box, width), _address(request), request.is_disconnected)
+        return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+    @app.get("/api/documents/{id}/pages/{number}/words", tags=["documents"])
+    def text_layer(id: UUID, number: int) -> TextLayer:
+        """Return the words of a page and where they stand."""
+        return TextLayer(lines=service.text_layer(str(id), number))
+
+    @app.get("/api/documents/{id}/pages/{number}/similar", tags=["search"])
+    def similar(id: UUID, number: int, k: Annotated[int, Query(ge=1, le=20)] = 6) -> SimilarAnswer:
+        """Find pages of other documents that are like this one."""
+        hits, documents = service.similar(str(id), number, k)
+        return SimilarAnswer(hits=[_show_hit(hit, documents, service) for hit in hits])
+
+    @app.get("/api/documents/{id}/outline", tags=["documents"])
+    def outline(id: UUID) -> Outline:
+        """Return the outline of a document, by page."""
+        return Outline(entries=service.outline(str(id)))
 
 
 def _address(request: Request) -> str:

@@ -16,8 +16,10 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,10 +31,11 @@ from ..library.manifest import File, show_folder, show_name, tell_apart
 from ..library.results import By, QueryResult
 from ..library.stores.points import page_id
 from ..library.workers import WorkerPool
+from ..pages import Box, Word
 from ..pages.formats import show_pages
 from ..words.analyzer import tokenize
 from ..words.query import read_query
-from ..words.snippets import Box, Snippet
+from ..words.snippets import Snippet
 from .access import Refused
 from .batches import Batches
 from .embeddings import Embeddings
@@ -43,10 +46,12 @@ MAX_HITS = 100  # of one answer
 MAX_NAME = 300  # characters of a name or pattern
 MAX_COLUMNS = 64  # page vectors that an explanation shows in full
 MAX_IMAGES = 30  # that one visitor may wait for
+MAX_LAYER, MAX_OUTLINE = 5_000, 2_000  # words of a page to select, entries of an outline
 SEARCH_SECONDS = 2.0  # of work on the hits of a query, after which what was found is the answer
 HEALTH_SECONDS = 3.0  # for a library to answer, and for how long its answer is cached
 Sort = Literal["name", "folder", "pages", "size", "modified"]
 ImageSize = Literal["small", "large", "full"]
+Part = tuple[Box, int]  # of a page, and its width in pixels
 
 
 class Filters(BaseModel):
@@ -73,6 +78,7 @@ class Filters(BaseModel):
         default=None, strict=False, description="first day of the file's last change, UTC"
     )
     modified_to: date | None = Field(default=None, strict=False, description="last day")
+    within: UUID | None = Field(default=None, strict=False, description="the id of the only document to search")
 
     def values(self) -> dict[str, Any]:
         """Return the filters that a library knows too."""
@@ -88,7 +94,8 @@ class Filters(BaseModel):
             if self.source not in shown and not any(fnmatchcase(one, self.source) for one in shown):
                 return False
         return (
-            (part in name.lower() or fnmatchcase(name.lower(), part))
+            self.within in (None, UUID(file.id))
+            and (part in name.lower() or fnmatchcase(name.lower(), part))
             and (self.folder is None or folder == self.folder)
             and (self.modified_from is None or day >= self.modified_from)
             and (self.modified_to is None or day <= self.modified_to)
@@ -156,11 +163,22 @@ class PageWords:
     """The words of a query on a page.
 
     snippet: None if the page has no text. boxes: left, top, right, bottom of marked words, in fractions of the page.
+    best: the one to look at first.
     """
 
     snippet: Snippet | None
     boxes: tuple[Box, ...]
+    best: Box | None
     words: list[WordCount]
+
+
+@dataclass(frozen=True)
+class OutlineEntry:
+    """An entry of a document's outline: its level from 0, its title, and its page."""
+
+    level: int
+    title: str
+    page: int
 
 
 @dataclass(frozen=True)
@@ -302,9 +320,9 @@ class Service:
         return path
 
     async def image(
-        self, id: str, number: int, size: ImageSize, address: str, is_gone: Callable[[], Awaitable[bool]]
+        self, id: str, number: int, size: ImageSize | Part, address: str, is_gone: Callable[[], Awaitable[bool]]
     ) -> bytes:
-        """Return a page as a JPEG for a visitor; it is not drawn if the visitor has gone before its turn."""
+        """Return a page or a part of it as a JPEG; it is not drawn if the visitor has gone before its turn."""
         if self.drawing[address] >= MAX_IMAGES:
             raise Refused(429, f"{MAX_IMAGES} images are being sent: try again")
         self.drawing[address] += 1
@@ -320,12 +338,11 @@ class Service:
             self.drawing[address] -= 1
             self.drawing += Counter()  # forgets addresses without any
 
-    def _draw_page(self, id: str, number: int, size: ImageSize) -> bytes:
+    def _draw_page(self, id: str, number: int, size: ImageSize | Part) -> bytes:
         file = self.page(id, number)
-        pixels = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}[size]
         draw = self._draw if size == "full" else self._draw_cached  # those are megabytes, and browsers cache them
         try:
-            return draw(str(self.check_file(file)), number, pixels, file.id)
+            return draw(str(self.check_file(file)), number, size, file.id)
         except (OSError, RandSlotError) as error:
             if isinstance(error, Refused):
                 raise
@@ -335,11 +352,36 @@ class Service:
                 ) from error
             raise Refused(404, "this page cannot be rendered") from error
 
-    def _draw(self, source: str, number: int, pixels: int, version: str) -> bytes:
+    def _draw(self, source: str, number: int, size: ImageSize | Part, version: str) -> bytes:
         """Render a page in a process with limits of time and memory; `version` is part of the cache key."""
+        if isinstance(size, str):
+            pixels = {"small": 360 * 480, "large": 1200 * 1600, "full": 2400 * 3200}[size]
+            image = self.pool.render(source, number, pixels)
+        else:
+            image = self.pool.crop(source, number, *size)
         buffer = BytesIO()
-        self.pool.render(source, number, pixels).save(buffer, "JPEG", quality=88)
+        image.save(buffer, "JPEG", quality=88)
         return buffer.getvalue()
+
+    def outline(self, id: str) -> list[OutlineEntry]:
+        """Return the outline of a document; nothing if its file has none."""
+        entries = self.pool.read_outline(str(self.check_file(self.document(id))))
+        return [OutlineEntry(level, title, page) for level, title, page in entries[:MAX_OUTLINE] if title]
+
+    def text_layer(self, id: str, number: int) -> list[list[Word]]:
+        """Return the lines of a page's text, as words with their boxes."""
+        self.page(id, number)
+        text = self.library.read_text(page_id(id, number))
+        words = iter(text.words[:MAX_LAYER])
+        lines = [list(islice(words, len(line.split()))) for line in text.text.splitlines()]
+        return [line for line in lines if line]
+
+    def similar(self, id: str, number: int, k: int) -> tuple[list[Hit], dict[str, File]]:
+        """Return the pages most like one, of other documents, and these documents by id."""
+        self.page(id, number)
+        hits = self.library.find_similar(page_id(id, number), k, seconds=SEARCH_SECONDS)
+        documents = self._find_documents(hits)
+        return [hit for hit in hits if hit.file in documents], documents
 
     # -- searches
 
@@ -430,7 +472,7 @@ class Service:
         for joined in parsed.joined:
             if count(joined.terms) and joined.terms not in words:
                 words[joined.terms] = WordCount(joined.text, count(joined.terms))
-        return PageWords(found.snippet if found.snippet.text else None, found.boxes, list(words.values()))
+        return PageWords(found.snippet if found.snippet.text else None, found.boxes, found.best, list(words.values()))
 
     # -- state
 

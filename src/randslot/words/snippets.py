@@ -61,6 +61,23 @@ def find_words(page: PageText, query: WordQuery) -> Found:
     return Found(_cut(page.text, marks), boxes, best[0] if best else None)
 
 
+def show_window(page: PageText, window: int, num: int) -> Found:
+    """Show one of the windows of equal numbers of words that a text was cut into: its beginning, and its lines."""
+    words = page.text.split()
+    first, last = window * len(words) // num, (window + 1) * len(words) // num
+    boxes: list[Box] = []
+    for word in page.words[first:last]:
+        if boxes and abs(boxes[-1][1] - word.top) < word.bottom - word.top and word.left >= boxes[-1][2] - 0.01:
+            left, top, _, bottom = boxes[-1]
+            boxes[-1] = (left, min(top, word.top), word.right, max(bottom, word.bottom))
+        else:
+            boxes.append((word.left, word.top, word.right, word.bottom))
+    text = " ".join(words[first:last])
+    end = len(text) if len(text) <= LENGTH else text.rfind(" ", 0, LENGTH)
+    before, after = "\u2026 " if first else "", " \u2026" if end < len(text) or last < len(words) else ""
+    return Found(Snippet(before + text[:end] + after), tuple(boxes[:MAX_BOXES]))
+
+
 def find_fields(fields: Mapping[str, str], query: WordQuery) -> list[str]:
     """Return which of some named texts have a word of a query."""
     wanted = query.marked.union(*(word.terms for word in query.joined))
