@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
-from ..words.analyzer import Terms, Token, number_terms, remove_accents, tokenize
+from ..words.analyzer import Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
 from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
 from ..words.snippets import Found, find_fields, find_words, show_window
@@ -400,13 +401,14 @@ def find_similar(library: Library, page: StoredPage, k: int, seconds: float) -> 
     assert where is not None
     where = replace(where, hidden=where.hidden | {page.file})
     by: By = "words" if library.choose_by() == "words" or page.vectors is None else "vectors"
-    store = StoreQuery(page.vectors)
+    analyzer, store = library.words.make_analyzer(""), StoreQuery(page.vectors)
     if by == "words":
-        terms = page.text.terms if page.text else Terms()
-        often = sorted(zip(terms.weights, terms.numbers, strict=True), reverse=True)[:MAX_TELLING]
-        numbers = tuple(sorted(number for _, number in often))  # the engine weighs them by how rare they are
-        store = StoreQuery(terms=Terms(numbers, (1.0,) * len(numbers)) if numbers else None)
-    asked = Asked(read_query("", library.words.make_analyzer("")), store, QueryResult(by))
+        text = page.text.text if page.text else ""
+        grammar = analyzer.find_grammar(text)
+        often = Counter(analyzer.find_term(token) for token in tokenize(text) if token.text not in grammar)
+        terms = number_terms({term: 1.0 for term, _ in often.most_common(MAX_TELLING)})
+        store = StoreQuery(terms=terms if often else None)  # the engine weighs them by how rare they are
+    asked = Asked(read_query("", analyzer), store, QueryResult(by))
     find_pages(library, [asked], k, where, False, True, "document", time.monotonic() + seconds)
     mark_hits(library, asked, time.monotonic() + seconds)
     return asked.result.hits

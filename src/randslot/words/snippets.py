@@ -111,11 +111,13 @@ def _find_rarest(marks: Sequence[Mark]) -> Span | None:
 def _cut(text: str, marks: Sequence[Mark]) -> Snippet:
     """Cut out the part with the most different words of the query, and a part with others; or the beginning."""
     spans = [_choose_span(text, marks, LENGTH)]
-    seen = {term for start, end, term in marks if spans[0][0] <= start and end <= spans[0][1]}
-    others = [mark for mark in marks if mark[2] not in seen]
-    if others:
-        spans = sorted([_choose_span(text, marks, 5 * LENGTH // 8), _choose_span(text, others, 3 * LENGTH // 8)])
-        spans = _merge(spans)
+    seen = _find_terms(marks, spans)
+    if any(term not in seen for _, _, term in marks):
+        first = _choose_span(text, marks, 5 * LENGTH // 8)
+        others = [mark for mark in marks if mark[2] not in _find_terms(marks, [first])]
+        two = _merge([first, _choose_span(text, others, 3 * LENGTH // 8)])
+        if len(_find_terms(marks, two)) > len(seen):
+            spans = two
     shown, places = "", []
     for start, end in spans:
         shown += " \u2026 " if shown else "\u2026 " if start else ""
@@ -123,6 +125,11 @@ def _cut(text: str, marks: Sequence[Mark]) -> Snippet:
         places += [(a - start + len(shown), b - start + len(shown)) for a, b in inside]
         shown += text[start:end].replace("\n", " ")
     return _shorten_leaders(shown + (" \u2026" if spans[-1][1] < len(text) else ""), places)
+
+
+def _find_terms(marks: Sequence[Mark], spans: Sequence[Span]) -> set[str]:
+    """Return the terms of the marked words that are in some parts of a text."""
+    return {term for start, end, term in marks if any(first <= start and end <= last for first, last in spans)}
 
 
 def _choose_span(text: str, marks: Sequence[Mark], length: int) -> Span:

@@ -1,7 +1,7 @@
 // Elements and words. Names and texts go in as text, never as HTML.
 
-const SHORT = 20; // characters of a name that always fit
-const TAIL = 14; // characters at the end of a longer one that are not cut
+const SHORT = 16; // characters of a name that always fit
+const TAIL = 10; // characters at the end of a longer one that are never cut
 
 export const $ = (id) => document.getElementById(id);
 
@@ -32,7 +32,8 @@ export const day = (time) => new Date(time).toLocaleDateString(undefined, { year
 // two words then, so links and headings with a name in them say it as a label too.
 export function name(text) {
   const characters = [...text];
-  const end = characters.length > SHORT ? characters.length - TAIL : characters.length;
+  let end = characters.length > SHORT ? characters.length - TAIL : characters.length;
+  while (end < characters.length && characters[end] === " ") end++; // the dots stand before a letter
   return make("span", { className: "name", title: text },
     make("span", { textContent: characters.slice(0, end).join("") }),
     make("span", { textContent: characters.slice(end).join("") }));
@@ -77,7 +78,30 @@ export function box([left, top, right, bottom]) {
   return made;
 }
 
+// Calls a function when nobody has called for some milliseconds.
+export function rested(milliseconds, act) {
+  let timer = 0;
+  const later = (...given) => { clearTimeout(timer); timer = setTimeout(() => act(...given), milliseconds); };
+  later.cancel = () => clearTimeout(timer);
+  return later;
+}
+
+// What this browser keeps for itself: nothing of it is sent anywhere.
+export function kept(key, usual) {
+  try { return JSON.parse(localStorage.getItem(`randslot.${key}`)) ?? usual; } catch { return usual; }
+}
+
+export function keep(key, value) {
+  try { localStorage.setItem(`randslot.${key}`, JSON.stringify(value)); } catch { /* private mode, or full */ }
+}
+
 export const image = (document, page, size) => `/api/documents/${document.id}/pages/${page}/image?size=${size}`;
+
+// A part of a page, given by left, top, right and bottom in fractions of it, for a place of some width on the screen.
+export function part(document, page, [left, top, right, bottom], width) {
+  const asked = { left: left.toFixed(3), top: top.toFixed(3), right: right.toFixed(3), bottom: bottom.toFixed(3), width: Math.round(width * Math.min(devicePixelRatio, 2)) };
+  return `/api/documents/${document.id}/pages/${page}/crop?${new URLSearchParams(asked)}`;
+}
 
 // Calls a function when an element comes near the screen, again as long as it is there, and when its button is pressed.
 export function whenNear(element, load) {

@@ -1,22 +1,27 @@
-// What a search is limited to: documents by name, folder, date and metadata; and what it compares.
+// What a search is limited to: documents by name, folder, year, kind, language, date and metadata; and what it compares.
 
 import { call } from "./api.js";
 import { $, make, plural } from "./dom.js";
-import { at, go } from "./route.js";
+import { at, go, href, lead } from "./route.js";
 
 const NAMES = 12; // suggestions
-const DAYS = { "7d": "past 7 days", "30d": "past 30 days", "365d": "past 12 months" };
-const BY = { "": "Words and vectors", words: "Words only", vectors: "Vectors only" };
-const OWN = ["in", "folder", "when", "by"];
+const FEW = 6; // values of a facet that are shown at first
+const CHANGED = { "7d": "past 7 days", "30d": "past 30 days", "365d": "past 12 months" };
+const BY = { both: "Words and meaning", words: "Words only", vectors: "Meaning only" };
+const KINDS = { pdf: "PDF", document: "Document", slides: "Slides", sheet: "Sheet", text: "Text", web: "Web page", mail: "Mail", book: "Book", image: "Image" };
+const OWN = ["in", "folder", "year", "type", "language", "when"];
+
+let known = null; // the status of the library
+const unfolded = new Set(); // facets of which all values are shown
 
 export const names = () => [...at().keys()].filter((key) => OWN.includes(key) || key.startsWith("m."));
 
 // The filters of the address as the API takes them.
 export function chosen() {
   const now = at();
-  const body = { name: now.get("in") ?? "" };
-  if (now.get("folder")) body.folder = now.get("folder");
-  if (now.get("when")) Object.assign(body, days(now.get("when")));
+  const body = {};
+  for (const key of ["in", "folder", "year", "type", "language"]) if (now.get(key)) body[key] = now.get(key);
+  if (now.get("when")) body.modified_from = new Date(Date.now() - Number.parseInt(now.get("when"), 10) * 86_400_000).toISOString().slice(0, 10);
   const metadata = [...now].filter(([key]) => key.startsWith("m.")).map(([key, value]) => [key.slice(2), value]);
   if (metadata.length) body.metadata = Object.fromEntries(metadata);
   return body;
@@ -25,69 +30,78 @@ export function chosen() {
 // What limits a search to one document: its folder too, if others have its name.
 export const only = ({ name, place, folder }) => ({ in: name, ...(place && folder && { folder }) });
 
-function days(when) {
-  if (/^\d{4}$/.test(when)) return { year: Number(when) };
-  const number = Number.parseInt(when, 10);
-  if (!number) return {};
-  return { modified_from: new Date(Date.now() - number * 86_400_000).toISOString().slice(0, 10) };
-}
+// -- facets: the values that documents have, with how many there are
 
-// -- the row of filters
+let asked = 0;
 
-export async function offer(status) {
-  const { folders, years, metadata } = await call("/api/facets");
-  const counted = (values) => Object.entries(values).map(([value, count]) => [value, `${value} (${count.toLocaleString("en")})`]);
-  document.body.classList.toggle("one-folder", Object.keys(folders).length < 2);
-  fill($("folder"), [["", "All folders"], ...counted(folders)], Object.keys(folders).length > 1);
-  const dates = [["", "Any date"], ...Object.entries(DAYS), ...Object.keys(years).reverse().map((year) => [year, year])];
-  fill($("when"), dates, status.documents > 1);
-  const both = status.model !== null && status.language !== null;
-  const usual = Object.entries(BY).map(([by, text]) => [by === "" ? "both" : by, text]).filter(([by]) => by !== status.by);
-  fill($("by"), [["", BY[status.by === "both" ? "" : status.by]], ...usual], both);
-  $("metadata").replaceChildren(...Object.entries(metadata).map(([key, values]) => {
-    const select = make("select", { id: `m.${key}` });
-    fill(select, [["", `Any ${key}`], ...counted(values)], true);
-    select.addEventListener("change", () => go({ [`m.${key}`]: select.value, open: "" }));
-    return make("span", {}, make("label", { className: "unseen", htmlFor: select.id, textContent: key }), select);
-  }));
+export const know = (status) => { known = status; };
+
+export async function offer() {
+  const number = ++asked;
+  const { metadata: _, ...plain } = chosen();
+  const found = await call(`/api/facets?${new URLSearchParams(plain)}`);
+  if (number !== asked) return;
+  document.body.classList.toggle("one-folder", Object.keys(found.folders).length < 2);
+  const facets = [
+    facet("folder", "Folder", found.folders), facet("year", "Year", found.years, {}, (one, other) => other[0] - one[0]),
+    facet("type", "Kind", found.types, KINDS), facet("language", "Language", found.languages),
+    ...Object.entries(found.metadata).map(([key, values]) => facet(`m.${key}`, key, values)),
+    known.documents > 1 && facet("when", "Changed", Object.fromEntries(Object.keys(CHANGED).map((key) => [key, null])), CHANGED, () => 0),
+    known.model !== null && known.language !== null && facet("by", "Search by", Object.fromEntries(Object.keys(BY).map((key) => [key, null])), BY, () => 0),
+  ];
+  $("facets").replaceChildren(...facets.filter(Boolean));
   showFilters();
 }
 
-function fill(select, options, useful) {
-  select.hidden = !useful;
-  select.replaceChildren(...options.map(([value, text]) => make("option", { value, textContent: text })));
+function facet(key, title, values, texts = {}, order = (one, other) => other[1] - one[1]) {
+  const now = at().get(key) ?? (key === "by" ? known.by : "");
+  if (now && !(now in values)) values = { ...values, [now]: 0 };
+  const all = Object.entries(values).sort(order);
+  if (all.length < 2 && !at().has(key)) return null;
+  const shown = unfolded.has(key) ? all : all.filter(([value], i) => i < FEW || value === now);
+  const items = shown.map(([value, count]) => make("li", {}, option(key, value, count, texts[value] ?? value, value === now)));
+  if (all.length > shown.length) {
+    const rest = make("button", { type: "button", className: "rest", textContent: `${all.length - shown.length} more` });
+    rest.addEventListener("click", () => { unfolded.add(key); offer().catch(() => {}); });
+    items.push(make("li", {}, rest));
+  }
+  return make("section", {}, make("h3", { textContent: title }), make("ul", {}, ...items));
+}
+
+function option(key, value, count, text, isChosen) {
+  const changes = { [key]: isChosen ? "" : value, open: "" };
+  const link = make("a", { href: href(changes) }, make("span", { textContent: text }));
+  if (count) link.append(make("small", { textContent: count.toLocaleString("en") }));
+  if (isChosen) link.setAttribute("aria-current", "true");
+  return lead(link, changes);
 }
 
 export function showFilters() {
   const now = at();
   if (document.activeElement !== $("source")) $("source").value = now.get("in") ?? "";
-  for (const select of $("filters").querySelectorAll("select")) {
-    const value = now.get(select.id) ?? "";
-    if (value && ![...select.options].some((option) => option.value === value)) {
-      select.append(make("option", { value, textContent: value })); // of a shared address
-      select.hidden = false;
-    }
-    select.value = value;
-    select.classList.toggle("chosen", Boolean(value));
-  }
-  $("source").classList.toggle("chosen", now.has("in"));
-  $("clear").hidden = !names().length;
+  const number = names().length;
+  $("filters").hidden = $("open-filters").hidden = !now.get("q") && !number;
+  $("open-filters").textContent = number ? `Filters (${number})` : "Filters";
+  $("clear").hidden = !number;
 }
 
 export const clear = () => go({ ...Object.fromEntries(names().map((name) => [name, ""])), open: "" });
 
-for (const id of ["folder", "when", "by"]) $(id).addEventListener("change", () => go({ [id]: $(id).value, open: "" }));
+$("open-filters").addEventListener("click", () => {
+  const open = $("filters").classList.toggle("open");
+  $("open-filters").ariaExpanded = String(open);
+});
 $("clear").addEventListener("click", () => { $("source").value = ""; clear(); });
 
 // -- names that complete themselves
 
-let asked = 0;
+let naming = 0;
 let typing = 0;
 
 async function suggest() {
-  const number = ++asked;
-  const { total, documents } = await call(`/api/documents?limit=${NAMES}&name=${encodeURIComponent($("source").value.trim())}`);
-  if (number !== asked || document.activeElement !== $("source")) return;
+  const number = ++naming;
+  const { total, documents } = await call(`/api/documents?limit=${NAMES}&in=${encodeURIComponent($("source").value.trim())}`);
+  if (number !== naming || document.activeElement !== $("source")) return;
   const options = documents.map((document, i) => {
     const { name, place, folder, pages } = document;
     const about = make("small", { textContent: `${place || folder} · ${plural(pages, "page")}` });
@@ -128,7 +142,7 @@ function choose(option) {
   go({ in: name, ...(folder && { folder }), open: "" });
 }
 
-export const stopSuggesting = () => { clearTimeout(typing); asked++; expand(false); };
+export const stopSuggesting = () => { clearTimeout(typing); naming++; expand(false); };
 
 $("source").addEventListener("input", () => {
   clearTimeout(typing);
@@ -144,7 +158,12 @@ $("source").addEventListener("keydown", (event) => {
     open ? activate(event.key === "ArrowDown" ? 1 : -1) : suggest().catch(() => {});
   }
   if (event.key === "Escape" && open) { event.preventDefault(); stopSuggesting(); }
-  if (event.key === "Enter" && open && active()) { event.preventDefault(); choose(active()); }
+  if (event.key === "Enter") {
+    event.preventDefault();
+    if (open && active()) return choose(active());
+    stopSuggesting();
+    go({ in: $("source").value.trim(), open: "" });
+  }
 });
 $("names").addEventListener("pointerdown", (event) => { // before the field loses the focus, which closes the list
   event.preventDefault();

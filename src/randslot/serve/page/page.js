@@ -3,8 +3,9 @@
 import { call } from "./api.js";
 import { $, plural } from "./dom.js";
 import * as documents from "./documents.js";
-import { offer, showFilters } from "./filters.js";
-import { at, go, moved, onMove } from "./route.js";
+import * as filters from "./filters.js";
+import "./keys.js";
+import { at, dropBad, go, moved, onMove } from "./route.js";
 import * as search from "./search.js";
 import * as uploads from "./uploads.js";
 import * as viewer from "./viewer.js";
@@ -22,25 +23,31 @@ async function about() {
   viewer.know(status);
   uploads.know(status, changed);
   documents.know(status, changed);
-  await offer(status);
+  filters.know(status);
 }
 
 // Something was added or removed: what is typed and what is found stay, lists are read again.
 async function changed() {
   await about();
+  filters.offer().catch(() => {});
   if (at().get("view") === "documents") await Promise.all([documents.showDocuments(), documents.showFailures()]);
   else if (!at().get("q")) await search.search();
 }
 
 async function show() {
+  const bad = dropBad();
+  if (bad.length) $("ignored").textContent = `Ignored in the address: ${bad.join(", ")}`;
+  $("ignored").hidden = !bad.length;
   const now = at();
   const view = now.get("view") === "documents" ? "documents" : "search";
   now.delete("open");
   const before = shown;
   shown = now.toString();
   try {
-    if (before !== shown) await showView(view, new URLSearchParams(before ?? ""));
-    await viewer.open();
+    const isDrawn = before === shown ? null : showView(view, new URLSearchParams(before ?? ""));
+    if (!now.get("q")) await viewer.open(); // else its marks and its place wait for the hits
+    await isDrawn;
+    if (now.get("q")) await viewer.open();
   } catch (error) {
     if (view === "documents") $("documents-message").textContent = error.message;
     else search.say(error.message, true);
@@ -55,8 +62,9 @@ async function showView(view, before) {
   }
   if (view === "documents") await known; // whether they can be removed
   if (view === "documents") return Promise.all([documents.showDocuments(), before.get("view") === view || documents.showFailures()]);
-  if ((at().get("q") ?? "") !== (before.get("q") ?? "") || document.activeElement !== $("query")) $("query").value = at().get("q") ?? "";
-  showFilters();
+  if ($("query").value.trim() !== (at().get("q") ?? "")) $("query").value = at().get("q") ?? ""; // keeps a space while one types
+  filters.showFilters();
+  known.then(filters.offer).catch(() => {});
   return search.search();
 }
 

@@ -1,10 +1,23 @@
-// What the address says: ?q=query&in=name&folder=...&when=...&by=...&m.KEY=VALUE&open=document:page, or ?view=documents.
+// What the address says: ?q=query&in=name&folder=...&year=...&type=...&language=...&when=...&m.KEY=VALUE&by=...&sort=date
+// &verbatim=1&open=document:page, or ?view=documents. What has no meaning is taken out, and named.
+
+const MEANT = {
+  by: /^(words|vectors|both)$/, when: /^(7|30|365)d$/, year: /^\d{4}(-\d{4})?$/, verbatim: /^1$/, view: /^documents$/,
+  sort: /^(date|name|folder|pages|size|modified)$/, order: /^(up|down)$/, open: /^[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}(:\d+)?$/i,
+};
 
 const listeners = [];
 
 export const at = () => new URLSearchParams(location.search);
 export const onMove = (listener) => listeners.push(listener);
 export const moved = () => Promise.all(listeners.map((listener) => listener()));
+
+// Take parameters that mean nothing out of the address, and return them.
+export function dropBad() {
+  const bad = [...at()].filter(([name, value]) => MEANT[name] && !MEANT[name].test(value));
+  if (bad.length) history.replaceState(null, "", href(Object.fromEntries(bad.map(([name]) => [name, ""]))));
+  return bad.map(([name, value]) => `${name}=${value.slice(0, 60)}`);
+}
 
 export function href(changes) {
   const next = at();

@@ -1,26 +1,36 @@
-// Pages that were found, best first: their text with the words marked, more of them as one scrolls, copies as one.
+// A search, as one types: old hits stay until new ones are there, more of them come as one scrolls.
 
 import { call } from "./api.js";
-import { $, box, image, join, label, make, marked, name, plural, whenNear } from "./dom.js";
+import { $, make, plural, rested, whenNear } from "./dom.js";
 import { chosen, clear, names, stopSuggesting } from "./filters.js";
+import * as hits from "./hits.js";
 import { at, go, href, lead } from "./route.js";
+import { hide, remember, showSaved, suggest } from "./suggest.js";
 
-const STEP = 20; // hits in one answer
+const REST = 150; // milliseconds without a key before a search begins
+const THINK = 700; // before a search by meaning, which takes longer, follows one by words
+const PATIENCE = 500; // before the page says that it is searching
+const STEP = 30; // hits in one answer
+const MOST = 100; // hits that are sorted by date
 const DEEPEST = 420; // hits that are shown at most; the API passes over no more than 400
 const FIRST = 24; // documents that are shown before a search
-const BOXES = 80; // on a thumbnail
-const COPIES = 3; // that are named
 
-export const found = []; // the hits that are shown, as {document, page, ...}
+export const found = []; // the hits that are shown, in their order: {document, page, ...}
+export let corrected = null; // the query that was searched for, if words of the given one were corrected
 let learn;
 let known = new Promise((done) => { learn = done; }); // the status of the library, once it is there
+let by = null; // what searches of this library compare
+let isSingle = false; // the library has one document
 let asked = 0; // answers to older searches are dropped
 let loading = false;
 let complete = true; // nothing more can come
+let grew = true; // the last answer had documents that were not there before
 let passed = 0; // hits that have come
 let unknown = []; // words of the query that no page has
-let corrected = null; // the query that was searched for, if words of the given one were corrected
-let places = new Map(); // pages -> the hits that they are, and their places
+let options = {}; // of the search whose hits are shown
+let groups = new Map(); // document id -> {element, hits}, in the order of their best hits
+let places = new Map(); // pages -> the hits that they are
+let isTyped = false; // the search is of what is being typed
 
 export function say(text, bad = false) {
   $("message").textContent = text;
@@ -28,98 +38,139 @@ export function say(text, bad = false) {
 }
 
 export function know(status) {
+  by = status.by;
+  isSingle = status.documents === 1;
   learn(status);
   known = Promise.resolve(status);
 }
 
-const spot = (document, page) => `${document.id}:${page}`;
-
 // The hit that a page is, and its place among those that are shown; a copy has the place of the first.
-export const find = (document, page) => places.get(spot(document, page)) ?? { hit: null, rank: -1 };
+export function find(document, page) {
+  const hit = places.get(hits.spot(document, page)) ?? null;
+  return { hit, rank: hit ? found.indexOf(hit.first ?? hit) : -1 };
+}
 
 // -- a search, or what there is before one
 
 export async function search() {
   const number = ++asked;
   const query = at().get("q") ?? "";
+  const typed = isTyped;
+  isTyped = false;
   document.title = query ? `${query} - RandSlot` : "RandSlot";
   stopSuggesting();
+  showSaved();
+  $("sort-label").hidden = !query;
+  $("sort").value = at().get("sort") === "date" ? "date" : "";
+  if (!query) return list(number);
+  const waiting = setTimeout(() => { if (number === asked) $("hits").classList.add("waiting"), say("Searching ..."); }, PATIENCE);
+  const wanted = { query, collapse: true, ...chosen() };
+  if (at().get("by")) wanted.by = at().get("by");
+  if (at().get("verbatim")) wanted.verbatim = true;
+  if (typed) Object.assign(wanted, { prefix: !/\s$/.test($("query").value) }, (wanted.by ?? by) === "both" && { by: "words" });
+  if (typed && (wanted.by ?? by) === "vectors") return clearTimeout(waiting); // follows when one rests
+  try {
+    await begin(number, wanted, typed);
+  } finally {
+    clearTimeout(waiting);
+    if (number === asked) $("hits").classList.remove("waiting");
+  }
+}
+
+async function begin(number, wanted, typed) {
+  const isDated = at().get("sort") === "date";
+  let answer;
+  try {
+    answer = await call("/api/search", { ...wanted, k: isDated ? MOST : STEP });
+  } catch (error) {
+    if (number !== asked) return;
+    reset();
+    throw error;
+  }
+  if (number !== asked) return;
+  if (typed && !answer.hits.length) return search(); // corrects words, and compares by meaning
+  reset();
+  options = wanted;
+  ({ unknown, corrected } = answer);
+  complete = isDated;
+  if (isDated) answer.hits.sort((one, other) => time(other) - time(one));
+  await take(answer, isDated ? MOST : STEP);
+  hits.forget();
+}
+
+const time = ({ document }) => Date.parse(document.date || document.modified);
+
+function reset() {
   found.length = passed = 0;
+  groups = new Map();
   places = new Map();
   complete = true;
   loading = false;
+  corrected = null;
+  unknown = [];
   $("more").hidden = $("empty").hidden = $("unknown").hidden = true;
-  $("title").textContent = query ? "Pages, best first" : "In this library";
-  $("title").classList.toggle("unseen", Boolean(query));
-  if (!query) return list(number);
-  say("Searching ...");
-  $("hits").classList.add("waiting");
-  complete = false;
-  await load(number);
+  $("title").textContent = "Pages, best first";
+  $("title").className = "unseen";
+  $("hits").className = "found";
+  $("hits").replaceChildren();
 }
 
 async function list(number) {
   const { total, documents } = await call(`/api/documents?limit=${FIRST}&sort=modified&order=down`);
   if (number !== asked) return;
+  reset();
   $("hits").className = "covers";
-  $("hits").replaceChildren(...documents.map(cover));
+  $("hits").replaceChildren(...documents.map((one) => hits.cover(one)));
   say("");
   $("title").textContent = total > documents.length ? `Latest of ${plural(total, "document")}` : "In this library";
-  $("title").hidden = !total;
+  $("title").className = total ? "" : "unseen";
+  hide();
   if (!total) await explainEmpty();
-}
-
-function cover(document) {
-  const thumb = thumbnail(document, 1);
-  const where = make("span", { className: "where", textContent: plural(document.pages, "page") + (document.place ? ` · in ${document.place}` : "") });
-  const open = { open: spot(document, 1) };
-  return make("li", {}, lead(make("a", { href: href(open), ariaLabel: `${document.name}, ${where.textContent}` }, thumb, name(document.name), where), open));
 }
 
 async function load(number = asked) {
   if (complete || loading) return;
   loading = true;
-  const now = at();
-  const by = now.get("by") ? { by: now.get("by") } : {};
-  let answer;
   try {
-    answer = await call("/api/search", { query: now.get("q"), k: STEP, offset: passed, collapse: true, ...chosen(), ...by });
+    const answer = await call("/api/search", { ...options, k: STEP, offset: passed });
+    if (number === asked) await take(answer, STEP);
   } catch (error) {
-    if (number !== asked) return;
-    loading = false;
-    complete = $("more").hidden = true;
-    if (!passed) empty();
+    if (number === asked) complete = $("more").hidden = true;
     throw error;
+  } finally {
+    if (number === asked) loading = false;
   }
-  if (number !== asked) return;
-  const { hits } = answer;
-  if (!passed) {
-    empty();
-    ({ unknown, corrected } = answer);
-  }
-  passed += hits.length;
-  complete = hits.length < STEP || passed >= DEEPEST;
-  for (const hit of hits) add(hit);
-  loading = false;
-  await tell(hits.length === STEP && complete);
-  if (answer.note) say(answer.note);
 }
 
-function empty() {
-  $("hits").className = "found";
-  $("hits").replaceChildren();
+async function take(answer, step) {
+  passed += answer.hits.length;
+  const cut = answer.hits.length === step && (complete || passed >= DEEPEST);
+  complete ||= answer.hits.length < step || passed >= DEEPEST;
+  const before = groups.size;
+  const first = passed - answer.hits.length;
+  answer.hits.forEach((hit, i) => add(hit, first + i + 1));
+  grew = groups.size > before || isSingle;
+  found.splice(0, Infinity, ...[...groups.values()].flatMap((group) => group.hits));
+  if (isOneDocument()) $("hits").replaceChildren(...found.map(hits.show));
+  else for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
+  await tell(cut);
+  if (answer.note) say(`${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`);
 }
 
-async function tell(cut) {
-  const query = at().get("q");
-  const notes = corrected ? [`Showing results for ${corrected}. Put words in quotes to search as typed.`] : [];
-  if (unknown.length) notes.push(`${showUnknown()}.`);
-  $("unknown").textContent = notes.join(" ");
-  $("unknown").hidden = !notes.length || !passed;
-  if (!passed) await explainNothing();
-  else if (cut) say(`The best ${plural(passed, "page")} for "${query}". Say more in the search, or filter, to see others.`);
-  else say(complete ? `${plural(passed, "page")} for "${query}"` : `The best ${plural(passed, "page")} for "${query}"`);
-  $("more").hidden = complete;
+// A search that only finds one document shows each of its pages.
+const isOneDocument = () => groups.size === 1 && found.length > 1 && (complete || isSingle);
+
+function add(hit, rank) {
+  const place = hits.spot(hit.document, hit.page);
+  if (places.has(place)) return; // ranks may move as one looks further down
+  hit.rank = rank;
+  places.set(place, hit);
+  for (const copy of hit.copies) places.set(hits.spot(copy.document, copy.page), { ...hit, ...copy, first: hit });
+  const group = groups.get(hit.document.id);
+  if (group) return group.hits.push(hit);
+  const element = hits.show(hit);
+  groups.set(hit.document.id, { element, hits: [hit] });
+  $("hits").append(element);
 }
 
 // Called by the viewer at the end of what is shown.
@@ -129,49 +180,27 @@ export async function loadMore() {
   return found.length > before;
 }
 
-// -- hits
+// -- what is said about the hits
 
-function add(hit) {
-  if (find(hit.document, hit.page).hit) return; // ranks may move as one looks further down
-  places.set(spot(hit.document, hit.page), { hit, rank: found.length });
-  for (const copy of hit.copies) places.set(spot(copy.document, copy.page), { hit: { ...hit, ...copy }, rank: found.length });
-  const element = make("li");
-  const open = { open: spot(hit.document, hit.page) };
-  const where = make("span", { className: "where" }, `page ${hit.page} of ${hit.document.pages.toLocaleString("en")}`,
-    hit.document.place ? ` · in ${hit.document.place}` : make("span", { className: "folder", textContent: ` · ${hit.document.folder}/` }));
-  const link = make("a", { className: "open", href: href(open), ariaLabel: `${hit.document.name}, ${where.textContent}` }, name(hit.document.name), where);
-  const text = make("div", { className: "text" }, lead(link, open));
-  if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
-  if (hit.copies.length) text.append(showCopies(hit.copies));
-  element.append(thumbnail(hit.document, hit.page, corrected ?? at().get("q")), text);
-  found.push(hit);
-  $("hits").append(element);
+async function tell(cut) {
+  const query = at().get("q");
+  const notes = [];
+  if (corrected) {
+    const instead = lead(make("a", { href: href({ verbatim: "1" }), textContent: query }), { verbatim: "1" });
+    notes.push("Showing results for ", make("strong", { textContent: corrected }), ". Search instead for ", instead, ". ");
+  }
+  if (unknown.length) notes.push(`${showUnknown()}.`);
+  $("unknown").replaceChildren(...notes);
+  $("unknown").hidden = !notes.length || !passed;
+  if (!passed) await explainNothing();
+  else {
+    const pages = `${complete && !cut ? "" : "The best "}${plural(passed, "page")} in ${plural(groups.size, "document")}`;
+    say(at().get("sort") === "date" ? `${pages}, latest first` : cut ? `${pages}. Say more in the search, or filter, to see others.` : pages);
+  }
+  $("more").hidden = complete;
 }
 
-function thumbnail(document, page, query = "") {
-  const picture = make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" });
-  const sheet = make("span", { className: "sheet" }, picture);
-  picture.addEventListener("error", () => sheet.classList.add("lost"));
-  if (query) picture.addEventListener("load", async () => {
-    const { boxes } = await call("/api/words", { query, document: document.id, page });
-    sheet.append(...join(boxes).slice(0, BOXES).map(box));
-  });
-  return make("span", { className: "thumb" }, sheet);
-}
-
-function showCopies(copies) {
-  const links = copies.slice(0, COPIES).flatMap(({ document, page }, i) => {
-    const open = { open: spot(document, page) };
-    const link = lead(make("a", { href: href(open), textContent: `${label(document)}, page ${page}` }), open);
-    return i ? [", ", link] : [link];
-  });
-  const rest = copies.length > COPIES ? [` and ${plural(copies.length - COPIES, "other place")}`] : [];
-  return make("p", { className: "twins" }, `and ${plural(copies.length, "identical page")} in `, ...links, ...rest);
-}
-
-const showUnknown = () => `No page ${names().some((one) => one !== "by") ? "with these filters " : ""}has ${unknown.map((word) => `"${word}"`).join(" or ")}`;
-
-// -- when there is nothing to show
+const showUnknown = () => `No page ${names().length ? "with these filters " : ""}has ${unknown.map((word) => `"${word}"`).join(" or ")}`;
 
 function showEmpty(title, ...parts) {
   $("empty").replaceChildren(make("h2", { textContent: title }), ...parts);
@@ -192,9 +221,9 @@ async function explainEmpty() {
 }
 
 async function explainNothing() {
-  const filters = names().filter((one) => one !== "by");
-  say(`No page found for "${at().get("q")}".`);
-  if (filters.length) {
+  const query = at().get("q");
+  say(`No page found for "${query}".`);
+  if (names().length) {
     const all = make("button", { type: "button", className: "main", textContent: "Search all documents" });
     all.addEventListener("click", () => { $("source").value = ""; clear(); });
     return showEmpty("Nothing found with these filters", all);
@@ -206,7 +235,6 @@ async function explainNothing() {
       paragraph("Its pages are scans or pictures, and searches by words find nothing on them."),
       paragraph("OCR reads them: ", code('pip install "randslot[ocr]"'), ", then ", code("randslot library words"), "."));
   }
-  const query = at().get("q");
   const tips = [...(unknown.length ? [`${showUnknown()}: is it spelled right?`] : []), "Try fewer or other words."];
   if (/["“”„«»]/.test(query)) tips.push("Leave out the quotes: they ask for exactly these words in this order.");
   if (/(^|\s)-\p{L}/u.test(query)) tips.push("Leave out words with a minus before them: pages with those are not shown.");
@@ -217,9 +245,30 @@ async function explainNothing() {
 
 // -- what people do
 
+let isNew = true; // the next key begins a search that one can go back from
+const finish = rested(THINK, () => { if (by !== "words" && at().get("q") === $("query").value.trim()) search().catch((error) => say(error.message, true)); });
+const typed = rested(REST, () => {
+  const query = $("query").value.trim();
+  suggest().catch(() => {});
+  if (query === (at().get("q") ?? "")) return;
+  isTyped = true;
+  go({ q: query, verbatim: "", open: "" }, !isNew);
+  isNew = false;
+  finish();
+});
+
+$("query").addEventListener("input", () => { finish.cancel(); typed(); });
+$("query").addEventListener("focus", () => { if (!$("query").value) suggest(); });
 $("search").addEventListener("submit", (event) => {
   event.preventDefault();
-  if ($("query").value.trim()) go({ q: $("query").value.trim(), in: $("source").value.trim(), open: "" });
+  const query = $("query").value.trim();
+  typed.cancel();
+  finish.cancel();
+  if (!query) return;
+  const isSame = query === at().get("q");
+  Promise.resolve(isSame ? search() : go({ q: query, verbatim: "", open: "" }, !isNew)).then(remember, (error) => say(error.message, true));
+  isNew = true;
+  hide();
 });
-$("query").addEventListener("search", () => { if (!$("query").value && at().has("q")) go({ q: "", open: "" }); });
-whenNear($("more"), () => load().catch((error) => say(error.message, true)));
+$("sort").addEventListener("change", () => go({ sort: $("sort").value, open: "" }));
+whenNear($("more"), async (event) => (event || grew) && load().catch((error) => say(error.message, true)));

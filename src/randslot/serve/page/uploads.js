@@ -3,7 +3,10 @@
 import { call } from "./api.js";
 import { $, make, name, plural } from "./dom.js";
 
+const WAIT = 2000; // milliseconds before a file that was refused for now is sent again
+
 const rows = new Map(); // upload id -> its row
+const all = new Set(); // rows that are shown: {file, state, ...}
 let polling = false;
 let enabled = false;
 let whenDone = () => {};
@@ -15,47 +18,79 @@ export function know(status, done) {
 }
 
 export function addFiles(files) {
-  for (const file of files) send(file, uploadRow(file.name));
+  for (const file of files) send(uploadRow(file));
 }
 
 function uploadRow(file) {
-  const bar = make("progress", { max: 1, value: 0, ariaLabel: `Progress of ${file}` });
-  const text = make("span", { className: "state", textContent: "sending" });
-  const cancel = make("button", { type: "button", textContent: "Cancel", ariaLabel: `Cancel ${file}`, hidden: true });
-  $("uploads").prepend(make("li", {}, name(file), text, bar, cancel));
+  const row = {
+    file, state: "sending", request: null, id: null,
+    bar: make("progress", { max: 1, value: 0, ariaLabel: `Progress of ${file.name}` }), text: make("span", { className: "state" }),
+    cancel: make("button", { type: "button", textContent: "Cancel", ariaLabel: `Cancel ${file.name}` }),
+    retry: make("button", { type: "button", textContent: "Retry", ariaLabel: `Retry ${file.name}`, hidden: true }),
+  };
+  row.cancel.addEventListener("click", () => cancel(row));
+  row.retry.addEventListener("click", () => send(row));
+  $("uploads").prepend(make("li", {}, row.cancel, row.retry, name(file.name), row.text, row.bar));
   $("tray").hidden = false;
-  return { bar, text, cancel };
+  all.add(row);
+  return row;
 }
 
-function send(file, row) {
+function set(row, state, text, kind = "") {
+  row.state = state;
+  row.text.textContent = text;
+  row.text.className = `state ${kind}`;
+  const isOver = ["failed", "done", "cancelled"].includes(state);
+  row.bar.hidden = row.cancel.hidden = isOver;
+  row.retry.hidden = !["failed", "cancelled"].includes(state);
+  if (isOver) rows.delete(row.id);
+  count();
+}
+
+// The title of the tray: how many are done, and how many have failed.
+function count() {
+  const number = (state) => [...all].filter((row) => row.state === state).length;
+  const [done, failed] = [number("done"), number("failed")];
+  $("tray-title").textContent = `Uploads: ${done} of ${all.size} added${failed ? `, ${failed} failed` : ""}`;
+  $("retry-all").hidden = failed < 2;
+}
+
+function send(row) {
   const request = new XMLHttpRequest(); // fetch does not tell how much has been sent
-  request.open("POST", `/api/uploads?name=${encodeURIComponent(file.name)}`);
+  row.request = request;
+  row.bar.value = 0;
+  set(row, "sending", "sending");
+  request.open("POST", `/api/uploads?name=${encodeURIComponent(row.file.name)}`);
   request.setRequestHeader("Content-Type", "application/octet-stream");
   request.upload.onprogress = (event) => { row.bar.value = event.loaded / event.total; };
-  request.onerror = () => failed(row, "the upload was cut off");
+  request.onerror = () => fail(row, "the upload was cut off");
   request.onload = () => {
     let answer = {};
     try { answer = JSON.parse(request.responseText); } catch { /* not from the service */ }
     if (request.status === 429) { // many at once: the next when some are done
-      row.text.textContent = "waiting to be sent";
-      return setTimeout(() => send(file, row), 2000);
+      set(row, "sending", "waiting to be sent");
+      row.timer = setTimeout(() => send(row), WAIT);
+      return;
     }
-    if (request.status !== 202) return failed(row, answer.error ?? `refused (${request.status})`);
+    if (request.status !== 202) return fail(row, answer.error ?? `refused (${request.status})`);
+    row.id = answer.id;
     rows.set(answer.id, row);
-    row.cancel.hidden = false;
-    row.cancel.onclick = () => call(`/api/uploads/${answer.id}`, undefined, "DELETE").catch(() => {}); // it may be over
-    row.text.textContent = "waiting";
+    set(row, "waiting", "waiting");
     row.bar.removeAttribute("value");
     poll();
   };
-  request.send(file);
+  request.send(row.file);
 }
 
-function failed(row, reason) {
-  row.bar.hidden = true;
-  row.text.textContent = `Could not be added: ${reason}`;
-  row.text.classList.add("bad");
+function cancel(row) {
+  clearTimeout(row.timer);
+  if (rows.has(row.id)) return call(`/api/uploads/${row.id}`, undefined, "DELETE").catch(() => {}); // it may be over
+  row.request.onload = row.request.onerror = null;
+  row.request.abort();
+  set(row, "cancelled", "Cancelled");
 }
+
+const fail = (row, reason) => set(row, "failed", `Could not be added: ${reason}`, "bad");
 
 async function poll() {
   if (polling) return;
@@ -73,24 +108,15 @@ async function poll() {
 function showUpload(upload) {
   const row = rows.get(upload.id);
   if (!row) return;
-  if (upload.state === "failed") failed(row, upload.error);
+  if (upload.state === "failed") fail(row, upload.error);
+  if (upload.state === "cancelled") set(row, "cancelled", "Cancelled");
   if (upload.state === "reading" && upload.num_pages) {
     row.bar.value = upload.pages_done / upload.num_pages;
     row.text.textContent = `reading, ${upload.pages_done} of ${plural(upload.num_pages, "page")}`;
   }
   if (upload.state === "done") {
-    row.bar.hidden = true;
-    row.text.classList.add("good");
-    row.text.textContent = upload.same_as === null ? `Added, ${plural(upload.num_pages, "page")}`
-      : upload.same_as === upload.name ? "Already in the library" : `Already in the library as ${upload.same_as}`;
-  }
-  if (upload.state === "cancelled") {
-    row.bar.hidden = true;
-    row.text.textContent = "Cancelled";
-  }
-  if (["failed", "done", "cancelled"].includes(upload.state)) {
-    row.cancel.hidden = true;
-    rows.delete(upload.id);
+    set(row, "done", upload.same_as === null ? `Added, ${plural(upload.num_pages, "page")}`
+      : upload.same_as === upload.name ? "Already in the library" : `Already in the library as ${upload.same_as}`, "good");
   }
 }
 
@@ -98,6 +124,7 @@ function showUpload(upload) {
 
 $("add").addEventListener("click", () => $("files").click());
 $("tray-close").addEventListener("click", () => { $("tray").hidden = true; });
+$("retry-all").addEventListener("click", () => { for (const row of all) if (row.state === "failed") send(row); });
 $("files").addEventListener("change", () => { addFiles($("files").files); $("files").value = ""; });
 for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
   window.addEventListener(kind, (event) => { // anywhere: a file that misses the area must not replace the page

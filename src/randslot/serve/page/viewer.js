@@ -1,19 +1,27 @@
-// One page, large: zoom, the matches marked on it, its neighbours, and the other pages that were found.
+// One page, large: its words to select, the matches marked on it, zoom and rotation, its document, the other hits.
 
 import { call } from "./api.js";
-import { $, box, image, join, name, place } from "./dom.js";
+import { $, box, image, join, keep, kept, label, name, place, rested } from "./dom.js";
 import { only } from "./filters.js";
+import { isTyping } from "./keys.js";
+import { cite, clearLayer, showLayer } from "./layer.js";
 import { at, go } from "./route.js";
-import { find, found, loadMore } from "./search.js";
-import { explain, hideWhy } from "./why.js";
+import { corrected, find, found, loadMore } from "./search.js";
+import { closeStrip, matches, showStrip } from "./strip.js";
+import { remember } from "./suggest.js";
+import { explain, hideWhy, showSimilar } from "./why.js";
 
-const ZOOMS = [1, 1.25, 1.5, 2, 2.5, 3, 4, 6];
+const ZOOMS = [0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4, 6];
 const SHARPER = 1100; // pixels of width from which on the large image is not sharp enough
+const WIDEST = 1100; // pixels of a page that fits the width
 
-let opened = null; // document, page, and the marks on it
+let opened = null; // document, page, the query that is marked, and the marks
+let fitted = kept("fit", "width"); // "width" or "page"
 let zoom = 1;
+let turns = 0; // by 90 degrees, to the right
 let match = -1; // the mark that one is at
-let wanted = 0; // the mark to go to when they are there: 0 for none yet, 1 for the first, -1 for the last
+let wanted = 0; // the mark to go to when they are there: 0 for the best, 1 for the first, -1 for the last
+let sought = ""; // what is looked for in this document, in place of the query
 let hasVectors = () => false;
 
 export const know = (status) => { hasVectors = () => status.model !== null; };
@@ -22,47 +30,54 @@ export async function open() {
   const [id, page] = (at().get("open") ?? "").split(":");
   if (!id) {
     opened = null;
+    closeStrip();
     if ($("viewer").open) $("viewer").close();
     return;
   }
   const document = opened?.document.id === id ? opened.document : await call(`/api/documents/${encodeURIComponent(id)}`);
   if (!(at().get("open") ?? "").startsWith(id)) return;
   const number = Math.min(Math.max(Number(page) || 1, 1), document.pages);
-  const query = at().get("q") ?? "";
+  if (opened?.document.id !== id) {
+    sought = $("find-here").value = "";
+    turns = 0;
+  }
+  const query = sought || (corrected ?? at().get("q") ?? "");
   if (opened?.document.id === id && opened.page === number && opened.query === query) return;
+  const isSamePage = opened?.document.id === id && opened.page === number;
   opened = { document, page: number, query, marks: [] };
   if (!$("viewer").open) {
     $("viewer").showModal();
     $("stage").focus({ preventScroll: true });
+    remember();
   }
-  showPage();
+  isSamePage ? $("marks").replaceChildren() : showPage();
+  showStrip(document, number, query).catch(() => {}).then(showMatch);
   await mark();
 }
 
 function showPage() {
   const { document, page } = opened;
-  $("viewer-title").replaceChildren(name(document.name), ...place(document), `, page ${page} of ${document.pages}`);
-  $("viewer-title").ariaLabel = $("viewer-title").textContent;
+  $("viewer-title").replaceChildren(name(document.name), ...place(document));
+  $("viewer-title").ariaLabel = `${label(document)}, page ${page} of ${document.pages}`;
+  $("viewer-title").title = [document.title, document.author, document.date].filter(Boolean).join(" · ");
   showGone(false);
   $("sheet").classList.add("loading"); // marks have no place until the page has its size
   $("large").src = image(document, page, "large");
   $("large").alt = `${document.name}, page ${page}`;
   $("marks").replaceChildren();
+  clearLayer();
+  showLayer(document, page).catch(() => {});
   $("file").href = document.file + (/\.pdf$/i.test(document.name) ? `#page=${page}` : "");
-  $("only").hidden = !opened.query || Object.entries(only(document)).every(([key, value]) => at().get(key) === value) || document.pages < 2;
+  $("only").hidden = !at().get("q") || Object.entries(only(document)).every(([key, value]) => at().get(key) === value) || document.pages < 2;
   setZoom(1);
   $("stage").scrollTo(0, 0);
-  for (const [button, number] of [[$("before"), page - 1], [$("after"), page + 1]]) {
-    button.disabled = number < 1 || number > document.pages;
-    const thumbnail = button.querySelector("img");
-    button.disabled ? thumbnail.removeAttribute("src") : (thumbnail.src = image(document, number, "small"));
-  }
   showResult();
+  showSimilar(document, page);
 }
 
 function showGone(gone) {
   $("gone").hidden = !gone;
-  $("sheet").hidden = gone;
+  $("turned").hidden = gone;
 }
 
 // -- zoom: the sheet is as wide as it must be, and the stage scrolls
@@ -73,21 +88,23 @@ function fit() {
   const stage = $("stage");
   const style = getComputedStyle(stage);
   const room = [stage.clientWidth - 2 * parseFloat(style.paddingLeft), stage.clientHeight - 2 * parseFloat(style.paddingTop)];
+  const shape = turns % 2 ? height / width : width / height; // as it is seen
   const narrow = matchMedia("(max-width: 52rem)").matches; // the stage is as high as the page is there
-  const whole = narrow ? room[0] : Math.min(room[0], (room[1] * width) / height);
-  const now = Math.round(whole * zoom);
-  $("sheet").style.width = `${now}px`;
+  const whole = narrow ? room[0] : fitted === "width" ? Math.min(room[0], WIDEST) : Math.min(room[0], room[1] * shape);
+  const seen = Math.round(whole * zoom);
+  const now = turns % 2 ? seen / shape : seen;
+  Object.assign($("turned").style, { width: `${seen}px`, height: `${Math.round(seen / shape)}px` });
+  Object.assign($("sheet").style, { width: `${now}px`, transform: ["none", "rotate(90deg) translateY(-100%)", "rotate(180deg) translate(-100%, -100%)", "rotate(270deg) translateX(-100%)"][turns] });
   const dense = now * Math.min(devicePixelRatio, 2);
-  if (dense > Math.max(width, SHARPER) && !$("large").src.endsWith("full")) sharpen();
+  if (dense > Math.max(width, SHARPER) && !$("large").src.endsWith("full")) sharpen().catch(() => {});
 }
 
-function sharpen() {
+async function sharpen() {
   const { document, page } = opened;
   const sharp = new Image();
   sharp.src = image(document, page, "full");
-  sharp.decode().then(() => {
-    if (opened?.document === document && opened.page === page) $("large").src = sharp.src;
-  }).catch(() => {});
+  await sharp.decode();
+  if (opened?.document === document && opened.page === page) $("large").src = sharp.src;
 }
 
 // What stays in its place while the page grows: what the pointer is on, else the match that one is at or the one nearest
@@ -107,7 +124,7 @@ function setZoom(value, pointer = null) {
   const { from, to } = anchor(pointer);
   const before = $("sheet").getBoundingClientRect();
   zoom = value;
-  $("zoom-fit").textContent = zoom === 1 ? "Fit" : `${Math.round(zoom * 100)}%`;
+  $("zoom-fit").textContent = zoom !== 1 ? `${Math.round(zoom * 100)}%` : fitted === "width" ? "Width" : "Page";
   $("zoom-out").disabled = zoom <= ZOOMS[0];
   $("zoom-in").disabled = zoom >= ZOOMS.at(-1);
   fit();
@@ -123,6 +140,16 @@ function zoomBy(step, pointer = null) {
   if (next) setZoom(next, pointer);
 }
 
+function changeFit() {
+  if (zoom === 1) keep("fit", fitted = fitted === "width" ? "page" : "width");
+  setZoom(1);
+}
+
+function rotate() {
+  turns = (turns + 1) % 4;
+  fit();
+}
+
 // -- matches
 
 async function mark() {
@@ -134,13 +161,17 @@ async function mark() {
   const asked = { query, document: document.id, page };
   const words = await call("/api/words", asked);
   if (opened !== asking) return;
-  opened.marks = join(words.boxes).map(box);
-  $("marks").replaceChildren(...opened.marks);
-  const { hit, rank } = find(document, page);
-  explain(asked, words, hit, rank + 1, hasVectors());
-  $("match-tools").hidden = !opened.marks.length;
-  if (wanted && opened.marks.length) goToMatch(wanted > 0 ? 0 : opened.marks.length - 1);
-  else showMatch();
+  const { hit } = find(document, page);
+  const boxes = join(words.boxes);
+  opened.marks = boxes.map(box);
+  const meant = (sought ? [] : hit?.passage ?? []).map(box);
+  for (const one of meant) one.classList.add("meant");
+  $("marks").replaceChildren(...meant, ...opened.marks);
+  sought ? hideWhy() : explain(asked, words, hit, hasVectors());
+  showMatch();
+  const best = words.best ? boxes.findIndex(([left, top, right, bottom]) => words.best[0] >= left - 0.001 && words.best[2] <= right + 0.001 && words.best[1] >= top - 0.001 && words.best[3] <= bottom + 0.001) : 0;
+  if (opened.marks.length) goToMatch(wanted > 0 ? 0 : wanted < 0 ? opened.marks.length - 1 : Math.max(best, 0));
+  else meant[0]?.scrollIntoView({ block: "center" });
   wanted = 0;
 }
 
@@ -153,15 +184,33 @@ function goToMatch(number) {
 }
 
 function showMatch() {
-  const count = opened.marks.length;
-  $("match-place").textContent = match < 0 ? `${count} ${count === 1 ? "match" : "matches"}` : `${match + 1} of ${count}`;
+  const count = opened?.marks.length ?? 0;
+  $("match-tools").hidden = !count && !sought;
+  $("match-place").textContent = !count ? (sought && !matches.length ? "not found" : "none here") : `${Math.max(match, 0) + 1} of ${count}`;
 }
 
-// The next mark of this page; after the last one, the first of the next page that was found.
+// The next mark of this page; after the last one, of the next page that was found, in this document or in others.
 function stepMatch(step) {
-  const next = match < 0 && step < 0 ? -1 : match + step;
-  if (next >= 0 && next < opened.marks.length) goToMatch(next);
-  else stepResult(step, step);
+  const next = match + step;
+  if (next >= 0 && next < opened.marks.length) return goToMatch(next);
+  if (!sought) return stepResult(step, step);
+  const page = step > 0 ? matches.find((one) => one > opened.page) : matches.findLast((one) => one < opened.page);
+  if (!page) return;
+  wanted = step;
+  go({ open: `${opened.document.id}:${page}` }, true);
+}
+
+// Looks for words in this document; without any, for those of the search again.
+async function seek() {
+  if (!opened || sought === $("find-here").value.trim()) return;
+  sought = $("find-here").value.trim();
+  const here = opened;
+  await open();
+  if (!sought || opened?.document !== here.document) return;
+  await showStrip(opened.document, opened.page, sought);
+  if (opened?.document === here.document && !opened.marks.length && matches.length) {
+    go({ open: `${opened.document.id}:${matches.find((one) => one >= opened.page) ?? matches[0]}` }, true);
+  }
 }
 
 // -- results and neighbours
@@ -189,27 +238,63 @@ function turn(step) {
   if (page >= 1 && page <= opened.document.pages) go({ open: `${opened.document.id}:${page}` }, true);
 }
 
+async function copy() {
+  tell(await cite(opened.document, opened.page));
+}
+
+const quiet = rested(3000, () => { $("told").hidden = true; });
+
+function tell(text) {
+  $("told").textContent = text;
+  $("told").hidden = false;
+  quiet();
+}
+
+async function print() {
+  await sharpen().catch(() => {});
+  await $("large").decode().catch(() => {});
+  window.print();
+}
+
 // -- what people do
 
 const KEYS = {
-  ArrowLeft: () => turn(-1), ArrowRight: () => turn(1), n: () => stepMatch(1), p: () => stepMatch(-1), j: () => stepResult(1),
-  k: () => stepResult(-1), "+": () => zoomBy(1), "=": () => zoomBy(1), "-": () => zoomBy(-1), 0: () => setZoom(1),
+  ArrowLeft: () => turn(-1), ArrowRight: () => turn(1), n: () => stepMatch(1), p: () => stepMatch(-1), j: () => stepResult(1), k: () => stepResult(-1),
+  "+": () => zoomBy(1), "=": () => zoomBy(1), "-": () => zoomBy(-1), 0: changeFit, r: rotate, c: copy,
 };
 
 $("viewer").addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !opened) return;
+  if (event.key === "Escape" && isTyping(event)) { // leaves the field, not the page
+    event.preventDefault();
+    $("find-here").value = "";
+    seek();
+    return $("stage").focus({ preventScroll: true });
+  }
   const sideways = event.key.startsWith("Arrow") && $("stage").scrollWidth > $("stage").clientWidth + 1;
-  if (!KEYS[event.key] || (sideways && document.activeElement === $("stage"))) return; // a page that is zoomed in is moved
+  if (isTyping(event) || !KEYS[event.key] || (sideways && document.activeElement === $("stage"))) return; // a page that is zoomed in is moved
   event.preventDefault();
   KEYS[event.key]();
 });
 for (const [id, act] of Object.entries({
   close: () => $("viewer").close(), before: () => turn(-1), after: () => turn(1), "zoom-in": () => zoomBy(1),
-  "zoom-out": () => zoomBy(-1), "zoom-fit": () => setZoom(1), "match-before": () => stepMatch(-1), "match-after": () => stepMatch(1),
+  "zoom-out": () => zoomBy(-1), "zoom-fit": changeFit, "match-before": () => stepMatch(-1), "match-after": () => stepMatch(1),
   "result-before": () => stepResult(-1), "result-after": () => stepResult(1), only: () => go({ ...only(opened.document), open: "" }),
+  rotate, cite: copy, print,
 })) $(id).addEventListener("click", act);
+$("find-here").addEventListener("input", rested(250, () => seek().catch(() => {})));
+$("find-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sought && sought === $("find-here").value.trim() ? stepMatch(1) : seek().catch(() => {});
+});
+$("page-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const page = Math.min(Math.max(Number.parseInt($("page-number").value, 10) || opened.page, 1), opened.document.pages);
+  $("page-number").value = page;
+  go({ open: `${opened.document.id}:${page}` }, true);
+  $("stage").focus({ preventScroll: true });
+});
 $("viewer").addEventListener("close", () => { if (at().get("open")) go({ open: "" }, true); });
-$("viewer").addEventListener("click", (event) => { if (event.target === $("viewer")) $("viewer").close(); });
 $("large").addEventListener("load", () => {
   const first = $("sheet").classList.contains("loading");
   $("sheet").classList.remove("loading");
@@ -218,14 +303,9 @@ $("large").addEventListener("load", () => {
 });
 $("large").addEventListener("error", () => { if (opened) showGone(true); });
 new ResizeObserver(fit).observe($("stage"));
-$("stage").addEventListener("dblclick", (event) => setZoom(zoom > 1 ? 1 : 2, event));
 $("stage").addEventListener("wheel", (event) => {
   if (!event.ctrlKey) return;
   event.preventDefault();
   zoomBy(-Math.sign(event.deltaY), event);
 }, { passive: false });
-$("stage").addEventListener("pointermove", (event) => { // a mouse drags the page, a finger scrolls by itself
-  if (event.pointerType !== "mouse" || event.buttons !== 1) return;
-  $("stage").scrollBy(-event.movementX, -event.movementY);
-});
 $("large").addEventListener("dragstart", (event) => event.preventDefault());

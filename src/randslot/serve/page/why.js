@@ -1,26 +1,30 @@
-// Why this page: in words first, then, where there are vectors, the matrix of readouts.
+// Why this page: in words first; for researchers, scores and the matrix of readouts. And pages that are like it.
 
 import { call } from "./api.js";
 import { $, make, ordinal } from "./dom.js";
 import { chosen } from "./filters.js";
+import { cover } from "./hits.js";
 
 const MOST = 12; // columns of the matrix; of more readouts only the winners are shown
-const SCORES = { words: "Score by words (BM25)", vectors: "Score by vectors (MaxSim)", both: "Score of both ranks together" };
+const SCORES = { words: "Score by words (BM25)", vectors: "Score by vectors (MaxSim)", both: "Score by words and vectors, normalised" };
+const FIELDS = { name: "its name", folder: "its folder", title: "its title", section: "the title of its section", heading: "a heading" };
 
 let now = null; // what is explained: the request, the hit if it is one, its place among the hits
+let like = ""; // the page whose like is shown
 
-export function explain(asked, words, hit, rank, hasVectors) {
-  now = asked;
+export function explain(asked, words, hit, hasVectors) {
+  now = { asked, hit, hasVectors };
   $("why").hidden = false;
-  const place = rank ? `It ranks ${ordinal(rank)} of the pages that were found.` : "It is not among the pages that were found so far.";
-  $("why-text").textContent = [told(words.words), place].filter(Boolean).join(" ");
-  $("why-words").replaceChildren(...words.words.map(chip));
+  const place = hit ? `It ranks ${ordinal(hit.rank)} of the pages that were found.` : "It is not among the pages that were found so far.";
+  $("why-text").textContent = [told(words.words, hit), place].filter(Boolean).join(" ");
+  $("why-words").replaceChildren(...words.words.filter(({ count }) => count).map(chip));
   $("why-score").textContent = hit ? `${SCORES[hit.by]}: ${hit.score.toFixed(2)}. It compares pages of this search only.` : "";
-  $("vectors").hidden = !hasVectors;
+  $("why-ranks").textContent = "";
+  $("vectors").hidden = !hit && !hasVectors;
+  $("readouts").hidden = !hasVectors;
   $("matrix").replaceChildren();
   $("sum").textContent = "";
-  if (hit?.by === "both") rankBoth(asked);
-  if (hasVectors && $("vectors").open) compare();
+  if ($("vectors").open) showDetails();
 }
 
 export function hideWhy() {
@@ -28,40 +32,47 @@ export function hideWhy() {
   $("why").hidden = true;
 }
 
-function told(words) {
-  if (!words.length) return "";
+function told(words, hit) {
   const there = words.filter(({ count }) => count);
-  if (!there.length) return "None of the words is on this page as text.";
-  if (there.length === words.length) return words.length === 1 ? "The word is on this page." : "All of the words are on this page.";
-  return `${there.length} of ${words.length} words are on this page.`;
+  const fields = (hit?.fields ?? []).filter((one) => FIELDS[one]).map((one) => FIELDS[one]);
+  const also = fields.length ? ` ${there.length ? "Some are" : "They are"} in ${fields.join(" and ")}.` : "";
+  if (!words.length) return "";
+  if (!there.length) return also ? `None of the words is in the text of this page.${also}` : hit && hit.by !== "words" ? "Found by meaning: none of the words is on this page as text." : "None of the words is on this page as text.";
+  if (there.length === words.length) return `${words.length === 1 ? "The word is" : "All of the words are"} on this page.${also}`;
+  return `${there.length} of ${words.length} words are on this page.${also}`;
 }
 
 function chip({ word, count }) {
-  const often = count ? (count === 1 ? "once" : count === 2 ? "twice" : `${count} times`) : "not on it";
-  return make("li", { className: count ? "" : "none" }, make(count ? "mark" : "span", { textContent: word }), ` ${often}`);
+  const often = count === 1 ? "once" : count === 2 ? "twice" : `${count} times`;
+  return make("li", {}, make("mark", { textContent: word }), ` ${often}`);
 }
 
-async function rankBoth(asked) {
-  const ranks = await call("/api/ranks", { ...asked, ...chosen() }).catch(() => null);
-  if (now !== asked || !ranks) return;
+// -- details for researchers
+
+function showDetails() {
+  if (!now) return;
+  if (now.hit?.by === "both" && !$("why-ranks").textContent) rankBoth(now);
+  if (now.hasVectors) compare(now);
+}
+
+async function rankBoth(asking) {
+  const ranks = await call("/api/ranks", { ...asking.asked, ...chosen() }).catch(() => null);
+  if (now !== asking || !ranks) return;
   const one = (rank) => (rank ? ordinal(rank) : "not among the first 100");
-  $("why-text").textContent += ` By words alone: ${one(ranks.words)}. By vectors alone: ${one(ranks.vectors)}.`;
+  $("why-ranks").textContent = `By words only: ${one(ranks.words)}. By vectors only: ${one(ranks.vectors)}.`;
 }
 
-// -- the matrix
-
-async function compare() {
-  const asked = now;
-  if (!asked || $("matrix").childElementCount) return;
+async function compare(asking) {
+  if ($("matrix").childElementCount) return;
   $("sum").textContent = "Comparing ...";
   let found;
   try {
-    found = await call("/api/explain", asked);
+    found = await call("/api/explain", asking.asked);
   } catch (error) {
-    if (now === asked) $("sum").textContent = error.message;
+    if (now === asking) $("sum").textContent = error.message;
     return;
   }
-  if (now !== asked) return;
+  if (now !== asking) return;
   drawMatrix(found);
   const terms = found.similarities.map((row, i) => row[found.columns.indexOf(found.winners[i])].toFixed(3));
   const left = terms.length > MOST ? `the nearest of each of ${terms.length} readouts` : terms.join(" + ");
@@ -91,4 +102,34 @@ function cell(value, near, winner) {
   return made;
 }
 
-$("vectors").addEventListener("toggle", () => { if ($("vectors").open) compare(); });
+// -- pages like this one
+
+export function showSimilar(document, page) {
+  const key = `${document.id}:${page}`;
+  if (like === key) return;
+  like = key;
+  $("similar-hits").replaceChildren();
+  $("similar-text").textContent = "";
+  if ($("similar").open) loadSimilar();
+}
+
+async function loadSimilar() {
+  const key = like;
+  if (!key || $("similar-hits").childElementCount) return;
+  $("similar-text").textContent = "Looking ...";
+  const [id, page] = key.split(":");
+  let text = "";
+  let hits = [];
+  try {
+    ({ hits } = await call(`/api/documents/${id}/pages/${page}/similar`));
+    if (!hits.length) text = "No other document has a page like this.";
+  } catch (error) {
+    text = error.message;
+  }
+  if (like !== key) return;
+  $("similar-text").textContent = text;
+  $("similar-hits").replaceChildren(...hits.map((hit) => cover(hit.document, hit.page)));
+}
+
+$("vectors").addEventListener("toggle", () => { if ($("vectors").open) showDetails(); });
+$("similar").addEventListener("toggle", () => { if ($("similar").open) loadSimilar(); });

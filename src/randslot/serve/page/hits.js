@@ -1,0 +1,143 @@
+// How hits look: the part of the page around the match, the text with its words marked, one entry for each document.
+
+import { $, box, image, join, label, make, marked, name, part, plural } from "./dom.js";
+import { href, lead } from "./route.js";
+
+const SPAN = 0.56; // of the width of a page that an excerpt shows, so that its text can be read
+const REACH = 0.14; // of the height of a page above and below the match: more than is seen, as its shape is not known
+const WIDTH = 416; // of an excerpt, in pixels of the screen
+const COPIES = 3; // that are named
+
+export const spot = (document, page) => `${document.id}:${page}`;
+
+const pictures = new Map(); // address -> its picture: one that stays is not loaded again
+
+export function forget() {
+  for (const [address, picture] of pictures) if (!picture.isConnected) pictures.delete(address);
+}
+
+function picture(address) {
+  if (!pictures.has(address)) pictures.set(address, make("img", { src: address, alt: "", loading: "lazy", decoding: "async" }));
+  return pictures.get(address);
+}
+
+// -- the part of a page around its best match
+
+function frame(hit) {
+  const seen = hit.best ?? hit.passage[Math.floor(hit.passage.length / 8)] ?? null;
+  if (!seen) return [0.06, 0, 0.94, 2 * REACH]; // the head of the page
+  const y = (seen[1] + seen[3]) / 2;
+  const near = [...hit.boxes, ...hit.passage].filter((one) => Math.abs((one[1] + one[3]) / 2 - y) < REACH / 3);
+  const first = Math.min(seen[0], ...near.map((one) => one[0])) - 0.03; // where the marks around it begin
+  const left = Math.min(Math.max(first, seen[2] + 0.03 - SPAN, 0), 1 - SPAN);
+  const top = Math.min(Math.max(y - REACH, 0), 1 - 2 * REACH);
+  return [left, top, left + SPAN, top + 2 * REACH];
+}
+
+// Where a box of the page is in a frame of it.
+const within = ([left, top, right, bottom], of) => {
+  const [width, height] = [of[2] - of[0], of[3] - of[1]];
+  return [(left - of[0]) / width, (top - of[1]) / height, (right - of[0]) / width, (bottom - of[1]) / height];
+};
+const isSeen = ([left, top, right, bottom]) => right > 0 && left < 1 && bottom > 0 && top < 1;
+
+function excerpt(hit) {
+  const view = make("span", { className: "view" });
+  if (hit.gone) return lose(view);
+  const shown = frame(hit);
+  const shot = picture(part(hit.document, hit.page, shown, WIDTH));
+  const sheet = make("span", { className: "sheet" }, shot);
+  const marks = hit.boxes.length ? join(hit.boxes) : hit.passage;
+  sheet.append(...marks.map((one) => within(one, shown)).filter(isSeen).map(box));
+  sheet.classList.toggle("meant", !hit.boxes.length);
+  const middle = hit.best ? within(hit.best, shown) : [0, 0, 0, 0];
+  const settle = () => { // the match comes to the middle, as far as the picture goes
+    const height = (shot.naturalHeight / shot.naturalWidth) * view.clientWidth;
+    const offset = ((middle[1] + middle[3]) / 2) * height - view.clientHeight / 2;
+    sheet.style.top = `${-Math.max(Math.min(offset, height - view.clientHeight), 0)}px`;
+    sheet.classList.add("there");
+  };
+  shot.onload = settle;
+  shot.onerror = () => lose(view);
+  if (shot.complete && shot.naturalWidth) requestAnimationFrame(settle);
+  view.append(sheet);
+  return view;
+}
+
+function lose(view) {
+  view.classList.add("lost");
+  view.replaceChildren(make("span", { textContent: "No picture: the file is gone or has changed" }));
+  return view;
+}
+
+// -- a hit, and others of its document
+
+const pageOf = ({ document, page }) => `page ${page.toLocaleString("en")} of ${document.pages.toLocaleString("en")}`;
+
+function tags(hit) {
+  const made = [];
+  const words = hit.boxes.length || hit.snippet?.marks.length;
+  if (hit.by !== "words" && !words) made.push("found by meaning");
+  if (!words && hit.fields.some((one) => one === "name" || one === "folder")) made.push("found by its name");
+  if (hit.gone) made.push("the file is no longer on disk");
+  return made.map((text) => make("span", { className: "tag", textContent: text }));
+}
+
+export function show(hit) {
+  const open = { open: spot(hit.document, hit.page) };
+  const { document: file } = hit;
+  const where = make("span", { className: "where" }, pageOf(hit),
+    file.place ? ` · in ${file.place}` : make("span", { className: "folder", textContent: ` · ${file.folder}/` }), ...tags(hit));
+  const said = `${file.name}, ${pageOf(hit)}${file.place ? ` · in ${file.place}` : ""}`;
+  const link = lead(make("a", { className: "open", href: href(open), ariaLabel: said }, name(file.name), where), open);
+  const text = make("div", { className: "text" }, link);
+  if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
+  if (hit.copies.length) text.append(showCopies(hit.copies));
+  return make("li", {}, excerpt(hit), text);
+}
+
+// The other hits of a document, behind a button below its first one.
+export function showOthers(element, hits) {
+  const before = element.querySelector(".others");
+  const isOpen = before?.querySelector("button").ariaExpanded === "true";
+  const list = make("ol", { hidden: !isOpen }, ...hits.map(showRow));
+  const button = make("button", { type: "button", ariaExpanded: String(isOpen), textContent: `${hits.length} more in this document` });
+  button.addEventListener("click", () => {
+    list.hidden = !list.hidden;
+    button.ariaExpanded = String(!list.hidden);
+  });
+  const made = make("div", { className: "others" }, button, list);
+  before ? before.replaceWith(made) : element.querySelector(".open").after(made);
+}
+
+function showRow(hit) {
+  const open = { open: spot(hit.document, hit.page) };
+  const text = make("span", { className: "snippet" }, ...(hit.snippet ? marked(hit.snippet.text, hit.snippet.marks) : []));
+  return make("li", {}, lead(make("a", { className: "row", href: href(open), ariaLabel: `${hit.document.name}, ${pageOf(hit)}` },
+    make("span", { className: "where", textContent: `p. ${hit.page}` }), text), open));
+}
+
+function showCopies(copies) {
+  const links = copies.slice(0, COPIES).flatMap(({ document, page }, i) => {
+    const open = { open: spot(document, page) };
+    const link = lead(make("a", { href: href(open), textContent: `${label(document)}, page ${page}` }), open);
+    return i ? [", ", link] : [link];
+  });
+  const rest = copies.length > COPIES ? [` and ${plural(copies.length - COPIES, "other place")}`] : [];
+  return make("p", { className: "twins" }, `and ${plural(copies.length, "identical page")} in `, ...links, ...rest);
+}
+
+// -- a page as a whole, small: for documents, and for pages like another
+
+export function cover(document, page = 1) {
+  const shot = make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" });
+  const sheet = make("span", { className: "sheet" }, shot);
+  shot.addEventListener("error", () => sheet.classList.add("lost"));
+  const about = page === 1 ? plural(document.pages, "page") : pageOf({ document, page });
+  const where = make("span", { className: "where", textContent: about + (document.place ? ` · in ${document.place}` : "") });
+  const open = { open: spot(document, page) };
+  const link = make("a", { href: href(open), ariaLabel: `${document.name}, ${where.textContent}` }, make("span", { className: "thumb" }, sheet), name(document.name), where);
+  return make("li", {}, lead(link, open));
+}
+
+window.addEventListener("resize", () => { for (const shot of $("hits").querySelectorAll(".view img")) if (shot.naturalWidth) shot.onload?.(); });

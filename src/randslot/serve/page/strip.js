@@ -1,0 +1,99 @@
+// All pages of the open document, small, with those marked that have matches; and its outline.
+
+import { call } from "./api.js";
+import { $, box, image, join, make, plural } from "./dom.js";
+import { go } from "./route.js";
+
+const MOST = 100; // pages with matches that are marked
+
+let shown = null; // id of the document
+let asked = 0;
+export let matches = []; // pages of the document that have matches, in order
+
+const button = (page) => $("pages").children[page - 1]?.firstElementChild;
+
+export async function showStrip(document, page, query) {
+  const number = ++asked;
+  if (shown !== document.id) {
+    shown = document.id;
+    fill(document);
+    showOutline(document, number);
+  }
+  at(page, document);
+  await findMatches(document, query, number);
+}
+
+export function closeStrip() {
+  asked++;
+  shown = null;
+  matches = [];
+}
+
+function fill(document) {
+  $("strip").hidden = document.pages < 2;
+  $("pages").replaceChildren(...Array.from({ length: document.pages }, (_, i) => {
+    const sheet = make("span", { className: "sheet" }, make("img", { src: image(document, i + 1, "small"), alt: "", loading: "lazy" }));
+    const made = make("button", { type: "button", ariaLabel: `Page ${i + 1}` }, sheet, make("span", { textContent: i + 1 }));
+    made.addEventListener("click", () => go({ open: `${document.id}:${i + 1}` }, true));
+    return make("li", {}, made);
+  }));
+}
+
+function at(page, document) {
+  $("page-number").value = page;
+  $("page-total").textContent = `of ${document.pages.toLocaleString("en")}`;
+  $("before").disabled = page <= 1;
+  $("after").disabled = page >= document.pages;
+  $("pages").querySelector("[aria-current]")?.removeAttribute("aria-current");
+  const now = button(page);
+  now?.setAttribute("aria-current", "page");
+  now?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  const entries = [...$("outline").querySelectorAll("button")];
+  const entry = entries.findLast((one) => Number(one.dataset.page) <= page);
+  for (const one of entries) one === entry ? one.setAttribute("aria-current", "true") : one.removeAttribute("aria-current");
+}
+
+async function findMatches(document, query, number) {
+  const hits = query && document.pages > 1
+    ? (await call("/api/search", { query, within: document.id, k: MOST, by: "words", verbatim: true }).catch(() => ({ hits: [] }))).hits : [];
+  if (number !== asked) return;
+  matches = hits.filter((hit) => hit.boxes.length).map((hit) => hit.page).sort((one, other) => one - other);
+  for (const old of $("pages").querySelectorAll(".has")) {
+    old.classList.remove("has");
+    for (const one of old.querySelectorAll(".box")) one.remove();
+  }
+  for (const hit of hits) {
+    if (!hit.boxes.length) continue;
+    const made = button(hit.page);
+    made?.classList.add("has");
+    made?.querySelector(".sheet").append(...join(hit.boxes).slice(0, 40).map(box));
+    if (made) made.ariaLabel = `Page ${hit.page}, ${plural(hit.boxes.length, "match").replace("matchs", "matches")}`;
+  }
+}
+
+// -- outline
+
+async function showOutline(document, number) {
+  const { entries } = await call(`/api/documents/${document.id}/outline`).catch(() => ({ entries: [] }));
+  if (shown !== document.id) return;
+  $("strip-tabs").hidden = !entries.length;
+  if (!entries.length) tab("pages");
+  $("outline").replaceChildren(...entries.map(({ level, title, page }) => {
+    const made = make("button", { type: "button" }, make("span", { textContent: title }), make("small", { textContent: page }));
+    made.style.paddingLeft = `${0.4 + Math.min(level, 4) * 0.7}rem`;
+    made.dataset.page = page;
+    made.addEventListener("click", () => go({ open: `${document.id}:${page}` }, true));
+    return make("li", {}, made);
+  }));
+  if (number === asked) at(Number($("page-number").value), document);
+}
+
+function tab(name) {
+  for (const one of ["pages", "outline"]) {
+    $(one).hidden = one !== name;
+    $(`show-${one}`).ariaPressed = String(one === name);
+  }
+}
+
+$("show-pages").addEventListener("click", () => tab("pages"));
+$("show-outline").addEventListener("click", () => tab("outline"));
