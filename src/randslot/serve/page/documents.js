@@ -77,7 +77,7 @@ function tell(part) {
 
 function row(document) {
   const open = { open: `${document.id}:1` };
-  const link = lead(make("a", { href: href(open), ariaLabel: label(document) }, name(document.name), ...place(document)), open);
+  const link = lead(make("a", { href: href(open) }, name(document.name), ...place(document)), open);
   const cell = (key, text) => make("td", { className: key, textContent: text });
   const made = make("tr", {}, make("th", { scope: "row" }, link), cell("folder", document.folder), cell("pages", document.pages.toLocaleString("en")),
     cell("size", size(document.bytes)), cell("modified", day(document.modified)), make("td", { className: "act" }));

@@ -29,14 +29,15 @@ export function size(bytes) {
 export const day = (time) => new Date(time).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 
 // A name that is cut in the middle where it does not fit: its end tells versions and kinds apart. Screen readers hear
-// two words then, so links and headings with a name in them say it as a label too.
+// it as a whole.
 export function name(text) {
   const characters = [...text];
   let end = characters.length > SHORT ? characters.length - TAIL : characters.length;
   while (end < characters.length && characters[end] === " ") end++; // the dots stand before a letter
   return make("span", { className: "name", title: text },
-    make("span", { textContent: characters.slice(0, end).join("") }),
-    make("span", { textContent: characters.slice(end).join("") }));
+    make("span", { className: "unseen", textContent: text }),
+    make("span", { ariaHidden: "true", textContent: characters.slice(0, end).join("") }),
+    make("span", { ariaHidden: "true", textContent: characters.slice(end).join("") }));
 }
 
 // The folder of a document whose name others have too, as little of it as tells them apart; nothing for other names.

@@ -28,7 +28,7 @@ function frame(hit) {
   if (!seen) return [0.06, 0, 0.94, 2 * REACH]; // the head of the page
   const y = (seen[1] + seen[3]) / 2;
   const near = [...hit.boxes, ...hit.passage].filter((one) => Math.abs((one[1] + one[3]) / 2 - y) < REACH / 3);
-  const first = Math.min(seen[0], ...near.map((one) => one[0])) - 0.03; // where the marks around it begin
+  const first = Math.min(seen[0], ...near.map((one) => one[0])) - 0.1; // where the marks around it begin
   const left = Math.min(Math.max(first, seen[2] + 0.03 - SPAN, 0), 1 - SPAN);
   const top = Math.min(Math.max(y - REACH, 0), 1 - 2 * REACH);
   return [left, top, left + SPAN, top + 2 * REACH];
@@ -88,8 +88,7 @@ export function show(hit) {
   const { document: file } = hit;
   const where = make("span", { className: "where" }, pageOf(hit),
     file.place ? ` · in ${file.place}` : make("span", { className: "folder", textContent: ` · ${file.folder}/` }), ...tags(hit));
-  const said = `${file.name}, ${pageOf(hit)}${file.place ? ` · in ${file.place}` : ""}`;
-  const link = lead(make("a", { className: "open", href: href(open), ariaLabel: said }, name(file.name), where), open);
+  const link = lead(make("a", { className: "open", href: href(open) }, name(file.name), where), open);
   const text = make("div", { className: "text" }, link);
   if (hit.snippet) text.append(make("p", { className: "snippet" }, ...marked(hit.snippet.text, hit.snippet.marks)));
   if (hit.copies.length) text.append(showCopies(hit.copies));
@@ -113,7 +112,7 @@ export function showOthers(element, hits) {
 function showRow(hit) {
   const open = { open: spot(hit.document, hit.page) };
   const text = make("span", { className: "snippet" }, ...(hit.snippet ? marked(hit.snippet.text, hit.snippet.marks) : []));
-  return make("li", {}, lead(make("a", { className: "row", href: href(open), ariaLabel: `${hit.document.name}, ${pageOf(hit)}` },
+  return make("li", {}, lead(make("a", { className: "row", href: href(open) },
     make("span", { className: "where", textContent: `p. ${hit.page}` }), text), open));
 }
 
@@ -136,7 +135,7 @@ export function cover(document, page = 1) {
   const about = page === 1 ? plural(document.pages, "page") : pageOf({ document, page });
   const where = make("span", { className: "where", textContent: about + (document.place ? ` · in ${document.place}` : "") });
   const open = { open: spot(document, page) };
-  const link = make("a", { href: href(open), ariaLabel: `${document.name}, ${where.textContent}` }, make("span", { className: "thumb" }, sheet), name(document.name), where);
+  const link = make("a", { href: href(open) }, make("span", { className: "thumb" }, sheet), name(document.name), where);
   return make("li", {}, lead(link, open));
 }
 

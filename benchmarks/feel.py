@@ -1,0 +1,169 @@
+"""How the page feels in a browser: from a key to hits, from a click to a readable page, its weight, and axe's findings.
+
+    python benchmarks/feel.py --documents data/shelf/dev/pages --pages 100000 --axe axe.min.js
+
+The documents are indexed by their words. Their pages are stored again, under other names and with a word more each,
+until there are as many as asked for: links lead to the same files, so that all of them can be drawn. Times are medians
+over the queries, in a browser with nothing in its cache, after one query that does not count; "load" is that of the
+machine, in the minute before. axe.min.js comes from `npm pack axe-core`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from playwright.sync_api import Browser, Page, sync_playwright
+from record import keep, print_table
+from serve import serving
+
+import randslot
+from randslot.library.stores.points import page_id
+
+QUERIES = ["restore a backup", "power failure", "network configuration", "confidence interval", "partition the disk"]
+SIZES = {"wide": (1440, 900), "phone": (390, 844)}
+
+
+def make_library(documents: Path, num_pages: int, folder: Path) -> Path:
+    """Index documents, and store their pages again under other names until there are enough."""
+    made = folder / "library"
+    with randslot.Library(made) as library:
+        library.add(documents)
+        files, num = library.files(), len(library)
+        for copy in range(1, -(-num_pages // num)):
+            links = folder / f"copy-{copy}"
+            links.mkdir()
+            with library.write():
+                for i, file in enumerate(files):
+                    link = links / f"{i}-{Path(file.source).name}"
+                    os.link(file.source, link)
+                    ids = [page_id(file.id, number) for number in range(1, file.num_pages + 1)]
+                    new = replace(file, id=str(uuid.uuid4()), source=str(link))
+                    library.store.add([_rename(page, new.id, copy) for page in library.store.read(ids).values()])
+                    library.manifest.put(new)
+                library.store.flush()
+            print(f"{len(library):,} pages", flush=True)
+        library.store.optimize(wait=True)
+    return made
+
+
+def _rename(page: Any, file: str, copy: int) -> Any:
+    """Return a page of another file, with a word more so that it is no twin."""
+    text = page.text and replace(page.text, text=f"{page.text.text}\ncopy{copy}")
+    return replace(page, file=file, text=text)
+
+
+def measure(page: Page, address: str, query: str) -> dict[str, float]:
+    """Return how long one waits at each step of a search, in milliseconds."""
+    took: dict[str, float] = {}
+
+    def step(name: str, selector: str) -> None:
+        page.locator(selector).first.wait_for()
+        took[name] = 1000 * (time.perf_counter() - start)
+
+    start = time.perf_counter()
+    page.goto(f"http://{address}/?q={quote(query)}", wait_until="commit")
+    step("shared address to first hits", "#hits.found > li")
+    step("shared address to first picture", ".view .sheet.there")
+    page.goto(f"http://{address}/")
+    page.locator("#hits.covers > li").first.wait_for()
+    page.wait_for_load_state("networkidle")
+    page.keyboard.type(query, delay=60)
+    start = time.perf_counter()
+    step("last key to hits", "#hits.found > li")
+    page.wait_for_load_state("networkidle")
+    start = time.perf_counter()
+    page.locator("#hits .open").first.click()
+    page.locator("#sheet:not(.loading)").wait_for()
+    step("click to a page with its marks", "#marks .box.now, #marks .box")
+    return took
+
+
+def weigh(browser: Browser, address: str, query: str) -> dict[str, Any]:
+    """Return what a browser loads for the hits of a search, in kilobytes."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page, sizes = context.new_page(), defaultdict(int)
+    page.on("response", lambda answer: sizes.__setitem__(kind(answer), sizes[kind(answer)] + len(answer.body())))
+
+    def kind(answer: Any) -> str:
+        return {"script": "page", "stylesheet": "page", "document": "page"}.get(answer.request.resource_type, "rest")
+
+    page.goto(f"http://{address}/?q={quote(query)}")
+    page.wait_for_load_state("networkidle")
+    seen = page.evaluate("[...document.querySelectorAll('#hits > li')].filter(one => one.getBoundingClientRect().bottom <= innerHeight).length")
+    context.close()
+    return {"page KB": sizes["page"] / 1000, "answers and pictures KB": sizes["rest"] / 1000, "hits on a screen of 1440 x 900": seen}
+
+
+def check_access(browser: Browser, address: str, query: str, axe: str) -> list[dict[str, Any]]:
+    """Return how many findings axe has in each view, and their rules."""
+    rows = []
+    for name, (width, height) in SIZES.items():
+        for scheme in ("light", "dark"):
+            context = browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True
+            )
+            page, found = context.new_page(), []
+            for path in ("/", f"/?q={quote(query)}", "/?view=documents", "open"):
+                if path == "open":
+                    page.goto(f"http://{address}/?q={quote(query)}")
+                    page.locator("#hits .open").first.click()
+                    page.locator("#layer span").first.wait_for(state="attached")
+                else:
+                    page.goto(f"http://{address}{path}")
+                page.wait_for_load_state("networkidle")
+                page.evaluate(axe)
+                answer = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+                found += [one["id"] for one in answer["violations"] if one["impact"] in ("serious", "critical")]
+            rows.append({"axe, views": f"{name}, {scheme}", "serious findings": len(found), "rules": ", ".join(found)})
+            context.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=Path, required=True)
+    parser.add_argument("--pages", type=int, default=0, help="at least; default: those of the documents")
+    parser.add_argument("--queries", nargs="+", default=QUERIES)
+    parser.add_argument("--axe", type=Path, help="axe.min.js")
+    options = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("no Chromium here: apt-get install chromium")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=options.documents.parent if options.pages else None) as folder:
+        library = make_library(options.documents.resolve(), options.pages, Path(folder))
+        with randslot.Library(library) as opened:
+            num = len(opened)
+        with serving(library) as (address, _), sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            took: dict[str, list[float]] = defaultdict(list)
+            for query in (options.queries[0], *options.queries):
+                context = browser.new_context(viewport={"width": 1440, "height": 900})
+                for name, value in measure(context.new_page(), address, query).items():
+                    took[name].append(value)
+                context.close()
+            for name, values in took.items():
+                times = {"median ms": statistics.median(values[1:]), "best ms": min(values[1:])}
+                rows.append({"pages": num, "what": name} | times | {"load": os.getloadavg()[0]})
+            rows.append(weigh(browser, address, options.queries[0]))
+            if options.axe:
+                rows += check_access(browser, address, options.queries[0], options.axe.read_text())
+            browser.close()
+    print_table(rows)
+    keep("page", rows)
+
+
+if __name__ == "__main__":
+    main()
