@@ -26,10 +26,10 @@ from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page, sync_playwright
 from record import keep, print_table
-from serve import serving
 
 import randslot
 from randslot.library.stores.points import page_id
+from serve import serving
 
 QUERIES = ["restore a backup", "power failure", "network configuration", "confidence interval", "partition the disk"]
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}
@@ -94,16 +94,19 @@ def weigh(browser: Browser, address: str, query: str) -> dict[str, Any]:
     """Return what a browser loads for the hits of a search, in kilobytes."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page, sizes = context.new_page(), defaultdict(int)
-    page.on("response", lambda answer: sizes.__setitem__(kind(answer), sizes[kind(answer)] + len(answer.body())))
+    page.on("response", lambda answer: sizes.update({kind(answer): sizes[kind(answer)] + len(answer.body())}))
 
     def kind(answer: Any) -> str:
-        return {"script": "page", "stylesheet": "page", "document": "page"}.get(answer.request.resource_type, "rest")
+        return "page" if answer.request.resource_type in ("script", "stylesheet", "document") else "rest"
 
     page.goto(f"http://{address}/?q={quote(query)}")
     page.wait_for_load_state("networkidle")
-    seen = page.evaluate("[...document.querySelectorAll('#hits > li')].filter(one => one.getBoundingClientRect().bottom <= innerHeight).length")
+    whole = page.locator("#hits > li").evaluate_all(
+        "all => all.filter(one => one.getBoundingClientRect().bottom <= innerHeight).length"
+    )
     context.close()
-    return {"page KB": sizes["page"] / 1000, "answers and pictures KB": sizes["rest"] / 1000, "hits on a screen of 1440 x 900": seen}
+    loaded = {"page KB": sizes["page"] / 1000, "answers and pictures KB": sizes["rest"] / 1000}
+    return loaded | {"whole hits on 1440 x 900": whole}
 
 
 def check_access(browser: Browser, address: str, query: str, axe: str) -> list[dict[str, Any]]:

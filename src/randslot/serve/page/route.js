@@ -2,7 +2,7 @@
 // &verbatim=1&open=document:page, or ?view=documents. What has no meaning is taken out, and named.
 
 const MEANT = {
-  by: /^(words|vectors|both)$/, when: /^(7|30|365)d$/, year: /^\d{4}(-\d{4})?$/, verbatim: /^1$/, view: /^documents$/,
+  by: /^(words|vectors|both)$/, when: /^(7|30|365)d$/, year: /^\d{4}$/, verbatim: /^1$/, view: /^documents$/,
   sort: /^(date|name|folder|pages|size|modified)$/, order: /^(up|down)$/, open: /^[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}(:\d+)?$/i,
 };
 
