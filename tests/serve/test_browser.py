@@ -197,7 +197,7 @@ def test_what_is_typed_stays_when_an_upload_is_done(page, tmp_path):
     file = {"name": "typed.pdf", "mimeType": "application/pdf", "buffer": pdf(tmp_path, 1, (250, 250))}
     page.get_by_label("Choose files").set_input_files([file])
     page.get_by_label("Search the pages").fill("half a que")
-    expect(page.locator("#hits > li").filter(has_text="typed.pdf")).to_have_count(1)
+    expect(page.locator("#uploads li").filter(has_text="typed.pdf")).to_contain_text("Added, 1 page")
     expect(page.get_by_label("Search the pages")).to_have_value("half a que")
 
 
