@@ -385,7 +385,7 @@ def test_words_are_marked_in_snippets_and_on_pages(reader):
     expect(viewer.locator("#marks .box")).to_have_count(2)
     expect(viewer.locator("#why-words li")).to_have_text(["deferred once", "tax twice"])
     expect(viewer.locator("#why-text")).to_have_text(
-        "All of the words are on this page. It ranks 1st of the pages that were found."
+        "All of the words are on this page. Some are in a heading. It ranks 1st of the pages that were found."
     )
     viewer.get_by_text("Details for researchers").click()
     expect(viewer.locator("#why-score")).to_contain_text("Score by words (BM25): ")
