@@ -57,7 +57,8 @@ function facet(key, title, values, texts = {}, order = (one, other) => other[1] 
   const now = at().get(key) ?? (key === "by" ? known.by : "");
   if (now && !(now in values)) values = { ...values, [now]: 0 };
   const all = Object.entries(values).sort(order);
-  if (all.length < 2 && !at().has(key)) return null;
+  const isSame = all.length === 1 && all[0][1] >= known.documents; // tells nothing apart
+  if ((!all.length || isSame) && !at().has(key)) return null;
   const shown = unfolded.has(key) ? all : all.filter(([value], i) => i < FEW || value === now);
   const items = shown.map(([value, count]) => make("li", {}, option(key, value, count, texts[value] ?? value, value === now)));
   if (all.length > shown.length) {
