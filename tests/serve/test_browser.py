@@ -441,8 +441,8 @@ def test_more_hits_come_as_one_scrolls(reader):
     from playwright.sync_api import expect
 
     search(reader, "tide")
-    expect(reader.locator("#message")).to_have_text("The best 30 pages in 30 documents")
-    expect(reader.locator("#hits > li")).to_have_count(30)
+    expect(reader.locator("#message")).to_have_text("The best 20 pages in 20 documents")
+    expect(reader.locator("#hits > li")).to_have_count(20)
     reader.get_by_role("button", name="Show more").scroll_into_view_if_needed()
     expect(reader.locator("#hits > li")).to_have_count(39)
     expect(reader.locator("#message")).to_have_text("39 pages in 39 documents")
@@ -557,7 +557,7 @@ def test_a_part_of_a_name_completes_itself(reader):
     expect(reader.locator("#hits > li")).to_have_count(1)
     expect(options).to_have_count(0)
     reader.get_by_role("button", name="Clear filters").click()
-    expect(reader.locator("#hits > li")).to_have_count(30)  # copies are one of them
+    expect(reader.locator("#hits > li")).to_have_count(20)  # copies are one of them
     field.fill("10K")
     reader.keyboard.press("Enter")  # nothing was chosen: the part is enough
     expect(reader.locator("#hits > li")).to_have_count(1)
@@ -605,7 +605,7 @@ def test_facets_count_and_limit(reader):
     from playwright.sync_api import expect
 
     search(reader, "wide tide")
-    for title, value, count in (("Folder", "slides", 1), ("team", "sea", 30), ("Changed", "past 7 days", 30)):
+    for title, value, count in (("Folder", "slides", 1), ("team", "sea", 20), ("Changed", "past 7 days", 20)):
         group = reader.locator("#facets section").filter(has=reader.get_by_role("heading", name=title, exact=True))
         group.get_by_role("link", name=re.compile(value)).click()
         expect(reader.locator("#hits > li")).to_have_count(count)
@@ -615,12 +615,12 @@ def test_facets_count_and_limit(reader):
         expect(reader.locator("#hits > li")).to_have_count(count)
         reader.get_by_role("button", name="Clear filters").click()
         expect(group.locator("[aria-current]")).to_have_count(0)
-        expect(reader.locator("#hits > li")).to_have_count(30)
+        expect(reader.locator("#hits > li")).to_have_count(20)
     expect(reader.locator("#facets a").filter(has_text="slides")).to_contain_text("1")
     search(reader, "wide tide", "nothing is called so")
     expect(reader.locator("#empty")).to_contain_text("Nothing found with these filters")
     reader.get_by_role("button", name="Search all documents").click()
-    expect(reader.locator("#hits > li")).to_have_count(30)
+    expect(reader.locator("#hits > li")).to_have_count(20)
 
 
 @pytest.mark.nightly

@@ -70,7 +70,7 @@ def test_words_of_a_page_have_boxes(client):
 
 
 def test_the_rarest_match_is_the_one_to_look_at(client):
-    body = {"query": "dredging 2018", "name": "tides.pdf"}
+    body = {"query": "dredging 2018", "name": "tides.pdf", "boxes": True}
     hit = client.post("/api/search", json=body).json()["hits"][0]
     third = client.get(f"{address(client, 'tides.pdf')}/words").json()["lines"][2][0]
     assert hit["best"] == pytest.approx([third[side] for side in ("left", "top", "right", "bottom")], abs=1e-4)

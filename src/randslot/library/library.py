@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,6 @@ from ..pages import NO_TEXT, PageText, open_page, short
 from ..pages.ocr import MISSING, find_engine
 from ..words.analyzer import fold_case, remove_accents
 from ..words.language import find_language
-from ..words.query import read_query
 from ..words.snippets import Found, find_words
 from .backfill import Backfill, Ocr
 from .facets import check_metadata
@@ -38,7 +37,7 @@ from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, LoggingReader
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
-from .search import find_similar, search
+from .search import find_passage, find_similar, read_words, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
@@ -454,9 +453,15 @@ class Library:
             return text
         return found if found.text == text.text else text
 
-    def find_on_page(self, query: str, page: str) -> Found:
-        """Return where the words of a query are on a page, which is given by its id."""
-        return find_words(self.read_text(page, boxes=True), read_query(query, self.words.make_analyzer(query)))
+    def find_on_page(self, query: str, page: str, *, prefix: bool = False, vector: int = 0) -> Found:
+        """Return where the words of a query are on a page, which is given by its id.
+
+        prefix: the last word may go on. vector: of the page, from 1, whose passage is to be shown too.
+        """
+        text = self.read_text(page, boxes=True)
+        found = find_words(text, read_words(self, query, prefix))
+        passage = find_passage(self, vector, self._read_page(page), text) if vector else None
+        return replace(found, passage=passage.boxes) if passage else found
 
     def _read_page(self, page: str) -> StoredPage:
         stored = self.store.read([page]).get(page)

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
+from ..pages.text import PageText
 from ..words.analyzer import Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
 from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
@@ -152,11 +153,7 @@ def read_queries(
 
     A query without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
     """
-    words = []
-    for query in queries:
-        last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
-        completions = library.complete(last[0], 5) if last else ()
-        words.append(read_query(query, library.words.make_analyzer(query), completions))
+    words = [read_words(library, query, prefix) for query in queries]
     vectors: list[Vectors] | list[None] = [None] * len(queries)
     if by == "vectors":
         vectors = library.models.embed_queries(queries, num_vectors)
@@ -177,6 +174,13 @@ def read_queries(
             store = StoreQuery(own, terms, word.phrases, word.excluded, weight)
         asked.append(Asked(word, store, QueryResult(by)))
     return asked
+
+
+def read_words(library: Library, query: str, prefix: bool = False) -> WordQuery:
+    """Read the words of a query. prefix: the last one may go on."""
+    last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
+    completions = library.complete(last[0], 5) if last else ()
+    return read_query(query, library.words.make_analyzer(query), completions)
 
 
 def find_pages(
@@ -375,30 +379,32 @@ def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> Non
                 one.result.is_cut = True
                 return
             page = read_stored_text(text)
-            marked = find_words(library.add_boxes(page, hit.source, hit.page) if boxes else page, one.words)
+            if boxes:
+                page = library.add_boxes(page, hit.source, hit.page)
+            marked = find_words(page, one.words)
             fields = find_fields({**library.words.name_fields(hit.source), **text.fields}, one.words)
             if marked.snippet.marks:
                 fields.append("text")
-            snippet, passage = marked.snippet, find_passage(library, hit, one.pages[hit.id])
+            snippet, nearest = marked.snippet, hit.matches[0].page if hit.matches else 0
+            passage = find_passage(library, nearest, one.pages[hit.id], page)
             if passage and not snippet.marks:
                 snippet = passage.snippet  # nothing else says why the page was found
             hit = replace(hit, snippet=snippet, boxes=marked.boxes, best=marked.best, fields=tuple(fields))
             one.result.hits[place] = replace(hit, passage=passage.boxes if passage else ())
 
 
-def find_passage(library: Library, hit: Hit, page: StoredPage) -> Found | None:
-    """Return the window of a page's text that is nearest to the query, if the model reads pages in windows."""
+def find_passage(library: Library, vector: int, page: StoredPage, text: PageText) -> Found | None:
+    """Return the window of a page's text that a vector of it, from 1, was made of, if the model reads in windows."""
     settings = library.binding.settings if library.binding else {}
-    if not hit.matches or settings.get("kind") != "one-vector" or page.vectors is None or len(page.vectors) < 2:
+    if settings.get("kind") != "one-vector" or page.vectors is None or not 1 <= vector <= len(page.vectors) > 1:
         return None
-    assert page.text is not None
-    return show_window(read_stored_text(page.text), hit.matches[0].page - 1, len(page.vectors))
+    return show_window(text, vector - 1, len(page.vectors))
 
 
 def find_similar(library: Library, page: StoredPage, k: int, seconds: float) -> list[Hit]:
     """Return the pages most like one, of k other documents: by its vectors if the model can read, else by its words."""
     where = make_where(library, {})
-    assert where is not None
+    assert isinstance(where, Where)
     where = replace(where, hidden=where.hidden | {page.file})
     by: By = "words" if library.choose_by() == "words" or page.vectors is None else "vectors"
     analyzer, store = library.words.make_analyzer(""), StoreQuery(page.vectors)
@@ -410,5 +416,5 @@ def find_similar(library: Library, page: StoredPage, k: int, seconds: float) -> 
         store = StoreQuery(terms=terms if often else None)  # the engine weighs them by how rare they are
     asked = Asked(read_query("", analyzer), store, QueryResult(by))
     find_pages(library, [asked], k, where, False, True, "document", time.monotonic() + seconds)
-    mark_hits(library, asked, time.monotonic() + seconds)
+    mark_hits(library, asked, False, time.monotonic() + seconds)
     return asked.result.hits

@@ -103,6 +103,11 @@ class ExplainBody(BaseModel):
     page: Whole = Field(ge=1, le=2**31)
 
 
+class WordsBody(ExplainBody):
+    prefix: bool = Field(False, description="the last word may go on: it is still being typed")
+    vector: Whole = Field(0, ge=0, le=2**31, description="of the page, from 1, whose passage is to be shown too")
+
+
 class RankBody(Choice, ExplainBody):
     pass
 
@@ -309,9 +314,9 @@ def _add_searches(app: FastAPI, service: Service) -> None:
         return Completions(words=service.library.complete(prefix), names=[show_name(file) for file in files])
 
     @app.post("/api/words", tags=["search"])
-    def words(body: ExplainBody) -> PageWords:
+    def words(body: WordsBody) -> PageWords:
         """Find and count the words of a query on a page."""
-        return service.find_words(body.query, str(body.document), body.page)
+        return service.find_words(body.query, str(body.document), body.page, body.prefix, body.vector)
 
     @app.post("/api/ranks", tags=["search"])
     async def ranks(body: RankBody) -> Ranks:

@@ -163,12 +163,13 @@ class PageWords:
     """The words of a query on a page.
 
     snippet: None if the page has no text. boxes: left, top, right, bottom of marked words, in fractions of the page.
-    best: the one to look at first.
+    best: the one to look at first. passage: lines of the text that the vector was made of.
     """
 
     snippet: Snippet | None
     boxes: tuple[Box, ...]
     best: Box | None
+    passage: tuple[Box, ...]
     words: list[WordCount]
 
 
@@ -371,7 +372,7 @@ class Service:
     def text_layer(self, id: str, number: int) -> list[list[Word]]:
         """Return the lines of a page's text, as words with their boxes."""
         self.page(id, number)
-        text = self.library.read_text(page_id(id, number))
+        text = self.library.read_text(page_id(id, number), boxes=True)
         words = iter(text.words[:MAX_LAYER])
         lines = [list(islice(words, len(line.split()))) for line in text.text.splitlines()]
         return [line for line in lines if line]
@@ -454,10 +455,10 @@ class Service:
         shown = similarities[:, [column - 1 for column in columns]]
         return Explanation(shown.tolist(), winners, float(similarities.max(1).sum()), columns)
 
-    def find_words(self, query: str, id: str, number: int) -> PageWords:
+    def find_words(self, query: str, id: str, number: int, prefix: bool = False, vector: int = 0) -> PageWords:
         """Find the words of a query on a page, and count them; words that are not on it count 0."""
         self.page(id, number)
-        found = self.library.find_on_page(query, page_id(id, number))
+        found = self.library.find_on_page(query, page_id(id, number), prefix=prefix, vector=vector)
         parsed = read_query(query, self.library.words.make_analyzer(query))
         on_page = Counter(map(parsed.analyzer.find_terms, tokenize(self.library.read_text(page_id(id, number)).text)))
 
@@ -472,7 +473,8 @@ class Service:
         for joined in parsed.joined:
             if count(joined.terms) and joined.terms not in words:
                 words[joined.terms] = WordCount(joined.text, count(joined.terms))
-        return PageWords(found.snippet if found.snippet.text else None, found.boxes, found.best, list(words.values()))
+        snippet = found.snippet if found.snippet.text else None
+        return PageWords(snippet, found.boxes, found.best, found.passage, list(words.values()))
 
     # -- state
 

@@ -29,11 +29,15 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Found:
-    """A snippet, and the box of every marked word of the page. best: that of the rarest word in the best passage."""
+    """A snippet, and the box of every marked word of the page. best: that of the rarest word.
+
+    passage: lines of the window of the text that a vector was made of, if that was asked for.
+    """
 
     snippet: Snippet
     boxes: tuple[Box, ...] = ()
     best: Box | None = None
+    passage: tuple[Box, ...] = ()
 
 
 def find_words(page: PageText, query: WordQuery) -> Found:

@@ -1,5 +1,6 @@
 // How hits look: the part of the page around the match, the text with its words marked, one entry for each document.
 
+import { call } from "./api.js";
 import { $, box, image, join, label, make, marked, name, part, plural } from "./dom.js";
 import { href, lead } from "./route.js";
 
@@ -21,7 +22,11 @@ function picture(address) {
   return pictures.get(address);
 }
 
-// -- the part of a page around its best match
+let asked = {}; // the query whose words are marked
+
+export const ask = (query) => { asked = query; };
+
+// -- the part of a page around its best match, once it comes near the screen
 
 function frame(hit) {
   const seen = hit.best ?? hit.passage[Math.floor(hit.passage.length / 8)] ?? null;
@@ -41,9 +46,28 @@ const within = ([left, top, right, bottom], of) => {
 };
 const isSeen = ([left, top, right, bottom]) => right > 0 && left < 1 && bottom > 0 && top < 1;
 
+const waiting = new WeakMap(); // places for excerpts -> what fills them
+const near = new IntersectionObserver((seen) => {
+  for (const { target } of seen.filter((one) => one.isIntersecting)) {
+    near.unobserve(target);
+    waiting.get(target)();
+  }
+}, { rootMargin: "300px" });
+
 function excerpt(hit) {
   const view = make("span", { className: "view" });
   if (hit.gone) return lose(view);
+  const wanted = { ...asked, document: hit.document.id, page: hit.page, vector: hit.matches[0]?.page ?? 0 };
+  waiting.set(view, async () => {
+    const { boxes, best, passage } = hit.snippet ? await call("/api/words", wanted).catch(() => hit) : hit;
+    Object.assign(hit, { boxes, best, passage });
+    fill(view, hit);
+  });
+  near.observe(view);
+  return view;
+}
+
+function fill(view, hit) {
   const shown = frame(hit);
   const shot = picture(part(hit.document, hit.page, shown, WIDTH));
   const sheet = make("span", { className: "sheet" }, shot);
@@ -61,7 +85,6 @@ function excerpt(hit) {
   shot.onerror = () => lose(view);
   if (shot.complete && shot.naturalWidth) requestAnimationFrame(settle);
   view.append(sheet);
-  return view;
 }
 
 function lose(view) {
@@ -76,7 +99,7 @@ const pageOf = ({ document, page }) => `page ${page.toLocaleString("en")} of ${d
 
 function tags(hit) {
   const made = [];
-  const words = hit.boxes.length || hit.snippet?.marks.length;
+  const words = hit.snippet?.marks.length;
   if (hit.by !== "words" && !words) made.push("found by meaning");
   if (!words && hit.fields.some((one) => one === "name" || one === "folder")) made.push("found by its name");
   if (hit.gone) made.push("the file is no longer on disk");

@@ -10,7 +10,7 @@ import { hide, remember, showSaved, suggest } from "./suggest.js";
 const REST = 150; // milliseconds without a key before a search begins
 const THINK = 700; // before a search by meaning, which takes longer, follows one by words
 const PATIENCE = 500; // before the page says that it is searching
-const STEP = 30; // hits in one answer
+const STEP = 20; // hits in one answer
 const MOST = 100; // hits that are sorted by date
 const DEEPEST = 420; // hits that are shown at most; the API passes over no more than 400
 const FIRST = 24; // documents that are shown before a search
@@ -91,6 +91,7 @@ async function begin(number, wanted, typed) {
   if (typed && !answer.hits.length) return search(); // corrects words, and compares by meaning
   reset();
   options = wanted;
+  hits.ask({ query: answer.corrected ?? wanted.query, prefix: Boolean(wanted.prefix) });
   ({ unknown, corrected } = answer);
   complete = isDated;
   if (isDated) answer.hits.sort((one, other) => time(other) - time(one));

@@ -1,7 +1,7 @@
 // All pages of the open document, small, with those marked that have matches; and its outline.
 
 import { call } from "./api.js";
-import { $, box, image, join, make, plural } from "./dom.js";
+import { $, image, make } from "./dom.js";
 import { go } from "./route.js";
 
 const MOST = 100; // pages with matches that are marked
@@ -57,17 +57,11 @@ async function findMatches(document, query, number) {
   const hits = query && document.pages > 1
     ? (await call("/api/search", { query, within: document.id, k: MOST, by: "words", verbatim: true }).catch(() => ({ hits: [] }))).hits : [];
   if (number !== asked) return;
-  matches = hits.filter((hit) => hit.boxes.length).map((hit) => hit.page).sort((one, other) => one - other);
-  for (const old of $("pages").querySelectorAll(".has")) {
-    old.classList.remove("has");
-    for (const one of old.querySelectorAll(".box")) one.remove();
-  }
-  for (const hit of hits) {
-    if (!hit.boxes.length) continue;
-    const made = button(hit.page);
-    made?.classList.add("has");
-    made?.querySelector(".sheet").append(...join(hit.boxes).slice(0, 40).map(box));
-    if (made) made.ariaLabel = `Page ${hit.page}, ${plural(hit.boxes.length, "match").replace("matchs", "matches")}`;
+  matches = hits.filter((hit) => hit.fields.includes("text")).map((hit) => hit.page).sort((one, other) => one - other);
+  for (const old of $("pages").querySelectorAll(".has")) old.classList.remove("has");
+  for (const page of matches) {
+    button(page)?.classList.add("has");
+    if (button(page)) button(page).ariaLabel = `Page ${page}, has matches`;
   }
 }
 

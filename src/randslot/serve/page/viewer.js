@@ -159,12 +159,12 @@ async function mark() {
   $("match-tools").hidden = true;
   if (!query) return hideWhy();
   const asked = { query, document: document.id, page };
-  const words = await call("/api/words", asked);
-  if (opened !== asking) return;
   const { hit } = find(document, page);
+  const words = await call("/api/words", { ...asked, vector: hit?.matches[0]?.page ?? 0 });
+  if (opened !== asking) return;
   const boxes = join(words.boxes);
   opened.marks = boxes.map(box);
-  const meant = (sought ? [] : hit?.passage ?? []).map(box);
+  const meant = (sought ? [] : words.passage).map(box);
   for (const one of meant) one.classList.add("meant");
   $("marks").replaceChildren(...meant, ...opened.marks);
   sought ? hideWhy() : explain(asked, words, hit, hasVectors());
