@@ -447,8 +447,8 @@ def _add_documents(app: FastAPI, service: Service) -> None:
     @app.get("/api/documents/{id}/pages/{number}/similar", tags=["search"])
     def similar(id: UUID, number: int, k: Annotated[int, Query(ge=1, le=20)] = 6) -> SimilarAnswer:
         """Find pages of other documents that are like this one."""
-        hits, documents = service.similar(str(id), number, k)
-        return SimilarAnswer(hits=[_show_hit(hit, documents, service) for hit in hits])
+        found, documents = service.similar(str(id), number, k)
+        return SimilarAnswer(hits=[_show_hit(hit, documents, service) for hit in found.hits])
 
     @app.get("/api/documents/{id}/outline", tags=["documents"])
     def outline(id: UUID) -> Outline:

@@ -377,12 +377,12 @@ class Service:
         lines = [list(islice(words, len(line.split()))) for line in text.text.splitlines()]
         return [line for line in lines if line]
 
-    def similar(self, id: str, number: int, k: int) -> tuple[list[Hit], dict[str, File]]:
+    def similar(self, id: str, number: int, k: int) -> Answer:
         """Return the pages most like one, of other documents, and these documents by id."""
         self.page(id, number)
         hits = self.library.find_similar(page_id(id, number), k, seconds=SEARCH_SECONDS)
-        documents = self._find_documents(hits)
-        return [hit for hit in hits if hit.file in documents], documents
+        result = QueryResult(hits[0].by if hits else "words", hits)
+        return result, self._find_documents(result)
 
     # -- searches
 
