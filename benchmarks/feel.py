@@ -93,12 +93,14 @@ def measure(page: Page, address: str, query: str) -> dict[str, float]:
 def weigh(browser: Browser, address: str, query: str) -> dict[str, Any]:
     """Return what a browser loads for the hits of a search, in kilobytes."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page, sizes = context.new_page(), defaultdict(int)
-    page.on("response", lambda answer: sizes.update({kind(answer): sizes[kind(answer)] + len(answer.body())}))
+    page: Any = context.new_page()
+    sizes: dict[str, int] = defaultdict(int)
 
-    def kind(answer: Any) -> str:
-        return "page" if answer.request.resource_type in ("script", "stylesheet", "document") else "rest"
+    def count(answer: Any) -> None:
+        kind = "page" if answer.request.resource_type in ("script", "stylesheet", "document") else "rest"
+        sizes[kind] += len(answer.body())
 
+    page.on("response", count)
     page.goto(f"http://{address}/?q={quote(query)}")
     page.wait_for_load_state("networkidle")
     whole = page.locator("#hits > li").evaluate_all(
