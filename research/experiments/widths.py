@@ -1,7 +1,6 @@
-"""What nested widths and hard negatives give the miniature: short retraining of the shipped model on sample pages.
+"""What nested widths give the miniature: K = 1, 2, 4 by width, after a short retraining of the shipped model.
 
-    python -m research.experiments.widths nested       # K = 1, 2, 4 by width, with and without nested training
-    python -m research.experiments.widths negatives    # with and without mined negatives
+    python -m research.experiments.widths              # with and without nested training, three seeds
 
 Runs stay in runs/widths and are not repeated. The vision tower is frozen in all of them, so they share its output.
 Scores are nDCG@5 on validation pages, whose facts are in no training page.
@@ -106,7 +105,6 @@ def average(name: str, rows: list[dict[str, float]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["nested", "negatives"])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     options = parser.parse_args()
