@@ -15,6 +15,7 @@ import pytest
 
 from contract.conftest import make_environment
 from contract.pdf import write_pdf
+from contract.serving import serve
 from randslot.errors import DiskFullError
 from randslot.library.library import Library
 from randslot.library.sharing import SharedLibrary
@@ -159,3 +160,15 @@ def test_other_commands_search_meanwhile_and_ctrl_c_ends_it(options, tmp_path):
         assert process.stdout.read().endswith("stopped\n")
         assert process.wait(20) == 0
     assert Path(tmp_path / "lib" / "library.json").is_file()
+
+
+def test_a_service_watches_folders_too(tmp_path):
+    write_pdf(tmp_path / "in" / "a.pdf", [["A walrus"]])
+    with serve(tmp_path / "lib", "--new", "--watch", tmp_path / "in") as one:
+        wait_for(lambda: one.names("walrus") == [("a.pdf", 1)])
+        write_pdf(tmp_path / "in" / "b.pdf", [["A heron"]])
+        wait_for(lambda: one.names("heron") == [("b.pdf", 1)])
+        (tmp_path / "in" / "a.pdf").unlink()
+        wait_for(lambda: not one.names("walrus"))
+        code, log = one.stop()
+    assert (code, "Traceback" in log) == (0, False)
