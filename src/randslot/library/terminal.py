@@ -109,7 +109,8 @@ def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = 
         counts = {name: len(getattr(summary, name)) for name in ("added", "changed", "moved", "removed")}
         counts |= {"unchanged": summary.unchanged, "failed": len(summary.failed)}
         what = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
-        if not summary.encoded or summary.pages:
+        is_only_encoded = summary.encoded and what == f"{summary.unchanged} unchanged"
+        if not is_only_encoded:
             print(f"files: {what or 'none; these are read: ' + ', '.join(DOCUMENT_SUFFIXES)}")
         if summary.pages:
             speed = summary.pages / max(summary.seconds, 1e-9)

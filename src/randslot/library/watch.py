@@ -161,6 +161,7 @@ class Watch:
             return
         for path in [*present, *(gone if len(present) < MAX_FILES else ())]:
             del self.noted[path]
+        summary.failed = {path: reason for path, reason in summary.failed.items() if not is_gone(path)}
         for path in summary.failed:
             self.failed[path] = get_stamp(path)
         self._tell(summary)
