@@ -14,7 +14,16 @@ export const spot = (document, page) => `${document.id}:${page}`;
 const pictures = new Map(); // address -> its picture: one that stays is not loaded again
 
 export function forget() {
-  for (const [address, picture] of pictures) if (!picture.isConnected) pictures.delete(address);
+  for (const [address, picture] of pictures) {
+    if (picture.isConnected) continue;
+    stop(picture);
+    pictures.delete(address);
+  }
+}
+
+// A browser has six connections to a service: pictures that nobody waits for any more must not hold up a search.
+export function stop(picture) {
+  if (!picture.complete) picture.removeAttribute("src");
 }
 
 function picture(address) {

@@ -63,6 +63,7 @@ export async function search() {
   $("sort-label").hidden = !query;
   $("sort").value = at().get("sort") === "date" ? "date" : "";
   if (!query) return list(number);
+  for (const picture of document.querySelectorAll("#hits.covers img")) hits.stop(picture);
   const waiting = setTimeout(() => { if (number === asked) $("hits").classList.add("waiting"), say("Searching ..."); }, PATIENCE);
   const wanted = { query, collapse: true, ...chosen() };
   if (at().get("by")) wanted.by = at().get("by");
