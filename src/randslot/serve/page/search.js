@@ -268,7 +268,8 @@ $("search").addEventListener("submit", (event) => {
   finish.cancel();
   if (!query) return;
   const isSame = query === at().get("q");
-  Promise.resolve(isSame ? search() : go({ q: query, verbatim: "", open: "" }, !isNew)).then(remember, (error) => say(error.message, true));
+  Promise.resolve(isSame ? search() : go({ q: query, verbatim: "", open: "" }, !isNew)).catch((error) => say(error.message, true));
+  remember();
   isNew = true;
   hide();
 });
