@@ -103,3 +103,57 @@ def test_documents_are_ranked_by_their_best_page(run, tmp_path):
     assert len(pages) == 6
     assert documents == list(best.values())
     assert run("search", "ships", "-l", "lib", "--group", "folder").code == 2
+
+
+def test_a_page_with_all_words_beats_one_that_repeats_the_rarest(run, tmp_path):
+    lines = ["Nike sells shoes in many shops", "The report has notes on shops", "An inventory of shops is elsewhere"]
+    others = [[*lines[:1], "Shoes and shops"], [lines[1]], [lines[2], "Nike is named"]] * 8
+    full = [
+        "A report on shops.",
+        "In the year the inventory of Nike rose,",
+        "as its turnover did: more shoes than before.",
+    ]
+    write_pdf(tmp_path / "in" / "report.pdf", [*others, ["Turnover " * 10] * 5, full])
+    run("index", "in", "-l", "lib", "-q")
+    hits = run("search", "nike inventory turnover", "-l", "lib", "--json", "-k", "2").json
+    assert [hit["page"] for hit in hits] == [26, 25]
+
+
+def test_a_list_of_contents_comes_after_what_it_names(run, tmp_path):
+    titles = [
+        "Business",
+        "Risk factors",
+        "Legal proceedings",
+        "Income",
+        "Balance sheet",
+        "Cash flows",
+        "Leases",
+        "Taxes",
+    ]
+    contents = [f"{title} . . . . {5 * number}" for number, title in enumerate(titles, 1)]
+    pages = [["Notes", f"On {title.lower()} there is little to be said on this page.", title] for title in titles]
+    write_pdf(tmp_path / "in" / "report.pdf", [contents, *pages])
+    run("index", "in", "-l", "lib", "-q")
+    for number, title in enumerate(titles, 2):
+        assert run("search", title, "-l", "lib", "--json", "-k", "1").json[0]["page"] == number
+
+
+def test_an_identifier_that_no_page_has_does_not_find_its_letters(run, tmp_path):
+    pages = [[f"Invoice INV-2093{number} for paper", "Paid in May"] for number in range(3)]
+    write_pdf(tmp_path / "in" / "invoices.pdf", [*pages, ["Notes on paper and INV numbers"]])
+    run("index", "in", "-l", "lib", "-q")
+    assert run("search", "INV-20931", "-l", "lib", "--json").json[0]["page"] == 2
+    answer = run("search", "INV-20937", "-l", "lib")
+    assert 'no page has "INV-20937"' in answer.err
+    assert "no pages found" in answer.out
+    assert len(run("search", "INV-20937 notes", "-l", "lib", "--json").json) == 1
+
+
+def test_a_snippet_has_the_rarest_word_of_the_query(run, tmp_path):
+    common = [
+        f"The annual report of the company, line {number}, tells the company what to report." for number in range(20)
+    ]
+    write_pdf(tmp_path / "in" / "report.pdf", [*[common[:5]] * 6, [*common, "Goodwill was impaired."]])
+    run("index", "in", "-l", "lib", "-q")
+    (hit, *_) = run("search", "goodwill in the annual report of the company", "-l", "lib", "--json").json
+    assert "Goodwill" in hit["snippet"]["text"]

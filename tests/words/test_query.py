@@ -110,7 +110,7 @@ def test_a_joined_word_is_marked():
 
 
 def test_a_phrase_is_marked_where_it_stands_and_its_words_not_elsewhere():
-    text = "The tax office. Deferred  Tax is a tax that is deferred."
+    text = "The tax office. Deferred Tax is a tax that is deferred."
     assert marked(text, '"deferred tax"') == ["Deferred", "Tax"]
     assert marked(text, '"deferred tax" office') == ["office", "Deferred", "Tax"]
     assert marked(text, '"deferred tax" deferred') == ["Deferred", "Tax", "deferred"]

@@ -223,7 +223,8 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             notes.append(result.rerank_note)
         if result.unknown:
             words = [readable(word if len(word) <= 60 else f"{word[:60]}…") for word in result.unknown]
-            notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words))
+            similar = ": the pages found are only similar in meaning" if result.by == "vectors" and result.hits else ""
+            notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words) + similar)
         if num := result.without_text:
             notes.append(f"{plural(num, 'page')} of the library without text, which words cannot find: {show_advice()}")
     return notes

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..pages.text import PageText
-from ..words.analyzer import MEAN_LENGTH, Analyzer, get_analyzer, get_page_analyzer
+from ..words.analyzer import MEAN_LENGTH, Analyzer, fold_case, get_analyzer, get_page_analyzer, remove_accents
 from ..words.language import DEFAULT, choose_language, detect_language, find_query_language
+from ..words.query import WordQuery, read_query
 from .stores.points import Origin, StoredText
 from .vocabulary import Vocabulary
 
-SCORING = 3  # how pages are weighted; pages that were weighted in another way are counted again
+SCORING = 4  # how pages are weighted; pages that were weighted in another way are counted again
 
 
 class LibraryWords:
@@ -79,6 +83,24 @@ class LibraryWords:
             others = [other for other in others if other == own or self.counts[other] >= common]
         return get_analyzer(usual, *others)
 
+    def read_query(self, query: str, prefix: bool = False) -> WordQuery:
+        """Read a query. prefix: its last word is still being typed."""
+        last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
+        completions = self.complete(last[0], 5) if last else ()
+        return read_query(query, self.make_analyzer(query), completions, self.find_rarity)
+
+    def complete(self, prefix: str, num: int = 8) -> list[str]:
+        """Return words of the library that begin so, those on most pages first."""
+        assert self.vocabulary is not None
+        return self.vocabulary.complete(remove_accents(fold_case(prefix)), num) if prefix else []
+
+    def find_rarity(self, word: str) -> float:
+        """Return how rare a word is, as BM25 counts it; a guess for what the vocabulary does not count."""
+        num = self.vocabulary.count(remove_accents(word)) if self.vocabulary is not None else 0
+        if not num:
+            return 2.0 if word.isdigit() else 4.0
+        return math.log(1 + (max(self.counts.total() - num, 0) + 0.5) / (num + 0.5))
+
     def decide(self, texts: Sequence[str]) -> None:
         """Detect the usual language of a new library from the first texts, and the mean length of its pages."""
         texts = [text for text in texts if text]
@@ -104,13 +126,7 @@ class LibraryWords:
 
     def name_fields(self, source: str) -> dict[str, str]:
         """Return the fields of a file that come from its path: its name, and the folders below the library's root."""
-        path = Path(source)
-        fields = {"name": f"{path.stem} {path.name}"}  # people type both
-        if self.root and path.parent.is_relative_to(self.root):
-            folders = path.parent.relative_to(self.root).parts
-            if folders:
-                fields["folder"] = " ".join(folders[-3:])
-        return fields
+        return dict(_name_fields(source, self.root))
 
     def choose_analyzer(self, text: str) -> Analyzer:
         """Return the analyzer for a page: of the usual language, or of the page's own."""
@@ -136,6 +152,17 @@ class LibraryWords:
         if self.vocabulary is not None:
             self.vocabulary.add(words)
         return replace(stored, terms=terms, words=words)
+
+
+@lru_cache(10_000)
+def _name_fields(source: str, root: str) -> tuple[tuple[str, str], ...]:
+    path = Path(source)
+    fields = [("name", f"{path.stem} {path.name}")]  # people type both
+    if root and path.parent.is_relative_to(root):
+        folders = path.parent.relative_to(root).parts
+        if folders:
+            fields.append(("folder", " ".join(folders[-3:])))
+    return tuple(fields)
 
 
 def read_stored_text(stored: StoredText) -> PageText:

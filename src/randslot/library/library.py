@@ -24,7 +24,6 @@ from ..files import write_whole
 from ..model.reader import Identity, PageReader
 from ..pages import NO_TEXT, PageText, open_page, short
 from ..pages.ocr import MISSING, find_engine
-from ..words.analyzer import fold_case, remove_accents
 from ..words.language import find_language
 from ..words.snippets import Found, find_words
 from .backfill import Backfill, Ocr
@@ -37,7 +36,7 @@ from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .readers import FileReader, LocalReader, LoggingReader
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
-from .search import find_passage, find_similar, read_words, search
+from .search import find_passage, find_similar, search
 from .sketches import LOOK_SECONDS, LibrarySketches, Made
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
@@ -393,8 +392,7 @@ class Library:
     def complete(self, prefix: str, num: int = 8) -> list[str]:
         """Return words of the library that begin so, those on most pages first, for a search box."""
         self._look()
-        assert self.words.vocabulary is not None
-        return self.words.vocabulary.complete(remove_accents(fold_case(prefix)), num) if prefix else []
+        return self.words.complete(prefix, num)
 
     def _look(self) -> None:
         """Look whether another process has changed languages or sketches."""
@@ -459,7 +457,7 @@ class Library:
         prefix: the last word may go on. vector: of the page, from 1, whose passage is to be shown too.
         """
         text = self.read_text(page, boxes=True)
-        found = find_words(text, read_words(self, query, prefix))
+        found = find_words(text, self.words.read_query(query, prefix))
         passage = find_passage(self, vector, self._read_page(page), text) if vector else None
         return replace(found, passage=passage.boxes) if passage else found
 

@@ -135,6 +135,7 @@ class Hit:
 class QueryResult:
     """What a search found for one query: hits, best first, by words, vectors or both.
 
+    by: "vectors" also in a search by both if no page has a word of the query: its hits are only similar in meaning.
     corrected: the query that was searched for, if words of the given one are on no page and like others that are.
     unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
     library no search by words can find. is_cut: the search took too long, and some hits or snippets are missing.

@@ -15,8 +15,8 @@ from ..errors import UsageError
 from ..pages.text import PageText
 from ..words.analyzer import Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
-from ..words.query import NamedWord, WordQuery, choose_longest, list_named, read_query
-from ..words.snippets import Found, find_fields, find_words, show_window
+from ..words.query import NamedWord, WordQuery, choose_longest, list_named
+from ..words.snippets import Found, find_fields, find_words, match_page, match_words, measure_nearness, show_window
 from .facets import OWN, explain_none, is_meant
 from .languages import read_stored_text
 from .manifest import File
@@ -24,7 +24,7 @@ from .rerank import Reranker, rerank_hits
 from .results import By, Copy, Hit, Match, QueryResult
 from .sources import is_gone
 from .stores.points import StoredPage, StoredText, Vectors
-from .stores.store import StoreHit, StoreQuery, Where
+from .stores.store import Reward, StoreHit, StoreQuery, Where
 
 if TYPE_CHECKING:
     from .library import Library
@@ -33,20 +33,20 @@ MAX_HITS = 1_000_000
 MAX_TIES = 1000  # pages after the last hit to look at: they may have its score, or be copies of other hits
 MAX_WORDS = 50  # of a query to look up one by one
 MAX_TELLING = 80  # terms of a page to find others by
+NEARNESS_WEIGHT, COVERAGE_WEIGHT, MAX_COVERED = 0.8, 0.5, 4  # coverage counts up to so many words
 
 
 @dataclass
 class Asked:
-    """One query of a search: its words, what the store is asked, and what was found.
+    """One query of a search: its text, its words, what the store is asked, and what was found.
 
-    seen: numbers of the terms of pages that were found. pages: those that were found, by their ids. unknown: words that
-    no page has.
+    pages: those that were found, by their ids. unknown: words that no page has.
     """
 
+    text: str
     words: WordQuery
     store: StoreQuery
     result: QueryResult
-    seen: set[int] = field(default_factory=set)
     pages: Mapping[str, StoredPage] = field(default_factory=dict)
     unknown: list[NamedWord] = field(default_factory=list)
 
@@ -80,38 +80,36 @@ def search(
     if group not in (None, "document"):
         raise UsageError(f"hits are grouped by document, not by {group!r}")
     by = library.choose_by(by)
-    asked = read_queries(library, queries, by, query_vectors, prefix)
     where = make_where(library, filters or {})
     if isinstance(where, str):
-        for one in asked:
-            one.result.filter_note = where
-    else:
-        reranker = library.models.find_reranker(rerank)
-        num = max(offset + k, reranker.pages) if reranker else offset + k
+        return [QueryResult(by, filter_note=where) for _ in queries]
+    reranker = library.models.find_reranker(rerank)
+    num = max(offset + k, reranker.pages) if reranker else offset + k
+
+    def find(texts: Sequence[str]) -> list[Asked]:
+        asked = read_queries(library, texts, by, query_vectors, prefix)
         find_pages(library, asked, num, where, exact, collapse, group, time.monotonic() + seconds)
-        verbatim = verbatim or prefix  # a word that is still being typed is no mistake
-        if by != "vectors" and not prefix and (explain or not verbatim):
-            find_unknown(library, asked, where)
-        if by != "vectors" and not verbatim:
-            queries = correct_queries(library, queries, asked, where)
-            again = [i for i, one in enumerate(asked) if one.result.corrected]
-            for i, one in zip(
-                again, read_queries(library, [queries[i] for i in again], by, query_vectors), strict=True
-            ):
-                one.result.corrected, one.result.unknown = asked[i].result.corrected, asked[i].result.unknown
-                asked[i] = one
-            find_pages(
-                library, [asked[i] for i in again], num, where, exact, collapse, group, time.monotonic() + seconds
-            )
-        for one, query in zip(asked, queries, strict=True):
-            if reranker:
-                one.result.hits, one.result.rerank_note = rerank_hits(reranker, query, one.result.hits, one.pages)
-            one.result.hits = one.result.hits[offset : offset + k]
-            mark_hits(library, one, boxes, time.monotonic() + seconds)
-        if explain and by != "vectors":
-            without_text = 0 if all(one.result.hits for one in asked) else library.count_without_text()
-            for one in asked:
-                one.result.without_text = 0 if one.result.hits else without_text
+        return asked
+
+    asked = find(queries)
+    if by != "vectors" and not prefix and (explain or not verbatim):  # a word that is being typed is not unknown
+        find_unknown(library, asked, where)
+    if by != "vectors" and not prefix and not verbatim:
+        changed = correct_queries(library, asked, where)
+        for i, one in zip(changed, find(list(changed.values())), strict=True):
+            one.result.corrected, one.result.unknown = asked[i].result.corrected, asked[i].result.unknown
+            asked[i] = one
+    for one in asked:
+        if reranker:
+            one.result.hits, one.result.rerank_note = rerank_hits(reranker, one.text, one.result.hits, one.pages)
+        one.result.hits = one.result.hits[offset : offset + k]
+        mark_hits(library, one, boxes, time.monotonic() + seconds)
+        if by == "both" and one.result.unknown and not any(hit.fields for hit in one.result.hits):
+            one.result.by = "vectors"  # no page has a word of the query
+    if explain and by != "vectors" and not all(one.result.hits for one in asked):
+        without_text = library.count_without_text()
+        for one in asked:
+            one.result.without_text = 0 if one.result.hits else without_text
     return [one.result for one in asked]
 
 
@@ -153,7 +151,7 @@ def read_queries(
 
     A query without a letter or a digit asks for nothing: vectors of signs find pages that have little on them.
     """
-    words = [read_words(library, query, prefix) for query in queries]
+    words = [library.words.read_query(query, prefix) for query in queries]
     vectors: list[Vectors] | list[None] = [None] * len(queries)
     if by == "vectors":
         vectors = library.models.embed_queries(queries, num_vectors)
@@ -171,16 +169,37 @@ def read_queries(
         else:
             terms = word.terms if word.terms.numbers else None
             weight = library.models.weigh_vectors(query, library.words.language) if by == "both" else 1.0
-            store = StoreQuery(own, terms, word.phrases, word.excluded, weight)
-        asked.append(Asked(word, store, QueryResult(by)))
+            store = StoreQuery(own, terms, word.phrases, word.excluded, weight, make_reward(library, word))
+        asked.append(Asked(query, word, store, QueryResult(by)))
     return asked
 
 
-def read_words(library: Library, query: str, prefix: bool = False) -> WordQuery:
-    """Read the words of a query. prefix: the last one may go on."""
-    last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
-    completions = library.complete(last[0], 5) if last else ()
-    return read_query(query, library.words.make_analyzer(query), completions)
+def make_reward(library: Library, words: WordQuery) -> Reward | None:
+    """Return what tells how much better pages are than their single words say: research/log.md has the figures.
+
+    Neighbouring words of the query are near each other; and of a short query, all words are there.
+    """
+    if not words.neighbours:  # a single word
+        return None
+    named = {word.terms[0] for word in choose_longest(list_named(words))}
+
+    def reward(pages: Sequence[StoredPage]) -> list[float]:
+        files = library.manifest.get({page.file for page in pages})
+        bonuses = []
+        for page in pages:
+            bonus = 0.0
+            if page.text is not None and page.file in files:
+                _, matches = match_page(page.text.text, words)
+                bonus = NEARNESS_WEIGHT * measure_nearness(matches, words)
+                if len(named) <= MAX_COVERED:
+                    fields = {**page.text.fields, **library.words.name_fields(files[page.file].source)}
+                    matches = matches + match_words(" ".join(fields.values()).split(), words)
+                    covered = named.intersection(term for _, _, term in matches)
+                    bonus += COVERAGE_WEIGHT * sum(words.rarity[term] for term in covered)
+            bonuses.append(bonus)
+        return bonuses
+
+    return reward
 
 
 def find_pages(
@@ -200,7 +219,8 @@ def find_pages(
     num = k + 1  # one more shows whether the last one has ties
     while waiting:
         found = library.store.search([one.store for one in waiting], num, where, exact)
-        pages = library.store.read(list({hit.id for some in found for hit in some}))
+        has_vectors = any(one.store.vectors is not None for one in waiting)
+        pages = library.store.read(list({hit.id for some in found for hit in some}), vectors=has_vectors)
         files = library.manifest.get({hit.file for some in found for hit in some})
         again = []
         for one, some in zip(waiting, found, strict=True):
@@ -215,10 +235,6 @@ def find_pages(
                 hits = list({hit.file: hit for hit in reversed(hits)}.values())
                 hits.sort(key=lambda hit: (-hit.score, hit.source, hit.page))
             one.result.hits, one.pages = hits[:k], pages
-            for hit in some:
-                page = pages.get(hit.id)
-                if page is not None and page.text is not None:
-                    one.seen.update(page.text.terms.numbers)
             is_last = len(some) < num or num >= k + MAX_TIES
             if not is_last and (len(hits) < k or some[-1].score >= hits[k - 1].score):
                 again.append(one)  # pages that were not asked for may belong among the first k
@@ -231,87 +247,95 @@ def find_pages(
 
 def find_excluded_forms(one: Asked, found: list[StoreHit], pages: Mapping[str, StoredPage]) -> list[str]:
     """Return forms of excluded words that pages have, and that the store was not asked to leave out yet."""
-    stems, analyzer = one.words.excluded_terms, one.words.analyzer
+    stems = one.words.excluded_terms
     if one.store.terms is None or not stems:
         return []
-    numbers = set(number_terms(dict.fromkeys(stems, 1.0)).numbers)
     forms: set[str] = set()
     for hit in found:
         text = pages[hit.id].text if hit.id in pages else None
-        if text is None or numbers.isdisjoint(text.terms.numbers):
-            continue
-        for token in tokenize(text.text):
-            if not token.extra and not stems.isdisjoint(analyzer.find_terms(token)):
-                forms.add(remove_accents(token.text))
+        words = set(text.words.split()) if text else set()
+        known = one.words.analyzer.learn_forms(words)
+        for stem in stems:
+            forms |= words.intersection(known.get(stem, ()))
     return sorted(forms.difference(one.store.excluded))
 
 
 def find_unknown(library: Library, asked: list[Asked], where: Where) -> None:
     """Set which words of queries no page has in any form; the store is asked once, about words of no found page."""
     requests: dict[tuple[str, ...], StoreQuery] = {}
-    unseen = []
     for one in asked:
-        words = []
+        seen: set[str] = set()
+        for hit in one.result.hits[:10]:
+            text = one.pages[hit.id].text
+            names = " ".join(library.words.name_fields(hit.source).values()).split()
+            matches = match_words(names, one.words) + (match_page(text.text, one.words)[1] if text else [])
+            seen.update(term for _, _, term in matches)
         for word in list_named(one.words)[:MAX_WORDS] if library.words.language else []:
-            terms = number_terms(dict.fromkeys(word.terms, 1.0))
-            if one.seen.isdisjoint(terms.numbers):
-                words.append(word)
-                requests[word.terms] = StoreQuery(terms=terms)
-        joined = one.words.joined[:MAX_WORDS] if words else ()
-        for pair in joined:
-            requests[pair.terms] = StoreQuery(terms=number_terms(dict.fromkeys(pair.terms, 1.0)))
-        unseen.append((one, words, joined))
-    if not requests:
-        return
-    found = library.store.search(list(requests.values()), 1, where, False)
+            if seen.isdisjoint(word.terms):
+                one.unknown.append(word)
+                requests[word.terms] = make_request(word.terms)
+        for pair in one.words.joined[:MAX_WORDS] if one.unknown else ():
+            requests[pair.terms] = make_request(pair.terms)
+    found = library.store.search(list(requests.values()), 1, where, False) if requests else []
     known = {terms for terms, hits in zip(requests, found, strict=True) if hits}
-    for one, words, joined in unseen:
+    for one in asked:
         parts: set[str] = set()
-        for pair in joined:
+        for pair in one.words.joined[:MAX_WORDS]:
             if pair.terms in known:
                 parts.update(pair.parts)
-        one.unknown = choose_longest(
-            [word for word in words if word.terms not in known and parts.isdisjoint(word.terms)]
-        )
-        one.result.unknown = [word.text for word in one.unknown]
+        one.unknown = [word for word in one.unknown if word.terms not in known and parts.isdisjoint(word.terms)]
+        one.result.unknown = [word.text for word in choose_longest(one.unknown)]
 
 
-def correct_queries(library: Library, queries: Sequence[str], asked: list[Asked], where: Where) -> list[str]:
-    """Return queries with unknown words replaced by the most similar words of pages; note it in the results.
+def make_request(terms: Sequence[str]) -> StoreQuery:
+    """Return a request for pages that have one of some terms."""
+    return StoreQuery(terms=number_terms(dict.fromkeys(terms, 1.0)))
 
-    Identifiers, numbers and words in quotes stay, words of pages that a filter leaves out, and queries in another
-    language than the library's usual one, whose words may be right and on no page.
+
+def correct_queries(library: Library, asked: list[Asked], where: Where) -> dict[int, str]:
+    """Return what to search for in place of queries with unknown words, by their place; note it in the results.
+
+    A misspelled word is replaced by the most similar word of pages. Numbers and words in quotes stay, words of pages
+    that a filter leaves out, and queries in another language than the library's usual one, whose words may be right and
+    on no page. An identifier whose number is on no page is left out: its letters would find pages of other ones.
     """
-    vocabulary, language = library.words.vocabulary, library.words.language
-    assert vocabulary is not None
     requests: dict[str, StoreQuery] = {}
     wanted: list[tuple[int, str, list[str]]] = []
+    changed: dict[int, str] = {}
     for i, one in enumerate(asked):
-        if not one.unknown or not language or find_query_language(queries[i], language) != language:
-            continue
-        for word in one.unknown:
-            plain = remove_accents(word.text.lower())
-            is_word = word.text.isalpha() and (word.text.islower() or word.text.istitle())
-            if not is_word or any(plain in phrase.split() for phrase in one.words.phrases):
-                continue
-            if where.files is not None and plain in vocabulary:
-                continue
-            suggestions = vocabulary.suggest(plain)
-            for other in suggestions:
-                terms = one.words.analyzer.find_terms(Token(other, 0, len(other)))
-                requests[other] = StoreQuery(terms=number_terms(dict.fromkeys(terms, 1.0)))
-            wanted.append((i, word.text, suggestions))
+        for word in choose_longest(one.unknown):
+            parts = [other.text for other in one.unknown if other != word and word.start <= other.start < word.end]
+            if any(re.search(r"\d{3}", part) for part in parts) and not word.text.isdecimal():
+                changed[i] = changed.get(i, one.text).replace(word.text, " ")
+            elif is_correctable(library, one, word, where):
+                assert library.words.vocabulary is not None
+                suggestions = library.words.vocabulary.suggest(remove_accents(word.text.lower()))
+                for other in suggestions:
+                    requests[other] = make_request(one.words.analyzer.find_terms(Token(other, 0, len(other))))
+                wanted.append((i, word.text, suggestions))
     found = library.store.search(list(requests.values()), 1, where, False) if requests else []
     known = {other for other, hits in zip(requests, found, strict=True) if hits}
-    corrected = list(queries)
     for i, typed, suggestions in wanted:
         best = next((other for other in suggestions if other in known), None)
         if best is not None:
-            best = best.title() if typed.istitle() else best
-            corrected[i] = re.sub(rf"(?<!\w){re.escape(typed)}(?!\w)", best, corrected[i])
-            asked[i].result.corrected = corrected[i]
-            asked[i].result.unknown.remove(typed)
-    return corrected
+            result = asked[i].result
+            typed_pattern, best = rf"(?<!\w){re.escape(typed)}(?!\w)", best.title() if typed.istitle() else best
+            changed[i] = re.sub(typed_pattern, best, changed.get(i, asked[i].text))
+            result.corrected = re.sub(typed_pattern, best, result.corrected or asked[i].text)
+            result.unknown.remove(typed)
+    return changed
+
+
+def is_correctable(library: Library, one: Asked, word: NamedWord, where: Where) -> bool:
+    """Whether an unknown word may be a misspelled one."""
+    language, plain = library.words.language, remove_accents(word.text.lower())
+    if not word.text.isalpha() or not (word.text.islower() or word.text.istitle()):
+        return False
+    if any(plain in phrase.split() for phrase in one.words.phrases):
+        return False
+    if where.files is not None and library.words.vocabulary and library.words.vocabulary.count(plain):
+        return False
+    return language is not None and find_query_language(one.text, language) == language
 
 
 # -- what it found
@@ -356,15 +380,13 @@ def join_copies(hits: list[Hit]) -> list[Hit]:
 def sign(hit: Hit, text: StoredText | None) -> str | None:
     """Return a key that is equal for copies of a page; None for a page without text to compare.
 
-    Copies have the same text, and the same score. By words and vectors one of two copies may be
-    among the best by vectors and not the other: then their similarities are compared.
+    Copies have the same text and the same similarities; names of files may change their scores.
     """
     if text is None or not text.text:
         return None
     similarities = [round(match.similarity, 4) for match in hit.matches]
-    score = None if hit.by == "both" else round(hit.score, 4)
-    seen = (text.text, similarities, score)
-    return blake2b(repr(seen).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    seen = f"{similarities} {text.text}".encode("utf-8", "surrogatepass")
+    return blake2b(seen, digest_size=8).hexdigest()
 
 
 def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> None:
@@ -414,7 +436,7 @@ def find_similar(library: Library, page: StoredPage, k: int, seconds: float) -> 
         often = Counter(analyzer.find_term(token) for token in tokenize(text) if token.text not in grammar)
         terms = number_terms({term: 1.0 for term, _ in often.most_common(MAX_TELLING)})
         store = StoreQuery(terms=terms if often else None)  # the engine weighs them by how rare they are
-    asked = Asked(read_query("", analyzer), store, QueryResult(by))
+    asked = Asked("", library.words.read_query(""), store, QueryResult(by))
     find_pages(library, [asked], k, where, False, True, "document", time.monotonic() + seconds)
     mark_hits(library, asked, False, time.monotonic() + seconds)
     return asked.result.hits

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -72,9 +72,14 @@ class Vocabulary:
             self.stamp, self.recent = stamp, None
             self.forget()
 
-    def __contains__(self, word: str) -> bool:
-        codes = np.frombuffer(word.encode("utf-32-le"), "<u4")
-        return any((section.characters == codes).all(1).any() for section in self._find(f"{word[:1]}{len(word)}"))
+    def count(self, word: str) -> int:
+        """Return how many pages have a word, in lower case and without accents."""
+        num = 0
+        for section in self._find(f"{word[:1]}{len(word)}"):
+            words = section.characters.view(f"<U{len(word)}")[:, 0]
+            i = int(np.searchsorted(words, word))
+            num += int(section.counts[i]) if i < len(words) and words[i] == word else 0
+        return num
 
     def add(self, words: str) -> None:
         """Count the words of a page."""
@@ -104,12 +109,19 @@ class Vocabulary:
     def suggest(self, word: str, num: int = 5) -> list[str]:
         """Return words like one in lower case that may be misspelled: fewest edits first, then those on most pages.
 
-        One edit, or two from eight letters on. The first letter is right, or has changed places with the second.
+        One edit, or two from eight letters on. The first letter is right, or has changed places with the second; only
+        if there is no such word, it is another one.
         """
+        letters = {key[0] for places, _ in self._open() for key in places}
+        found = self._list_similar(word, set(word[:2])) or self._list_similar(word, letters.difference(word[:2]))
+        return sorted(found, key=lambda other: found[other])[:num]
+
+    def _list_similar(self, word: str, first_letters: Collection[str]) -> dict[str, tuple[int, int]]:
+        """Return similar words with some first letters: their edits, and the negative number of their pages."""
         max_edits = 0 if len(word) < 4 else 1 if len(word) < 8 else 2
         codes = np.frombuffer(word.encode("utf-32-le"), "<u4")
         found: dict[str, tuple[int, int]] = {}
-        for letter in sorted(set(word[:2])):
+        for letter in sorted(first_letters):
             for length in range(len(word) - max_edits, len(word) + max_edits + 1):
                 for section in self._find(f"{letter}{length}"):
                     others = np.bitwise_count(section.letters ^ find_letters(codes))
@@ -119,7 +131,7 @@ class Vocabulary:
                         if 0 < num_edits <= max_edits:
                             other = section.characters[i].tobytes().decode("utf-32-le")
                             found[other] = (int(num_edits), found.get(other, (0, 0))[1] - int(section.counts[i]))
-        return sorted(found, key=lambda other: found[other])[:num]
+        return found
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
         """Return the words that begin so, in lower case; those on most pages first."""

@@ -55,8 +55,13 @@ class PageText:
     @cached_property
     def words(self) -> tuple[Word, ...]:
         """The words with their boxes."""
-        sides = (np.frombuffer(self.boxes, "<u2").reshape(-1, 4) / 65_535).round(5).tolist()
-        return tuple(Word(word, *box) for word, box in zip(self.text.split(), sides, strict=False))
+        return tuple(Word(word, *box) for word, box in zip(self.text.split(), self.find_boxes(), strict=False))
+
+    def find_boxes(self, words: Sequence[int] | None = None) -> list[list[float]]:
+        """Return the boxes of some words, which are given by their places, or of all."""
+        boxes = np.frombuffer(self.boxes, "<u2").reshape(-1, 4)
+        found: list[list[float]] = ((boxes if words is None else boxes[words]) / 65_535).round(5).tolist()
+        return found
 
 
 def pack_boxes(boxes: ArrayLike) -> bytes:

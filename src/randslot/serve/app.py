@@ -177,7 +177,7 @@ class SearchAnswer(BaseModel):
     corrected: str | None = Field(
         description="the query that was searched for, if words of the given one were corrected"
     )
-    note: str | None = Field(description="why hits or snippets are missing: filters, or the time that it took")
+    note: str | None = Field(description="what to know of the hits: filters, the time it took, or only similar pages")
 
 
 class Completions(BaseModel):
@@ -301,6 +301,8 @@ def _add_searches(app: FastAPI, service: Service) -> None:
         found, documents = await service.search(body.query, options, body)
         hits = [_show_hit(hit, documents, service) for hit in found.hits]
         notes = [note for note in (found.filter_note, found.rerank_note) if note]
+        if found.by == "vectors" and found.unknown and found.hits:
+            notes.append("no page has these words: the pages found are only similar in meaning")
         if found.is_cut:
             notes.append(f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing")
         unknown = [] if body.offset else found.unknown

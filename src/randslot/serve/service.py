@@ -34,7 +34,6 @@ from ..library.workers import WorkerPool
 from ..pages import Box, Word
 from ..pages.formats import show_pages
 from ..words.analyzer import tokenize
-from ..words.query import read_query
 from ..words.snippets import Snippet
 from .access import Refused
 from .batches import Batches
@@ -459,7 +458,7 @@ class Service:
         """Find the words of a query on a page, and count them; words that are not on it count 0."""
         self.page(id, number)
         found = self.library.find_on_page(query, page_id(id, number), prefix=prefix, vector=vector)
-        parsed = read_query(query, self.library.words.make_analyzer(query))
+        parsed = self.library.words.read_query(query)
         on_page = Counter(map(parsed.analyzer.find_terms, tokenize(self.library.read_text(page_id(id, number)).text)))
 
         def count(terms: tuple[str, ...]) -> int:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from threading import Lock
 from typing import NamedTuple, TypeVar
 from zlib import crc32
@@ -59,6 +59,7 @@ class Terms:
 # development shelf and manuals: research/log.md, "Fields".
 FIELD_WEIGHTS = {"name": 3.0, "folder": 3.0, "heading": 2.0, "section": 1.0, "title": 0.5}
 NAME_WEIGHT = 0.5  # of a word in the name or folder, beside its share in BM25F, which saturates
+CONTENTS_FACTOR = 0.7  # of a list of contents: it names what other pages say
 MEAN_LENGTH = 400.0  # terms of a page, until a library knows its own mean
 
 
@@ -87,6 +88,23 @@ class Analyzer:
         self.function_words = list_function_words().get(language, frozenset())
         self._stem = _make_stem(language)
         self._known = Memo(self._read_word)
+        self._learned: set[str] = set()
+        self._forms: dict[str, set[str]] = {}
+
+    def learn_forms(self, words: Collection[str]) -> Mapping[str, Collection[str]]:
+        """Return which words of pages have a term, by terms: at least some given words, and those of other calls.
+
+        So a query looks at the few words that it asks for, and not at all words of a page.
+        """
+        forms = self._forms
+        for word in set(words).difference(self._learned):
+            for token in tokenize(word):
+                for term in self.find_terms(token):
+                    forms.setdefault(term, set()).add(word)
+            self._learned.add(word)
+        if len(self._learned) > 100_000:
+            self._learned, self._forms = set(), {}
+        return forms
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
         """Return the distinct terms of a query's token: in the usual language, then in others."""
@@ -126,7 +144,7 @@ class Analyzer:
         terms, owns = zip(*read, strict=True) if read else ((), ())
         counts = Counter(chain.from_iterable(terms))
         words = " ".join(filter(None, owns))
-        k1, b = 1.2, 0.5  # saturation, and how much the length of a page counts
+        k1, b = 1.6, 0.4  # saturation, and how much the length of a page counts
         norm = k1 * (1 - b + b * counts.total() / mean_length)
         scores: dict[str, float] = dict(counts)
         named: set[str] = set()
@@ -138,7 +156,8 @@ class Analyzer:
                 scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
             if field in ("name", "folder"):
                 named |= found
-        weights = {score: score * (k1 + 1) / (score + norm) for score in set(scores.values())}
+        factor = (k1 + 1) * (CONTENTS_FACTOR if is_contents(text) else 1)
+        weights = {score: score * factor / (score + norm) for score in set(scores.values())}
         weighted = dict(zip(scores, map(weights.__getitem__, scores.values()), strict=True))
         for term in named:
             weighted[make_name_term(term)] = NAME_WEIGHT
@@ -185,6 +204,13 @@ class Memo(dict[str, T]):
         if len(word) <= MAX_LENGTH:  # a longer one is not worth remembering
             self[word] = found
         return found
+
+
+def is_contents(text: str) -> bool:
+    """Whether a page is a list of contents: most of its lines are words and a number, and the numbers rise."""
+    numbers = [int(number) for number in re.findall(r"[^\W\d_][)?]?[ .]+(\d{1,4})$", text, re.MULTILINE)]
+    num_rising = sum(0 <= after - before <= 60 for before, after in pairwise(numbers))
+    return len(numbers) >= 6 and num_rising >= 0.8 * len(numbers) and len(numbers) > text.count("\n") / 2
 
 
 def make_name_term(term: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -49,7 +50,9 @@ class WordQuery:
     terms: what pages are compared by. phrases and excluded: words with a space between them. excluded_terms: of those
     that are single and not in quotes, which pages must not have in any form. marked: the terms that are worth marking
     on a page. free: those of them that are not only in phrases. joined: neighbours outside of phrases as one word,
-    which a page may have in their place.
+    which a page may have in their place. neighbours: for each word, those before and after it, function words aside,
+    with the rarity of the commoner of both. rarity: of terms in the library. matches: words of pages that were looked
+    at, with the tokens in them that match; pages: their words and matches; see `match_words` and `match_page`.
     """
 
     analyzer: Analyzer
@@ -61,12 +64,26 @@ class WordQuery:
     excluded_terms: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
     joined: tuple[JoinedWord, ...] = ()
+    neighbours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rarity: Mapping[str, float] = field(default_factory=dict)
+    matches: dict[str, list[tuple[Token, str]]] = field(default_factory=dict, compare=False)
+    pages: dict[str, tuple[list[str], list[tuple[int, Token, str]]]] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def wanted(self) -> frozenset[str]:
+        """The terms that are marked on a page, also of two words as one."""
+        return self.marked.union(*(word.terms for word in self.joined))
 
 
-def read_query(text: str, analyzer: Analyzer, completions: Sequence[str] = ()) -> WordQuery:
+def read_query(
+    text: str,
+    analyzer: Analyzer,
+    completions: Sequence[str] = (),
+    find_rarity: Callable[[str], float] = lambda word: 1.0,
+) -> WordQuery:
     """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms.
 
-    completions: words that its last one may become while it is being typed.
+    completions: words that its last one may become while it is being typed. find_rarity: tells how rare a word is.
     """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"the query has {len(text):,} characters: ask with at most {MAX_CHARACTERS:,}")
@@ -108,9 +125,9 @@ def read_query(text: str, analyzer: Analyzer, completions: Sequence[str] = ()) -
         marked |= set(terms)
         for term in terms:
             weights.setdefault(term, COMPLETION_WEIGHT)
-    weights = (
-        dict(sorted(weights.items(), key=lambda one: -one[1])[:MAX_TERMS]) if len(weights) > MAX_TERMS else weights
-    )
+    if len(weights) > MAX_TERMS:
+        weights = dict(sorted(weights.items(), key=lambda one: -one[1])[:MAX_TERMS])
+    rarity, neighbours = _find_neighbours(plain, analyzer, grammar, find_rarity)
     for term, weight in list(weights.items()):  # of a name, the 2018 of FY2018 tells as much as FY2018
         weights[make_name_term(term)] = 1.0 if weight > GRAMMAR_WEIGHT else weight
     return WordQuery(
@@ -123,7 +140,30 @@ def read_query(text: str, analyzer: Analyzer, completions: Sequence[str] = ()) -
         frozenset(excluded_terms),
         _choose_marked(" ".join(outside), analyzer, grammar) if phrases else marked,
         tuple(dict.fromkeys(joined)),
+        neighbours,
+        rarity,
     )
+
+
+def _find_neighbours(
+    text: str, analyzer: Analyzer, grammar: frozenset[str], find_rarity: Callable[[str], float]
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return how rare the terms of a query are, and the neighbours of each word."""
+    rarity: dict[str, float] = {}
+    words: list[str] = []
+    for token in tokenize(text):
+        if token.text not in grammar:
+            terms = analyzer.find_terms(token)
+            if terms[0] not in rarity:
+                rarity |= dict.fromkeys(terms, find_rarity(token.text))
+            if not token.extra:
+                words.append(terms[0])
+    neighbours: dict[str, dict[str, float]] = {}
+    for one, two in pairwise(words[:MAX_TERMS]):
+        if one != two:
+            neighbours.setdefault(one, {})[two] = min(rarity[one], rarity[two])
+            neighbours.setdefault(two, {})[one] = min(rarity[one], rarity[two])
+    return rarity, neighbours
 
 
 def list_named(query: WordQuery) -> list[NamedWord]:

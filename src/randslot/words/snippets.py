@@ -1,4 +1,4 @@
-"""Where a query's words stand on a page: a few lines of text with the words marked, and their boxes."""
+"""Where a query's words stand on a page: how near to each other, a snippet that marks them, and their boxes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from ..pages.text import Box, PageText, Word
+from ..pages.text import Box, PageText
 from .analyzer import Token, remove_accents, tokenize
 from .query import WordQuery
 
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
+MAX_DISTANCE = 4  # of words that are near each other
 MAX_BOXES = 400  # of a page: more marks show nothing
 Span = tuple[int, int]
 Mark = tuple[int, int, str]  # where a word begins and ends, and its term
@@ -40,28 +42,67 @@ class Found:
     passage: tuple[Box, ...] = ()
 
 
+def match_words(words: Sequence[str], query: WordQuery) -> list[tuple[int, Token, str]]:
+    """Return the tokens of a page that a query asks for: which word of the page they are in, and their term."""
+    forms, wanted = query.analyzer.learn_forms(words), query.wanted
+    asked = set().union(*(forms.get(term, ()) for term in wanted))
+    matches = []
+    for i in [i for i, word in enumerate(words) if word in asked]:
+        word = words[i]
+        if word not in query.matches:
+            found = [(token, query.analyzer.find_terms(token)) for token in tokenize(word)]
+            query.matches[word] = [(token, terms[0]) for token, terms in found if not wanted.isdisjoint(terms)]
+        for token, term in query.matches[word]:
+            matches.append((i, token, term))
+    return matches
+
+
+def match_page(text: str, query: WordQuery) -> tuple[list[str], list[tuple[int, Token, str]]]:
+    """Return the words of a page, and those that a query asks for; a page is looked at once for each query."""
+    if text not in query.pages:
+        words = text.split()
+        query.pages[text] = words, match_words(words, query)
+    return query.pages[text]
+
+
+def measure_nearness(matches: Sequence[tuple[int, Token, str]], query: WordQuery) -> float:
+    """Return how near to each other a page has words that are neighbours in a query; rare ones count more."""
+    last: dict[str, int] = {}
+    best: dict[tuple[str, str], float] = {}
+    for i, _, term in matches:
+        for other, rarity in query.neighbours.get(term, {}).items():
+            distance = max(i - last.get(other, -MAX_DISTANCE - 1), 1)  # both may be parts of one word
+            if distance <= MAX_DISTANCE:
+                pair = (min(term, other), max(term, other))
+                best[pair] = max(rarity / distance, best.get(pair, 0.0))
+        last[term] = i
+    return sum(best.values())
+
+
 def find_words(page: PageText, query: WordQuery) -> Found:
     """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
-    tokens, analyzer = list(tokenize(page.text)), query.analyzer
-    marks: list[Mark] = []
+    words, matches = match_page(page.text, query)
+    ends = list(accumulate(map(len, words), initial=0))  # without what is between words: a space or a line break
     anywhere = set(query.free)
-    in_order = [token for token in tokens if not token.extra] if query.phrases else []
-    texts = [remove_accents(token.text) for token in in_order]
+    marks: list[Mark] = []
+    if query.phrases:
+        in_order = [token for token in tokenize(page.text) if not token.extra]
+        texts = [remove_accents(token.text) for token in in_order]
     for phrase in query.phrases:
         found = _find_phrase(phrase.split(), in_order, texts)
-        marks += [(token.start, token.end, analyzer.find_term(token)) for token in found]
+        marks += [(token.start, token.end, query.analyzer.find_term(token)) for token in found]
         if not found:
-            anywhere.update(term for token in tokenize(phrase) for term in analyzer.find_terms(token))
+            anywhere.update(query.analyzer.find_term(token) for token in tokenize(phrase))
     anywhere &= query.marked
-    for word in query.joined:
-        anywhere.update(word.terms)
-    for token in tokens:
-        if not anywhere.isdisjoint(analyzer.find_terms(token)):
-            marks.append((token.start, token.end, analyzer.find_term(token)))
+    anywhere.update(*(word.terms for word in query.joined))
+    for i, token, term in matches:
+        if not query.phrases or not anywhere.isdisjoint(query.analyzer.find_terms(token)):
+            marks.append((ends[i] + i + token.start, ends[i] + i + token.end, term))
     marks = sorted(set(marks))
-    boxes = _find_boxes(page, _merge([(start, end) for start, end, _ in marks]))
+    spans = _merge([(start, end) for start, end, _ in marks])
     rarest = _find_rarest(marks)
-    best = _find_boxes(page, [rarest])[:1] if rarest else ()
+    best = _find_boxes(page, words, ends, [rarest])[:1] if rarest else ()
+    boxes = _find_boxes(page, words, ends, spans)
     return Found(_cut(page.text, marks), boxes, best[0] if best else None)
 
 
@@ -84,14 +125,7 @@ def show_window(page: PageText, window: int, num: int) -> Found:
 
 def find_fields(fields: Mapping[str, str], query: WordQuery) -> list[str]:
     """Return which of some named texts have a word of a query."""
-    wanted = query.marked.union(*(word.terms for word in query.joined))
-    found = []
-    for name, text in fields.items():
-        for token in tokenize(text):
-            if not wanted.isdisjoint(query.analyzer.find_terms(token)):
-                found.append(name)
-                break
-    return found
+    return [name for name, text in fields.items() if match_words(text.split(), query)]
 
 
 def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]) -> list[Token]:
@@ -178,48 +212,55 @@ def _merge(spans: list[Span]) -> list[Span]:
     return merged
 
 
-def _find_boxes(page: PageText, spans: list[Span]) -> tuple[Box, ...]:
+def _find_boxes(page: PageText, words: Sequence[str], ends: Sequence[int], spans: list[Span]) -> tuple[Box, ...]:
     """Return the boxes of spans: a part of a long word, as Chinese lines are, is that part of its box."""
-    starts: list[int] = []
-    place = 0
-    for word in page.words:
-        starts.append(place)
-        place += len(word.text) + 1  # words of the text have one space or line break between them
+    spans = spans[:MAX_BOXES]
+    last = min(len(words), len(page.boxes) // 8) - 1
+    if last < 0:
+        return ()
+    owners = [bisect_right(range(last + 1), start, key=lambda i: ends[i] + i) - 1 for start, _ in spans]
+    near = sorted({min(max(i + step, 0), last) for i in owners for step in (-1, 0, 1)})
+    sides = dict(zip(near, page.find_boxes(near), strict=True))
     boxes: list[Box] = []
-    for start, end in spans[:MAX_BOXES]:
-        i = bisect_right(starts, start) - 1
-        if not 0 <= i < len(page.words):
+    for i, (start, end) in zip(owners, spans, strict=True):
+        if start >= ends[i] + i + len(words[i]):  # the file has no box for it
             continue
-        if broken := _split_broken(page.words, i):
+        if broken := _split_broken([sides[j] for j in (i - 1, i, i + 1) if j in sides]):
             boxes += broken
             continue
-        word = page.words[i]
-        length, width = max(len(word.text), 1), word.right - word.left
-        left = word.left + width * (start - starts[i]) / length
-        right = min(word.left + width * (end - starts[i]) / length, word.right)
-        boxes.append((round(left, 5), word.top, round(right, 5), word.bottom))
+        left, top, right, bottom = sides[i]
+        length, width, begin = max(len(words[i]), 1), right - left, ends[i] + i
+        boxes.append(
+            (
+                round(left + width * (start - begin) / length, 5),
+                top,
+                round(min(left + width * (end - begin) / length, right), 5),
+                bottom,
+            )
+        )
     return tuple(boxes)
 
 
-def _split_broken(words: Sequence[Word], i: int) -> list[Box]:
+def _split_broken(sides: list[list[float]]) -> list[Box]:
     """Return the boxes of both parts of a word that is broken at the end of a line; nothing for other words.
 
-    The box of such a word is around both, across two lines: its neighbours tell where they are.
+    sides: of the words before it, itself and after it. Its box is around both parts, across two lines: its neighbours
+    tell where they are.
     """
-    if not 0 < i < len(words) - 1:
+    if len(sides) < 3:
         return []
-    before, word, after = words[i - 1 : i + 2]
-    middle, lower = (word.top + word.bottom) / 2, 0.7 * (word.bottom - word.top)  # a line is lower than that
-    if before.bottom - before.top > lower or after.bottom - after.top > lower:
+    (_, before_top, before_right, before_bottom), word, (after_left, after_top, _, after_bottom) = sides
+    left, top, right, bottom = word
+    middle, lower = (top + bottom) / 2, 0.7 * (bottom - top)  # a line is lower than that
+    if before_bottom - before_top > lower or after_bottom - after_top > lower:
         return []
-    on_first_line = before.top < middle and before.bottom < middle + lower / 4 and before.right < word.right
-    on_second_line = after.bottom > middle and after.top > middle - lower / 4 and after.left > word.left
+    on_first_line = before_top < middle and before_bottom < middle + lower / 4 and before_right < right
+    on_second_line = after_bottom > middle and after_top > middle - lower / 4 and after_left > left
     if not (on_first_line and on_second_line):
         return []
     space = 0.004  # between two words, in fractions of the page
-    begin = round(min(before.right + space, word.right), 5)
-    stop = round(max(after.left - space, word.left), 5)
-    return [(begin, before.top, word.right, before.bottom), (word.left, after.top, stop, after.bottom)]
+    begin, stop = round(min(before_right + space, right), 5), round(max(after_left - space, left), 5)
+    return [(begin, before_top, right, before_bottom), (left, after_top, stop, after_bottom)]
 
 
 def _shorten_leaders(text: str, marks: list[Span]) -> Snippet:

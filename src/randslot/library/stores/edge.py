@@ -220,9 +220,9 @@ class EdgeStore(Store):
                 return None
         return hits
 
-    def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+    def retrieve(self, ids: Sequence[str], vectors: bool) -> dict[str, StoredPage]:
         with _reading():
-            records = self.shard.retrieve(list(ids), with_payload=True, with_vector=True)
+            records = self.shard.retrieve(list(ids), with_payload=True, with_vector=vectors)
         return {str(record.id): read_page(record) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:

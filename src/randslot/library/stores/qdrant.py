@@ -174,10 +174,10 @@ class ServerStore(Store):
                 found.append([make_hit(point) for point in answer.points])
         return found
 
-    def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
+    def retrieve(self, ids: Sequence[str], vectors: bool) -> dict[str, StoredPage]:
         valid = [id for id in ids if is_id(id)]
         records = self.connection.ask(
-            "retrieve", collection_name=self.name, ids=valid, with_payload=True, with_vectors=True
+            "retrieve", collection_name=self.name, ids=valid, with_payload=True, with_vectors=vectors
         )
         return {str(record.id): read_page(record) for record in records}
 

@@ -6,7 +6,7 @@ A search asks the engine for the nearest pages by each field, and `fuse` combine
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
@@ -46,7 +46,8 @@ class Tuning:
     segment is compressed. candidates, oversampling: a server that finds pages by codes or sketches scores at least
     `candidates` in full, and `oversampling` for each hit.
 
-    pool: a search by words and vectors takes the best `pool` pages by each (or two for each hit); see `fuse`.
+    pool: a search by words and vectors takes the best `pool` pages by each (or two for each hit); see `fuse`. rewarded:
+    pages by words that are looked at again; see `StoreQuery`.
     """
 
     codes_from: int = 1024
@@ -54,6 +55,7 @@ class Tuning:
     candidates: int = 1000
     oversampling: int = 20
     pool: int = 100
+    rewarded: int = 20
 
     def has_codes(self, dim: int | None) -> bool:
         """Whether vectors of this dimension have codes."""
@@ -71,11 +73,15 @@ class DamagedError(RandSlotError):
     """Stored vectors cannot be read."""
 
 
+Reward = Callable[[Sequence[StoredPage]], list[float]]
+
+
 @dataclass(frozen=True)
 class StoreQuery:
     """What to search by: vectors (K, D), words, or both, whose ranks are combined.
 
     phrases: all must be on the page. excluded: none of these phrases may be. vectors_weight: words have a weight of 1.
+    reward: what the first pages by words have beside their scores.
     """
 
     vectors: Vectors | None = None
@@ -83,6 +89,7 @@ class StoreQuery:
     phrases: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     vectors_weight: float = 1.0
+    reward: Reward | None = None
 
 
 @dataclass(frozen=True)
@@ -212,10 +219,20 @@ class Store(ABC):
         ranked = []
         for query in queries:
             hits = next(answers)
+            if query.reward is not None:
+                hits = self._add_rewards(hits, query.reward)
             if query.terms is not None and query.vectors is not None:
-                hits = fuse(hits, next(answers), query.vectors_weight, self.tuning.pool)[:k]
-            ranked.append(hits)
+                hits = fuse(hits, next(answers), query.vectors_weight, self.tuning.pool)
+            ranked.append(hits[:k])
         return ranked
+
+    def _add_rewards(self, hits: list[StoreHit], reward: Reward) -> list[StoreHit]:
+        """Sort the first hits again; the others stay below them, whatever k is."""
+        num = self.tuning.rewarded
+        pages = self.read([hit.id for hit in hits[:num]], vectors=False)
+        bonuses = dict(zip(pages, reward(list(pages.values())), strict=True))
+        first = [replace(hit, score=hit.score + bonuses.get(hit.id, 0.0)) for hit in hits[:num]]
+        return sorted(first, key=lambda hit: -hit.score) + hits[num:]
 
     def _make_requests(self, query: StoreQuery, k: int, where: Where, exact: bool) -> list[Nearest]:
         """Return the requests of a query: by words, by vectors, or by both."""
@@ -226,7 +243,8 @@ class Store(ABC):
             k = max(self.tuning.pool, 2 * k)
         requests = []
         if query.terms is not None:
-            requests.append(Nearest(TERMS_NAME, query.terms, k, some, corpus=visible))
+            num = max(k, self.tuning.rewarded) if query.reward is not None else k
+            requests.append(Nearest(TERMS_NAME, query.terms, num, some, corpus=visible))
         if query.vectors is not None:
             request = Nearest(VECTOR_NAME, query.vectors, k, some)
             if self.sketches is not None and self.sketches.candidates and not exact:
@@ -240,12 +258,12 @@ class Store(ABC):
 
     # -- what is stored
 
-    def read(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        """Return pages by id, their vectors in half precision; missing ones are left out."""
+    def read(self, ids: Sequence[str], *, vectors: bool = True) -> dict[str, StoredPage]:
+        """Return pages by id; missing ones are left out. vectors: with vectors, in half precision, and terms."""
         found: dict[str, StoredPage] = {}
-        start, step = 0, min(8, self.max_read)
+        start, step = 0, min(8 if vectors else 1000, self.max_read)
         while start < len(ids):
-            some = self.retrieve(ids[start : start + step])
+            some = self.retrieve(ids[start : start + step], vectors)
             found |= some
             start += step
             # The size of these pages tells how many to read next.
@@ -326,8 +344,8 @@ class Store(ABC):
         """Answer requests in one batch."""
 
     @abstractmethod
-    def retrieve(self, ids: Sequence[str]) -> dict[str, StoredPage]:
-        """Return a few pages by id."""
+    def retrieve(self, ids: Sequence[str], vectors: bool) -> dict[str, StoredPage]:
+        """Return a few pages by id, with or without vectors and terms."""
 
     @abstractmethod
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
