@@ -20,7 +20,6 @@ export let corrected = null; // the query that was searched for, if words of the
 let learn;
 let known = new Promise((done) => { learn = done; }); // the status of the library, once it is there
 let by = null; // what searches of this library compare
-let isSingle = false; // the library has one document
 let asked = 0; // answers to older searches are dropped
 let loading = false;
 let complete = true; // nothing more can come
@@ -39,7 +38,6 @@ export function say(text, bad = false) {
 
 export function know(status) {
   by = status.by;
-  isSingle = status.documents === 1;
   learn(status);
   known = Promise.resolve(status);
 }
@@ -151,16 +149,14 @@ async function take(answer, step) {
   const before = groups.size;
   const first = passed - answer.hits.length;
   answer.hits.forEach((hit, i) => add(hit, first + i + 1));
-  grew = groups.size > before || isSingle;
+  grew = groups.size > before || groups.size === 1;
   found.splice(0, Infinity, ...[...groups.values()].flatMap((group) => group.hits));
-  if (isOneDocument()) $("hits").replaceChildren(...found.map(hits.show));
-  else for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
+  if (groups.size === 1 && found.length > 1) $("hits").replaceChildren(...found.map(hits.show)); // nothing to group
+  else if (before === 1) $("hits").replaceChildren(...[...groups.values()].map(({ element }) => element));
+  if (groups.size > 1) for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
   await tell(cut);
   if (answer.note) say(`${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`);
 }
-
-// A search that only finds one document shows each of its pages.
-const isOneDocument = () => groups.size === 1 && found.length > 1 && (complete || isSingle);
 
 function add(hit, rank) {
   const place = hits.spot(hit.document, hit.page);
