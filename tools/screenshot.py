@@ -24,7 +24,7 @@ from serve import serving
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 HANDBOOK = IMAGES.parents[1] / "src" / "randslot" / "handbook.pdf"
-QUERY = "power is cut"
+QUERY = "node is lost"
 WIDTH, HEIGHT, COLOURS = 1180, 720, 128
 
 
