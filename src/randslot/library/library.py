@@ -454,7 +454,7 @@ class Library:
     def find_on_page(self, query: str, page: str, *, prefix: bool = False, vector: int = 0) -> Found:
         """Return where the words of a query are on a page, which is given by its id.
 
-        prefix: the last word may go on. vector: of the page, from 1, whose passage is to be shown too.
+        prefix: the last word may be incomplete. vector: of the page, from 1, whose passage is to be shown too.
         """
         text = self.read_text(page, boxes=True)
         found = find_words(text, self.words.read_query(query, prefix))

@@ -104,7 +104,7 @@ class ExplainBody(BaseModel):
 
 
 class WordsBody(ExplainBody):
-    prefix: bool = Field(False, description="the last word may go on: it is still being typed")
+    prefix: bool = Field(False, description="the last word may be incomplete, as while typing")
     vector: Whole = Field(0, ge=0, le=2**31, description="of the page, from 1, whose passage is to be shown too")
 
 

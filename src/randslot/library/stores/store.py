@@ -227,7 +227,7 @@ class Store(ABC):
         return ranked
 
     def _add_rewards(self, hits: list[StoreHit], reward: Reward) -> list[StoreHit]:
-        """Sort the first hits again; the others stay below them, whatever k is."""
+        """Sort the first hits again; the others stay below them for every k."""
         num = self.tuning.rewarded
         pages = self.read([hit.id for hit in hits[:num]], vectors=False)
         bonuses = dict(zip(pages, reward(list(pages.values())), strict=True))
