@@ -158,7 +158,7 @@ def pairs(
 
 @needs_extra("train")
 def mine(
-    pairs: Annotated[str, typer.Argument(help="Pairs of query and page: .jsonl, .parquet or folder.")],
+    pairs: Annotated[str, typer.Argument(help="Training pairs: .jsonl, .parquet or folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
     library: Place,
     by: Annotated[
@@ -168,7 +168,7 @@ def mine(
     num: Annotated[int, typer.Option(metavar="N", min=1, help="Negatives per query.")] = 4,
     ranks: Annotated[tuple[int, int], typer.Option(metavar="FIRST LAST", help="Ranks to take them from.")] = (1, 100),
     margin: Annotated[
-        float, typer.Option(metavar="X", min=0, max=1, help="Share of score below the right page; 0: no limit.")
+        float, typer.Option(metavar="X", min=0, max=1, help="Minimum score gap (share); 0: no limit.")
     ] = 0.05,
 ) -> None:
     """Add hard negatives to training pairs: pages that a search takes for the right one.
