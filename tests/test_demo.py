@@ -29,7 +29,7 @@ def test_it_finds_pages_of_a_real_document_by_words(shown):
     folder, printed = shown
     assert (folder / "handbook.pdf").is_file()
     words = printed[: printed.index("The method")]
-    assert words.count("? ") == len(read_questions())
+    assert len(re.findall(r"^\? ", words, re.MULTILINE)) == len(read_questions())
     assert words.count("answers it") >= 4
     assert len(re.findall(r"1\. handbook\.pdf  page \d+  answers it", words)) >= 2
 
