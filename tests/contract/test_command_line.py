@@ -110,10 +110,10 @@ def test_doctor(run, library_once):
     assert str(library_once) in answer.out
     rows = run("doctor", "--json").json
     assert all(row.keys() == {"name", "state", "found", "advice"} for row in rows)
-    assert {row["state"] for row in rows} <= {"ok", "missing", "wrong"}
+    assert {row["state"] for row in rows} <= {"ok", "optional", "low", "broken"}
     states = {row["name"]: row["state"] for row in rows}
-    assert (states["python"], states["packages"], states["engine"], states["ocr"]) == ("ok", "ok", "ok", "missing")
-    assert all(row["advice"] for row in rows if row["state"] == "missing")
+    assert (states["python"], states["packages"], states["engine"], states["ocr"]) == ("ok", "ok", "ok", "optional")
+    assert all(row["advice"] for row in rows if row["state"] == "optional")
 
 
 @pytest.mark.slow

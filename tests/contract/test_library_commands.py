@@ -102,7 +102,7 @@ def test_a_library_is_copied_and_compared(run, library):
     assert "4 files" in first.out
     assert "9 pages" in first.out
     again = run("library", "copy", library, "copied", "--json")
-    assert again.json.keys() == {"files", "pages", "known", "compared", "searches", "problems", "notes"}
+    assert again.json.keys() == {"files", "pages", "known", "compared", "sampled", "problems", "notes"}
     assert (again.json["files"], again.json["known"], again.json["problems"]) == (0, 4, [])
     one = run("search", "battery life", "-l", library, "--json").json
     two = run("search", "battery life", "-l", "copied", "--json").json

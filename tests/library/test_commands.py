@@ -70,7 +70,7 @@ def check_errors(run):
         (["search", "x", "-l", "lib", "--model", "embedded"], "belongs to"),
         (["search", "x", "-l", "lib", "--query-vectors", "0"], "query_vectors must be a whole number"),
         (["search", "x", "-l", "lib", "--filter", "page=9-3"], "page must be a number from 1"),
-        (["search", "x", "-l", ""], "an empty path of a library"),
+        (["search", "x", "-l", ""], "empty library path"),
         (["search", "tax", "-k2", "-5", "-l", "lib"], ""),
     ):
         code, out, err = run(*words)

@@ -396,7 +396,7 @@ def test_verify_reads_the_vectors_and_repair_gives_them_back(tmp_path, papers):
 
 def test_a_row_of_the_list_of_files_that_is_damaged_is_one_line(tmp_path):
     with Library(tmp_path / "lib") as library:
-        library.manifest.db.execute("insert into files values ('a', x'2f', '', 1, 1, 1, 'done', '{torn')")
+        library.manifest.db.execute("insert into files values ('a', x'2f', '', 1, 1, 1, 'done', '{torn', '{}')")
         with pytest.raises(RandSlotError, match=r"cannot read \S+files.sqlite: damaged: .* verify --repair -l"):
             library.files()
 

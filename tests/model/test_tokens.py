@@ -64,7 +64,7 @@ def test_round_trip(tmp_path, pages):
     other = randslot.load(tmp_path / "model", reduction="pooling", page_vectors=5)
     assert torch.equal(other.encode_document(pages[0]), model.encode_document(pages[0]))
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "a vector for every token" in card
+    assert "one vector per token" in card
     assert "| Vectors | all of a query, at most 6 of a page, by kmeans |" in card
 
 

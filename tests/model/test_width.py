@@ -50,7 +50,7 @@ def test_a_model_cuts_queries_and_pages_last(family, options, pages, queries, tm
     (alone,) = model.embed_pages(pages[1:2])
     np.testing.assert_allclose(alone, narrowed[0][1], atol=2e-3)  # half precision
     model.save_pretrained(str(tmp_path))
-    plain = MultiVectorEncoder(str(tmp_path), device="cpu")
+    plain = MultiVectorEncoder(str(tmp_path), device="cpu", trust_remote_code=True)
     assert plain.get_embedding_dimension() == 16
     again = randslot.load(tmp_path, device="cpu")
     assert again.identity.settings == model.identity.settings

@@ -124,8 +124,8 @@ def evaluate(
                 evaluate_search(task, output, by=by, model=model, rerank=rerank, group=group, name=name, tell=tell)
             )
         intervals = [describe_interval(result) for result in results]
-    print("\n".join([*list_means(results), *intervals]))
     if results:  # only the first process of torchrun has them
+        print("\n".join([*list_means(results), *intervals]))
         print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
         if frontier:
             _show_frontier(sorted({result.file.parent for result in results}), output / "frontier", "md")

@@ -243,9 +243,11 @@ def _make_hit(values: dict[str, Any]) -> Hit:
         snippet = Snippet(snippet["text"], tuple(map(tuple, snippet["marks"])))
     matches = tuple(Match(**match) for match in values["matches"])
     copies = tuple(Copy(**copy) for copy in values["copies"])
-    boxes = tuple(map(tuple, values["boxes"]))
-    lists = {"matches": matches, "boxes": boxes, "copies": copies, "fields": tuple(values["fields"])}
-    return Hit(**values | lists | {"snippet": snippet})
+    lists = {"matches": matches, "copies": copies, "fields": tuple(values["fields"])}
+    for name in ("boxes", "passage"):
+        lists[name] = tuple(map(tuple, values[name]))
+    best = tuple(values["best"]) if values["best"] else None
+    return Hit(**values | lists | {"snippet": snippet, "best": best})
 
 
 def _absolute(place: str) -> str:

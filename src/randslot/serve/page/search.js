@@ -155,7 +155,8 @@ async function take(answer, step) {
   else if (before === 1) $("hits").replaceChildren(...[...groups.values()].map(({ element }) => element));
   if (groups.size > 1) for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
   await tell(cut);
-  if (answer.note) say(`${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`);
+  const note = answer.note ? `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.` : "";
+  if (note) say(found.length ? `${$("message").textContent}. ${note}` : note);
 }
 
 function add(hit, rank) {

@@ -113,7 +113,7 @@ function anchor(pointer) {
   const view = $("stage").getBoundingClientRect();
   const middle = [view.left + view.width / 2, view.top + view.height / 2];
   if (pointer) return { from: [pointer.clientX, pointer.clientY], to: [pointer.clientX, pointer.clientY] };
-  const marks = opened.marks.map((made) => made.getBoundingClientRect()).map((one) => [one.left + one.width / 2, one.top + one.height / 2]);
+  const marks = (opened?.marks ?? []).map((made) => made.getBoundingClientRect()).map((one) => [one.left + one.width / 2, one.top + one.height / 2]);
   const seen = ([x, y]) => x >= view.left && x <= view.right && y >= view.top && y <= view.bottom;
   const far = ([x, y]) => Math.hypot(x - middle[0], y - middle[1]);
   const from = marks[match] ?? marks.filter(seen).sort((one, other) => far(one) - far(other))[0] ?? middle;
@@ -299,7 +299,7 @@ $("large").addEventListener("load", () => {
   const first = $("sheet").classList.contains("loading");
   $("sheet").classList.remove("loading");
   fit();
-  if (first && match >= 0) goToMatch(match);
+  if (opened && first && match >= 0) goToMatch(match); // it may have been closed while its picture was loading
 });
 $("large").addEventListener("error", () => { if (opened) showGone(true); });
 new ResizeObserver(fit).observe($("stage"));
