@@ -511,8 +511,7 @@ class Library:
         if self.models.reading_check is not None and not self.models.reading_check.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
         if self.words.begun:
-            what = "words are being counted in another language"
-            notes.append(f"{what}; if that was stopped, randslot library words resumes")
+            notes.append("not all words are counted for its language and ranking: randslot library words completes it")
         return notes
 
     def _note_texts(self, without_text: int) -> list[str]:
