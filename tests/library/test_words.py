@@ -133,7 +133,7 @@ def test_counting_that_was_stopped_goes_on(library, tmp_path, monkeypatch):
     assert counted == [1]
     library.close()
     with Library(tmp_path / "lib") as library:
-        assert "randslot library words resumes" in library.notes()[0]
+        assert "randslot library words completes" in library.notes()[0]
         with Library(tmp_path / "other") as other:  # a copy counts them
             assert (copy_library(library, other).problems, found(other, "batteries"), other.notes()) == ([], [], [])
             with pytest.raises(UsageError, match="are not all counted again"):
