@@ -163,7 +163,8 @@ def test_copies_are_made_by_the_service_that_has_one_of_the_two_open(served, tmp
     assert [hit.page for hit in served.search("solar")] == [1]
 
 
-def test_the_socket_of_a_crashed_process_is_replaced_and_a_strangers_folder_refused(tmp_path, monkeypatch):
+def test_a_stale_socket(tmp_path, monkeypatch):  # a short name: the path of a socket has at most 108 bytes
+    """It is replaced; in a folder of another user it is refused."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with Library(tmp_path / "lib") as library:
         left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
