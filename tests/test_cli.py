@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import randslot
-from randslot.cli import app, main
+from randslot.cli import SECTIONS, app, main
 from support.pdf import write_pdf
 
 
@@ -89,12 +90,19 @@ def test_help_is_instant_and_loads_nothing_heavy():
         "from randslot.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'PIL', 'numpy', 'datasets', 'matplotlib', 'qdrant_edge', 'qdrant_client'}\n"
+        "heavy = {'rich', 'torch', 'transformers', 'PIL', 'numpy', 'datasets', 'matplotlib', 'qdrant_edge'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "train" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_shows_what_commands_say_of_themselves():
+    group = get_command(app)
+    for commands in SECTIONS.values():
+        for name, (_, line) in commands.items():
+            assert group.get_command(None, name).help.split("\n\n")[0] == line
 
 
 @pytest.mark.parametrize(
@@ -107,9 +115,9 @@ def test_help_is_instant_and_loads_nothing_heavy():
 )
 def test_help_shows_examples_then_options_then_advanced_ones(command, everyday, advanced):
     shown = CliRunner().invoke(app, [command, "--help"]).output
-    examples, _, rest = shown.partition(" Options ")
-    assert f"\n randslot {command} " in examples
-    options, _, last = rest.partition(" Advanced ")
+    examples, _, rest = shown.partition("\nOptions:\n")
+    assert f"\n  randslot {command} " in examples
+    options, _, last = rest.partition("\nAdvanced:\n")
     assert [name for name in everyday if f" {name} " not in options] == []
     assert [name for name in advanced if f" {name} " in options or f" {name} " not in last] == []
 

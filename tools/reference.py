@@ -95,7 +95,8 @@ def _describe_commands() -> Iterator[str]:
 
 
 def _list_commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if not command.hidden and hasattr(command, "commands"):
             yield from _list_commands(command, f"{path} {name}")
         elif not command.hidden:

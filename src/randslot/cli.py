@@ -5,64 +5,80 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from . import __version__
-from .commands.evaluation import analyse, compare, evaluate, profile, report
-from .commands.index import IndexCommand, index
-from .commands.library import library_app
-from .commands.models import distill, export, mine, pairs, train
-from .commands.options import OnceCommand, flag
-from .commands.paper import paper
-from .commands.search import SearchCommand, search
-from .commands.service import demo, doctor, mcp, serve
-from .commands.watch import watch
+from .commands.options import OnceCommand, write_sections
 from .errors import RandSlotError, UsageError
 from .extras import describe_missing
 
 # The base class of all usage errors, which Typer does not export.
 TyperUsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
+# Commands with their modules and the first lines of their help, by section of the help.
+SECTIONS = {
+    "Search": {
+        "index": ("index", "Add files and folders to a library; unchanged files are skipped."),
+        "search": ("search", "Find pages by words, vectors, or both."),
+        "watch": ("watch", "Index folders, and keep the library in step with them."),
+        "serve": ("service", "Serve a library: web page, HTTP API (/docs), and MCP (/mcp)."),
+        "mcp": ("service", "Let an agent use a library (MCP on stdin/stdout)."),
+        "doctor": ("service", "Check the installation."),
+        "demo": ("service", "Search sample documents; downloads nothing."),
+        "library": ("library", "Inspect, prune, copy or check a library."),
+    },
+    "Models": {
+        "train": ("models", "Train a model on pairs of query and page."),
+        "distill": ("models", "Train a small model that encodes queries for a large one."),
+        "pairs": ("models", "Make training pairs (title -> page) from PDF outlines."),
+        "mine": ("models", "Add hard negatives to training pairs."),
+        "export": ("models", "Export a model for vLLM or plain transformers."),
+    },
+    "Evaluation": {
+        "evaluate": ("evaluation", "Measure how well a model finds pages: nDCG@5 and nDCG@10."),
+        "report": ("evaluation", "Print the paper's tables with your rows among the published ones."),
+        "analyse": ("evaluation", "Show why a model works: budgets, winners, readouts, cost."),
+        "compare": ("evaluation", "Compare runs, or models on your pages: quality, size, time."),
+        "profile": ("evaluation", "Time encoding by the paper's protocol."),
+        "paper": ("paper", "Reproduce the paper: train, evaluate, report, analyse."),
+    },
+}
+MODULES = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
 
 class Commands(TyperGroup):
-    """A group whose help shows --help as other flags, without the type <bool>."""
-
-    def get_help_option(self, context: Any) -> Any:
-        option = super().get_help_option(context)
-        if option is not None:
-            option.metavar = ""
-        return option
+    """The group of all commands: it imports a command when somebody names it."""
 
     def get_command(self, context: Any, name: str) -> Any:
-        command = super().get_command(context, name)
-        option = command.get_help_option(context) if command else None
-        if option is not None:
-            option.metavar = ""
-        return command
+        if name not in MODULES:
+            return None
+        module = import_module(f".commands.{MODULES[name]}", __package__)
+        for one in module.app.registered_commands:
+            if one.cls is None or not issubclass(one.cls, OnceCommand):
+                one.cls = OnceCommand
+        command = get_command(module.app)
+        return getattr(command, "commands", {}).get(name, command)  # a module may have several
+
+    def format_commands(self, context: Any, formatter: Any) -> None:
+        for title, commands in SECTIONS.items():
+            write_sections(formatter, {title: [(name, help) for name, (_, help) in commands.items()]})
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-app.command(cls=IndexCommand, rich_help_panel="Search")(index)
-app.command(cls=SearchCommand, rich_help_panel="Search")(search)
-app.add_typer(library_app, name="library", cls=Commands, rich_help_panel="Search")
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Search": (watch, serve, mcp, doctor, demo),
-    "Models": (train, distill, pairs, mine, export),
-    "Evaluation": (evaluate, report, analyse, compare, profile, paper),
-}
-for panel, commands in PANELS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
-
-
-for registered in (*app.registered_commands, *library_app.registered_commands):
-    if not (registered.cls and issubclass(registered.cls, OnceCommand)):
-        registered.cls = OnceCommand
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,  # Rich takes a quarter of a second to show help
+)
+for commands in SECTIONS.values():
+    for name in commands:
+        app.command(name)(lambda: None)  # `Commands` imports the real one
 
 
 def _show_version(wanted: bool) -> None:
@@ -73,9 +89,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def start(
-    debug: Annotated[bool, flag("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Search PDFs, slides and scans by words and by four vectors per page."""

@@ -25,9 +25,12 @@ from .options import (
     TrustRemoteCode,
     Width,
     flag,
+    make_app,
     tell,
     use_own_code,
 )
+
+app = make_app()
 
 Benchmarks = Annotated[
     list[str] | None, typer.Option("--benchmark", "-b", metavar="NAME", help='"ViDoRe(v3)"; repeatable.')
@@ -38,6 +41,7 @@ Frontier = Annotated[bool, flag("--frontier", help="Also score fewer, narrower a
 Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")]
 
 
+@app.command()
 @needs_extra("evaluate")
 def evaluate(
     model: Annotated[str | None, typer.Argument(help="Folder, hub id, embedded, or server URL.")] = None,
@@ -142,6 +146,7 @@ def _show_frontier(folders: list[Path], output: Path, style: Style) -> None:
     print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
+@app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="Folder of results.")],
     style: Format = "md",
@@ -160,6 +165,7 @@ def report(
     print(make_report(results, style, base))
 
 
+@app.command()
 @needs_extra("evaluate")
 def analyse(
     sources: Annotated[
@@ -176,7 +182,9 @@ def analyse(
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
 ) -> None:
-    """Show why a model works, from the vectors that evaluate left: budgets, winners, readouts, cost.
+    """Show why a model works: budgets, winners, readouts, cost.
+
+    It reads the vectors that `evaluate` left.
 
     randslot analyse results -o report
     randslot analyse winners results/first results/second
@@ -202,6 +210,7 @@ def analyse(
         print(f"see {write_report(sections, output)}", file=sys.stderr)
 
 
+@app.command()
 @needs_extra("evaluate")
 def compare(
     searches: Annotated[
@@ -222,7 +231,7 @@ def compare(
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for libraries and figure.")
     ] = Path("comparison"),
 ) -> None:
-    """Compare runs task by task, or models on your pages: quality with intervals, bytes a page, and time.
+    """Compare runs, or models on your pages: quality, size, time.
 
     randslot compare results/zero results/random
     randslot compare results --base "my-model, zero"
@@ -257,6 +266,7 @@ def compare(
     print(f"see {output / 'compare.svg'}", file=sys.stderr)
 
 
+@app.command()
 def profile(
     model: Annotated[str, typer.Argument(help="Folder, hub id, or embedded.")],
     page: Annotated[str, typer.Option(metavar="RxC", help="Visual tokens per page, rows x columns.")] = "48x32",
@@ -264,7 +274,9 @@ def profile(
     samples: Annotated[int, typer.Option(metavar="N", help="Measured samples (after three warm-ups).")] = 32,
     style: Format = "md",
 ) -> None:
-    """Time encoding by the paper's protocol: every strategy and budget, in one pass and step by step.
+    """Time encoding by the paper's protocol.
+
+    Every strategy and budget is timed in one pass and step by step.
 
     randslot profile embedded --page 10x9
     """

@@ -35,6 +35,7 @@ from .options import (
     Yes,
     confirm,
     flag,
+    make_app,
     read_pairs,
     read_passwords,
     say_stopped,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from ..library.library import Library
     from ..library.results import Summary
     from ..library.sharing import LibraryClient
+
+app = make_app()
 
 RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 
@@ -62,6 +65,7 @@ class IndexCommand(OnceCommand):
         return rest
 
 
+@app.command(cls=IndexCommand)
 def index(
     paths: Annotated[list[str], typer.Argument(help="Files, folders, or quoted patterns.")],
     library: Place,

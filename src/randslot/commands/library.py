@@ -26,13 +26,14 @@ from .options import (
     Yes,
     confirm,
     flag,
+    make_app,
     say_stopped,
 )
 
-library_app = typer.Typer(help="Inspect, prune, copy or check a library.", no_args_is_help=True)
+app = make_app("Inspect, prune, copy or check a library.")
 
 
-@library_app.command()
+@app.command()
 def status(library: Place, as_json: AsJson = False) -> None:
     """Show what a library holds.
 
@@ -50,7 +51,7 @@ def status(library: Place, as_json: AsJson = False) -> None:
         print_status(found)
 
 
-@library_app.command()
+@app.command()
 def words(
     library: Place,
     language: Language = None,
@@ -80,7 +81,7 @@ def words(
     print_end(summary, found, False)
 
 
-@library_app.command()
+@app.command()
 def sketch(
     library: Place,
     queries: Annotated[
@@ -114,7 +115,7 @@ def sketch(
         print("searches of fewer than 20,000 pages gain little: --remove deletes the sketches")
 
 
-@library_app.command()
+@app.command()
 def rerank(
     library: Place,
     model: Annotated[str, typer.Argument(help="Cross-encoder (folder, hub id), server URL, or none.")],
@@ -132,7 +133,7 @@ def rerank(
     print("searches are not reranked" if model == "none" else f"searches are reranked by {model}")
 
 
-@library_app.command("list")
+@app.command("list")
 def list_files(library: Place, as_json: AsJson = False) -> None:
     """List the files of a library.
 
@@ -157,7 +158,7 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
         print(f"{shorten(file.source)}  ({', '.join(notes)})")
 
 
-@library_app.command()
+@app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="New Parquet file.")],
     library: Place,
@@ -175,7 +176,7 @@ def export(
     print(f"{plural(num, 'page')} in {file}")
 
 
-@library_app.command()
+@app.command()
 def remove(
     patterns: Annotated[list[str], typer.Argument(help="Paths, names, folders, or quoted wildcards.")],
     library: Place,
@@ -205,7 +206,7 @@ def remove(
     print(f"{plural(pages, 'page')} removed; the library takes {show_bytes(size)} until it is compacted")
 
 
-@library_app.command()
+@app.command()
 def copy(
     source: Annotated[str, typer.Argument(help="Library folder or address.")],
     target: Annotated[str, typer.Argument(help="New library, or one of the same model.")],
@@ -244,7 +245,7 @@ def copy(
         raise typer.Exit(1)
 
 
-@library_app.command()
+@app.command()
 def backup(
     target: Annotated[str, typer.Argument(help="New folder.")],
     library: Place,
@@ -266,7 +267,7 @@ def _real(folder: str) -> str:
     return os.path.realpath(os.path.expanduser(folder))
 
 
-@library_app.command()
+@app.command()
 def verify(
     library: Place,
     repair: Annotated[bool, flag("--repair", help="Hide damaged files until they are reindexed.")] = False,

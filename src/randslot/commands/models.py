@@ -10,9 +10,12 @@ import typer
 
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
-from .options import ADVANCED, OwnFamily, OwnStrategy, Place, TrustRemoteCode, flag, use_own_code
+from .options import ADVANCED, OwnFamily, OwnStrategy, Place, TrustRemoteCode, flag, make_app, use_own_code
+
+app = make_app()
 
 
+@app.command()
 @needs_extra("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or name of a shipped recipe.")],
@@ -58,6 +61,7 @@ def train(
         distributed.destroy_process_group()  # else its threads may abort the process at exit
 
 
+@app.command()
 @needs_extra("train")
 def distill(
     model: Annotated[str, typer.Argument(help="Teacher: folder, hub id, embedded, or server URL.")],
@@ -128,6 +132,7 @@ def distill(
     distill(options, resume=resume)
 
 
+@app.command()
 def pairs(
     folder: Annotated[Path, typer.Argument(help="Folder of PDFs, searched recursively.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
@@ -156,6 +161,7 @@ def pairs(
         raise typer.Exit(1)
 
 
+@app.command()
 @needs_extra("train")
 def mine(
     pairs: Annotated[str, typer.Argument(help="Training pairs: .jsonl, .parquet or folder.")],
@@ -171,7 +177,9 @@ def mine(
         float, typer.Option(metavar="X", min=0, max=1, help="Minimum score gap (share); 0: no limit.")
     ] = 0.05,
 ) -> None:
-    """Add hard negatives to training pairs: pages that a search takes for the right one.
+    """Add hard negatives to training pairs.
+
+    Negatives are pages that a search takes for the right one.
 
     randslot index ~/manuals -l mylib --model runs/my-model
     randslot mine pairs.jsonl -o hard.jsonl -l mylib
@@ -194,6 +202,7 @@ def mine(
     print(f"{len(rows)} queries with {num} negatives each in {output}; pairs: {len(loaded)}")
 
 
+@app.command()
 def export(
     model: Annotated[str, typer.Argument(help="Folder, hub id, or embedded.")],
     output: Annotated[Path, typer.Argument(help="New or empty folder.")],

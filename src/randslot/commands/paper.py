@@ -17,7 +17,9 @@ from ..errors import RandSlotError
 from ..extras import needs_extra
 from ..files import read_json, write_json
 from ..tables import Cell, Table, write_table
-from .options import flag
+from .options import flag, make_app
+
+app = make_app()
 
 BENCHMARKS = ("ViDoRe(v1)", "ViDoRe(v2)", "ViDoRe(v3)")
 STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
@@ -33,6 +35,7 @@ class Step:
     text: Path | None = None
 
 
+@app.command()
 @needs_extra("paper")
 def paper(
     folder: Annotated[Path, typer.Argument(help="Folder for models, results and tables.")] = Path("paper"),

@@ -25,6 +25,7 @@ from .options import (
     SearchBy,
     TrustRemoteCode,
     flag,
+    make_app,
     read_pairs,
 )
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ..library.library import Library
     from ..library.results import QueryResult
     from ..library.sharing import LibraryClient
+
+app = make_app()
 
 
 class SearchCommand(OnceCommand):
@@ -60,6 +63,7 @@ class SearchCommand(OnceCommand):
         return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib: an option with its value
 
 
+@app.command(cls=SearchCommand)
 def search(
     query: Annotated[list[str], typer.Argument(help="Query; - reads one per line (stdin).")],
     library: Places = None,

@@ -18,9 +18,12 @@ from .options import (
     Rerank,
     TrustRemoteCode,
     flag,
+    make_app,
     read_passwords,
 )
 from .watch import Poll, check_folders
+
+app = make_app()
 
 AddFrom = Annotated[
     list[str] | None,
@@ -28,6 +31,7 @@ AddFrom = Annotated[
 ]
 
 
+@app.command()
 def serve(
     library: Place,
     port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any free one.")] = 8000,
@@ -97,6 +101,7 @@ def serve(
     serve(library, settings)
 
 
+@app.command()
 def mcp(library: Place, add_from: AddFrom = None, model: ModelPlace = None, query_model: QueryModel = None) -> None:
     """Let an agent use a library (MCP on stdin/stdout).
 
@@ -108,6 +113,7 @@ def mcp(library: Place, add_from: AddFrom = None, model: ModelPlace = None, quer
     serve_stdio(library, add_from or (), model, query_model)
 
 
+@app.command()
 def doctor(
     with_torch: Annotated[bool, flag("--torch", help="Also import torch and show its device.")] = False,
     as_json: AsJson = False,
@@ -128,6 +134,7 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
 def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the PDFs and demo.html.")

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from .options import ADVANCED, FollowLinks, Password, PasswordFile, Place, flag, read_passwords
+from .options import ADVANCED, FollowLinks, Password, PasswordFile, Place, flag, make_app, read_passwords
+
+app = make_app()
 
 Poll = Annotated[bool, flag("--poll", panel=ADVANCED, help="Look at files every second (network drives).")]
 
 
+@app.command()
 def watch(
     folders: Annotated[list[str], typer.Argument(help="Folders to watch.")],
     library: Place,
