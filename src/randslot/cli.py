@@ -108,8 +108,11 @@ def main() -> None:
         code = app(prog_name="randslot", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except TyperUsageError as error:
-        if error.format_message():  # else the help was shown
-            command = error.ctx.command_path if error.ctx else "randslot"
+        context = error.ctx
+        if context and error.message == context.get_help():  # no arguments were given
+            print(error.message)
+        else:
+            command = context.command_path if context else "randslot"
             _fail(f"{' '.join(error.format_message().split()).rstrip('.')} (see {command} --help)", 2)
         sys.exit(2)
     except typer.Abort:

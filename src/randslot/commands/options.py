@@ -36,14 +36,14 @@ class QuickValue:
     """Converts texts and numbers without pydantic, which Typer imports for every parameter: 0.1 s."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        kind = param.type_descriptor.annotation
+        kind: Any = param.type_descriptor.annotation
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         if kind == list[str]:
             return list(value)
         if isinstance(kind, type) and isinstance(value, kind):  # a text, or a default
             return value
-        if isinstance(kind, EnumType) and value in [one.value for one in kind]:
+        if isinstance(kind, EnumType) and value in list(map(str, kind)):
             return kind(value)
         if kind is int and value.isdecimal() and param.min is None and param.max is None:
             return int(value)
@@ -57,7 +57,7 @@ class OnceCommand(TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         for param in self.params:
-            param._runtime_param = QuickValue()
+            vars(param)["_runtime_param"] = QuickValue()
 
     def format_help_text(self, context: Any, formatter: Any) -> None:
         formatter.write_paragraph()
