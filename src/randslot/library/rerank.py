@@ -19,7 +19,6 @@ import numpy as np
 
 from ..errors import RandSlotError, in_one_line
 from ..extras import needs_extra
-from ..model.client import JsonClient
 from ..model.reader import Reads, is_url
 from ..model.text_reader import cut_evenly
 from .results import Hit
@@ -104,6 +103,8 @@ class ServedReranker:
     reads: Reads = "text"
 
     def __init__(self, name: str, pages: int, seconds: float) -> None:
+        from ..model.client import JsonClient
+
         self.name, self.pages, self.seconds = name, pages, seconds
         url, _, self.model = name.partition("#")
         hint = "; is it a server with a route /rerank, such as vLLM or Text Embeddings Inference?"
