@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from reportlab.pdfgen.canvas import Canvas
@@ -60,6 +64,26 @@ def write_locked(file: Path, password: str) -> None:
     canvas = Canvas(str(file), encrypt=password)
     canvas.drawString(72, 700, "The vault has a walrus")
     canvas.save()
+
+
+def test_a_password_is_asked_for(run, start, tmp_path):
+    write_locked(tmp_path / "locked.pdf", "s3cret of many letters")
+    terminal, end = pty.openpty()  # what is hidden is read from the terminal
+    process = start(
+        "index", "locked.pdf", "-l", "lib", "--quiet", "--password", "-", stdin=end, stderr=end, start_new_session=True
+    )
+    asked = b""
+    while b"Password of PDFs" not in asked:
+        asked += os.read(terminal, 1000)
+    for _ in range(120):  # what is typed before echoing ends is lost
+        os.write(terminal, b"s3cret of many letters\n")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+            break
+    assert process.returncode == 0
+    os.close(terminal)
+    os.close(end)
+    assert run("search", "walrus", "-l", "lib", "--json").json
 
 
 def test_a_pdf_with_a_password_is_told_of_once_and_read_with_it(run, tmp_path):

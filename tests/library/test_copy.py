@@ -13,6 +13,7 @@ from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import copy
 from randslot.library.copy import copy_library
+from randslot.library.export import export_library
 from randslot.library.library import Library
 from randslot.library.sharing import LibraryServer
 from randslot.model import open_model
@@ -42,6 +43,17 @@ def test_there_and_back(url, papers, tmp_path):
             assert kept.source.startswith(str(library.folder.absolute()))
             assert Path(kept.source).is_file()
         assert back.add(papers).unchanged == 3
+
+
+def test_vectors_are_exported_as_parquet(papers, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    with Library(tmp_path / "lib", ToyReader()) as library:
+        library.add(papers)
+        assert export_library(library, tmp_path / "pages.parquet") == 7
+        rows = parquet.read_table(tmp_path / "pages.parquet").to_pylist()
+        stored = library.store.read([row["id"] for row in rows])
+        for row in rows:
+            assert np.array_equal(np.array(row["vectors"], "float32"), stored[row["id"]].vectors.astype("float32"))
 
 
 def test_a_second_copy_brings_what_is_new(url, papers, tmp_path):

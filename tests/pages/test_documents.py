@@ -277,6 +277,11 @@ def test_libreoffice_lays_out_texts_and_slides(tmp_path, monkeypatch):
         ("emb_spreadsheet.odp", 1, "Embedded Spreadsheet", "Naor Rosenberg", "2010-06-03"),
         ("sld-notes.pptx", 1, "Notes", "python-pptx", "2012-11-17"),
         ("shp-embedded-xlsx.xlsx", 1, "Sheet1\n1\n2\n3", "Steve Canny", "2021-02-28"),
+        ("par-known-paragraphs.docx", 1, "Heading Paragraph\nNormal paragraph", "Steve Canny", "2014-12-26"),
+        ("harbour.docx", 1, "Seven ships carried 1,577 tonnes of grain from Gda\u0144sk", "Anna Nowak", "2026-11-18"),
+        ("harbour.epub", 3, "The harbour of Gda\u0144sk", "Anna Nowak", "2019-05-04"),
+        ("harbour.rtf", 1, "Seven ships carried 1,577 tonnes of grain from Gda\u0144sk", "", ""),
+        ("test.msg", 1, "To: christoph@freiraum.xyz\nAttachment: 5AAoPFgV", "christoph@freiraum.xyz", "2018-03-23"),
     ],
 )
 def test_files_of_other_programs(name, num, text, author, date, monkeypatch):

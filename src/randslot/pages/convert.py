@@ -31,7 +31,7 @@ from ..files import write_whole
 from .documents import Block, Document, check_unpacked, read_document
 from .text import PageText, pack_boxes
 
-VERSION = 1  # of what is made here: a change makes cached files stale
+VERSION = 2  # of what is made here: a change makes cached files stale
 LAID_OUT = (".docx", ".odt", ".rtf", ".pptx", ".odp", ".doc", ".ppt")  # by LibreOffice, where there is one
 ONLY_BY_OFFICE = {".doc": ".docx", ".ppt": ".pptx", ".xls": ".xlsx"}  # and what to save them as without it
 MAX_PAGES = 5000

@@ -270,11 +270,13 @@ def read_outlook(file: Path) -> Document:
         if about[name]:
             document.blocks.append(Block("text", f"{label}: {about[name]}"))
     document.blocks += [Block("text"), *split_paragraphs(about["body"])]
+    for name in filter(None, about["attachments"].split("\n")):
+        document.blocks.append(Block("text", f"Attachment: {name}"))
     return document
 
 
 def read_outlook_properties(file: Path) -> dict[str, str]:
-    """Read a message of Outlook: a compound file, in which each property has a stream."""
+    """Read a message of Outlook: a compound file, in which each property has a stream; some end with NUL."""
     with needs_extra():
         import olefile
 
@@ -284,10 +286,14 @@ def read_outlook_properties(file: Path) -> dict[str, str]:
         for name, number in numbers.items():
             for kind, encoding in (("001F", "utf-16-le"), ("001E", "cp1252")):
                 if message.exists(f"__substg1.0_{number}{kind}"):
-                    found[name] = message.openstream(f"__substg1.0_{number}{kind}").read().decode(encoding, "replace")
+                    content = message.openstream(f"__substg1.0_{number}{kind}").read()
+                    found[name] = content.decode(encoding, "replace").rstrip("\0")
                     break
+        names = [path for path in message.listdir() if path[-1] == "__substg1.0_3707001F"]
+        attachments = [message.openstream(path).read().decode("utf-16-le", "replace").rstrip("\0") for path in names]
     sent = re.search(r"(?im)^date:\s*(.+)$", found["head"])  # of the mail that it came as
-    return found | {"title": found["title"].strip(), "date": sent[1] if sent else ""}
+    found |= {"title": found["title"].strip(), "date": sent[1] if sent else "", "attachments": "\n".join(attachments)}
+    return found
 
 
 # -- Office
