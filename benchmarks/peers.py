@@ -4,7 +4,8 @@
     python -m research.shelf data/shelf
     pip install bm25s tantivy                    # SQLite's FTS5 is in Python
     apt-get install recollcmd pdfgrep            # where there are such packages; left out elsewhere
-    python benchmarks/peers.py                   # development halves only
+    python benchmarks/peers.py                   # on the development halves
+    python benchmarks/peers.py --half test       # on the test halves, which nothing was chosen by
 
 Every engine builds its index in a process of its own, and answers in another. FTS5, bm25s and tantivy get the plain
 text of every page from pypdfium2, as a script of twenty lines would do it: no boxes of words, no headings, no language.
@@ -37,7 +38,7 @@ from typing import Any
 # What a step does not need is not imported at the top: its time would count.
 
 HITS = 10
-SETS = {"manuals": Path("data/manuals/dev"), "shelf": Path("data/shelf/dev")}
+SETS = {"manuals": Path("data/manuals"), "shelf": Path("data/shelf")}
 HAVE = {
     "randslot": "snippets, boxes, fields",
     "SQLite FTS5": "snippets",
@@ -292,17 +293,18 @@ def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
     return row | {"hits have": HAVE[engine]}
 
 
-def measure_all(engines: list[str], sets: list[str]) -> None:
-    """Measure some engines on some sets; rows of others are kept."""
+def measure_all(engines: list[str], sets: list[str], half: str) -> None:
+    """Measure some engines on a half of some sets; rows of others are kept."""
     from record import keep, print_table, read_rows
 
     rows: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
-    for row in read_rows("peers"):
+    file = "peers" if half == "dev" else f"peers-{half}"
+    for row in read_rows(file):
         if row["set"] not in sets or row.get("engine", engines[0]) not in engines:
             (rows if "engine" in row else texts).append(row)
     for name in sets:
-        data = SETS[name]
+        data = SETS[name] / half
         started = count_cpu(resource.RUSAGE_SELF)
         num = sum(1 for _ in read_pages(data / "pages"))
         texts.append({"set": name, "pages": num, "read plain text s": count_cpu(resource.RUSAGE_SELF) - started})
@@ -312,7 +314,7 @@ def measure_all(engines: list[str], sets: list[str]) -> None:
     order = [*SETS, *OPEN]
     rows.sort(key=lambda row: (order.index(row["set"]), order.index(row["engine"])))
     print_table([*texts, *rows])
-    keep("peers", [*texts, *rows])
+    keep(file, [*texts, *rows])
 
 
 def main() -> None:
@@ -320,11 +322,13 @@ def main() -> None:
     parser.add_argument("step", nargs="?", default="all", choices=["all", "build", "first", "ask"])
     parser.add_argument("--engine", choices=OPEN, help="only this one")
     parser.add_argument("--set", choices=SETS, help="only this one")
+    parser.add_argument("--half", default="dev", choices=["dev", "test"])
     parser.add_argument("--data", type=Path, help="of a step that is not all")
     parser.add_argument("--folder", type=Path, help="of the index, of a step that is not all")
     options = parser.parse_args()
     if options.step == "all":
-        measure_all([options.engine] if options.engine else list(OPEN), [options.set] if options.set else list(SETS))
+        engines = [options.engine] if options.engine else list(OPEN)
+        measure_all(engines, [options.set] if options.set else list(SETS), options.half)
         return
     pages = (options.data / "pages").resolve()
     if options.step == "build":

@@ -1,6 +1,6 @@
 """Saturation, neighbours, coverage, lists of contents and rarity: ablations of word search on development data.
 
-    python -m research.experiments.ranking data/shelf/dev data/manuals/dev --output results/ranking.json
+    python -m research.experiments.ranking data/shelf/dev data/manuals/dev
 
 Scored as the engine scores, English questions. Each row is compared with the former ranking (k1 1.2, b 0.5) on the same
 questions: the difference of nDCG@5, with the 95 % interval of 4,000 resamples. "within": only the file that answers is
@@ -14,11 +14,12 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import typer
+from record import keep
 
 from randslot.words.analyzer import FIELD_WEIGHTS, NAME_WEIGHT, is_contents, tokenize
 from randslot.words.query import choose_longest, list_named, read_query
@@ -135,7 +136,7 @@ class Pages:
         return np.array(found)
 
 
-def main(sets: list[Path], output: Annotated[Path, typer.Option()] = Path("results/ranking.json")) -> None:
+def main(sets: list[Path]) -> None:
     """Measure all variants and write the rows."""
     rng = np.random.default_rng(0)
     rows = []
@@ -153,7 +154,7 @@ def main(sets: list[Path], output: Annotated[Path, typer.Option()] = Path("resul
                 row["interval"] = [round(float(one), 2) for one in np.percentile(means, [2.5, 97.5])]
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    output.write_text(json.dumps(rows, indent=1) + "\n")
+    keep("ranking", rows)
 
 
 if __name__ == "__main__":
