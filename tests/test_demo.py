@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from randslot.cli import app
@@ -19,10 +20,10 @@ pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.slow]
 def shown(tmp_path_factory):
     """Run the demo once and return its folder and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
-    console = Console(width=200)
-    with console.capture() as printed:
-        run_demo(folder / "out", [], console)
-    return folder / "out", printed.get()
+    printed = StringIO()
+    with redirect_stdout(printed):
+        run_demo(folder / "out", [])
+    return folder / "out", printed.getvalue()
 
 
 def test_it_finds_pages_of_a_real_document_by_words(shown):
@@ -75,7 +76,7 @@ def test_questions_are_shown_as_text(tmp_path):
 def test_bad_input_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="cannot write into"):
-        run_demo(tmp_path / "file" / "below", [], Console())
+        run_demo(tmp_path / "file" / "below", [])
     with pytest.raises(UsageError, match="empty query"):
-        run_demo(tmp_path / "new", ["  "], Console())
+        run_demo(tmp_path / "new", ["  "])
     assert not (tmp_path / "new").exists()

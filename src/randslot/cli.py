@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from . import __version__
-from .commands.options import OnceCommand, write_sections
+from .commands.options import OnceCommand, use_quick_values, write_sections
 from .errors import RandSlotError, UsageError
 from .extras import describe_missing
 
@@ -53,6 +53,9 @@ MODULES = {name: module for section in SECTIONS.values() for name, (module, _) i
 
 class Commands(TyperGroup):
     """The group of all commands: it imports a command when somebody names it."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        return use_quick_values(super().get_params(context))
 
     def get_command(self, context: Any, name: str) -> Any:
         if name not in MODULES:

@@ -16,16 +16,10 @@ from io import BytesIO
 from pathlib import Path
 from string import Template
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
-
 from .errors import MissingError, UsageError
 from .library.library import Library, delete_library
 from .library.models import EMBEDDED
-from .library.terminal import mark_words
+from .library.terminal import mark_words, print_styled, show_progress
 from .pages import Box, open_page
 from .words.snippets import Snippet
 
@@ -53,29 +47,29 @@ class Part:
     searches: dict[str, list[Hit]]
 
 
-def run_demo(folder: Path, queries: list[str], console: Console) -> Path:
+def run_demo(folder: Path, queries: list[str]) -> Path:
     """Search the handbook and sample reports in a folder, print the hits, and return the path of `demo.html` there.
 
     Without queries, ask some about the handbook, and one of each kind that the sample reports come with.
     """
     if any(not query.strip() for query in queries):
         raise UsageError("empty query: enter at least one word")
-    parts = [_show_words(folder, queries, console)]
+    parts = [_show_words(folder, queries)]
     try:
-        parts.append(_show_vectors(folder, queries, console))
+        parts.append(_show_vectors(folder, queries))
     except MissingError as error:
         text = (
             "The other half of the demo finds sample pages by four vectors each, which a small model that ships with "
             "the package reads from their images."
         )
         parts.append(Part("The method", f"{text} {error}", {}))
-        console.print(f"{text}\n{error}\n", markup=False)
+        print(f"{text}\n{error}\n")
     file = folder / "demo.html"
     file.write_text(_make_html(parts, folder), encoding="utf-8")
     return file
 
 
-def _show_words(folder: Path, queries: list[str], console: Console) -> Part:
+def _show_words(folder: Path, queries: list[str]) -> Part:
     """Find pages of the handbook by their words."""
     known = {} if queries else read_questions()
     handbook = folder / "handbook.pdf"
@@ -85,15 +79,15 @@ def _show_words(folder: Path, queries: list[str], console: Console) -> Part:
     searches = {}
     with Library(folder / "words") as library:
         summary = library.add(handbook)
-        console.print(Text(title, style="bold underline"))
-        console.print(f"{summary.pages} pages of [bold]{handbook}[/bold], read in {summary.seconds:.1f} s\n")
+        print_styled((title, "bold underline"))
+        print(f"{summary.pages} pages of {handbook}, read in {summary.seconds:.1f} s\n")
         for query in queries or known:
             hits = []
             for found in library.search(query, HITS, boxes=True):
                 note = ANSWERS if found.page == known.get(query) else ""
                 hits.append(Hit(f"{handbook.name}#page={found.page}", note, found.snippet, found.boxes))
             searches[query] = hits
-    _print(searches, console, is_known=not queries)
+    _print(searches, is_known=not queries)
     text = "The handbook of this project. Its text was read in seconds; no model is needed to find pages by words."
     return Part(title, text, searches)
 
@@ -104,11 +98,11 @@ def read_questions() -> dict[str, int]:
     return {one["question"]: one["page"] for one in json.loads(content)}
 
 
-def _show_vectors(folder: Path, queries: list[str], console: Console) -> Part:
+def _show_vectors(folder: Path, queries: list[str]) -> Part:
     """Find sample pages by four vectors each."""
     delete_library(folder / "library")  # it may be that of another version of the model
     title = "The method: four vectors a page, read from its image"
-    console.print(Text(title, style="bold underline"))
+    print_styled((title, "bold underline"))
     marks = {2: ANSWERS, 1: "comes near", 0: ""}
     searches = {}
     with Library(folder / "library", EMBEDDED) as library:
@@ -116,14 +110,12 @@ def _show_vectors(folder: Path, queries: list[str], console: Console) -> Part:
         files = list((SAMPLES / "pages").iterdir())
         for file in files:
             _write(folder / "reports" / file.name, file.read_bytes())
-        columns = TextColumn("reading pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Bar(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=3 * len(files))  # pages
-            library.add(folder / "reports", batch=10, progress=lambda now: bar.update(task, completed=now.pages_done))
+        with show_progress(False) as progress:
+            library.add(folder / "reports", batch=10, progress=progress)
         assert library.binding is not None
         num, dim = library.binding.num_vectors("page"), library.binding.dimension
         size = library.status().vector_bytes_per_page
-        console.print(
+        print(
             f"{len(library)} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; "
             "the embedded model is a miniature that reads only such reports\n"
         )
@@ -134,7 +126,7 @@ def _show_vectors(folder: Path, queries: list[str], console: Console) -> Part:
                 page = f"{Path(found.source).relative_to(folder.absolute()).as_posix()}#page={found.page}"
                 hits.append(Hit(page, marks[grades.get(Path(page).name, 0)]))
             searches[query] = hits
-    _print(searches, console, is_known=not queries)
+    _print(searches, is_known=not queries)
     text = (
         "Sample reports, which the embedded model can read: it looks at the image of a page and keeps four vectors. "
         "It is a miniature for seeing the method at work, and reads nothing but such reports."
@@ -177,23 +169,23 @@ def _write(file: Path, content: bytes) -> None:
 # -- what is shown
 
 
-def _print(searches: dict[str, list[Hit]], console: Console, *, is_known: bool) -> None:
+def _print(searches: dict[str, list[Hit]], *, is_known: bool) -> None:
     """Print queries and their hits; how many were answered, if that is known."""
     first = among = 0
     for query, hits in searches.items():
-        console.print(Text(f"? {query}", style="bold"))
+        print_styled((f"? {query}", "bold"))
         for rank, hit in enumerate(hits, start=1):
             file, _, number = Path(hit.page).name.partition("#page=")
-            console.print(Text.assemble(f"  {rank}. {file}  page {number}  ", (hit.note, "green")))
+            print_styled((f"  {rank}. {file}  page {number}  ", ""), (hit.note, "green"))
             if hit.snippet is not None and (rank == 1 or hit.note):
-                console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 5)), soft_wrap=False)
-        console.print()
+                print_styled(*mark_words(hit.snippet), indent=5)
+        print()
         notes = [hit.note for hit in hits]
         first += notes[:1] == [ANSWERS]
         among += ANSWERS in notes
     if is_known:
         num = len(searches)
-        console.print(f"the first page answers {first} of {num} questions, and the first {HITS} answer {among}\n")
+        print(f"the first page answers {first} of {num} questions, and the first {HITS} answer {among}\n")
 
 
 def _make_html(parts: list[Part], folder: Path) -> str:

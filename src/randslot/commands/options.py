@@ -51,13 +51,18 @@ class QuickValue:
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
+def use_quick_values(params: list[Any]) -> list[Any]:
+    """Let parameters of a command be converted by `QuickValue`."""
+    for param in params:
+        param._runtime_param = QuickValue()
+    return params
+
+
 class OnceCommand(TyperCommand):
     """A command with plain help in sections. It refuses an option that is given twice: the last one would win."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        for param in self.params:
-            vars(param)["_runtime_param"] = QuickValue()
+    def get_params(self, context: Any) -> list[Any]:
+        return use_quick_values(super().get_params(context))
 
     def format_help_text(self, context: Any, formatter: Any) -> None:
         formatter.write_paragraph()

@@ -149,11 +149,9 @@ def demo(
     """
     import webbrowser
 
-    from rich.console import Console
-
     from ..demo import run_demo
 
-    file = run_demo(output, query or [], Console(highlight=False, soft_wrap=True))
+    file = run_demo(output, query or [])
     print(f"see the pages in {file}")
     if show and not webbrowser.open(file.resolve().as_uri()):
         print("no browser could be opened here: open that file yourself")

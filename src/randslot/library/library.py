@@ -19,10 +19,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from PIL import Image
 
+from .. import pages
 from ..errors import RandSlotError, UsageError
 from ..files import write_whole
 from ..model.reader import Identity, PageReader
-from ..pages import NO_TEXT, PageText, open_page, short
+from ..pages import NO_TEXT, PageText, short
 from ..pages.ocr import MISSING, find_engine
 from ..words.language import find_language
 from ..words.snippets import Found, find_words
@@ -274,7 +275,7 @@ class Library:
 
     def _save_image(self, image: Image.Image) -> str:
         """Save an image that has no file in the library, and return its path there."""
-        image = open_page(image)
+        image = pages.open_page(image)
         name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
         file = self.folder.absolute() / IMAGES / f"{name}.png"
         if not file.is_file():

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from ..pages import PIXELS, Box, open_file_page
+from .. import pages
+from ..pages import Box
+from ..pages.formats import PIXELS
 from ..words.snippets import Snippet
 
 By = Literal["words", "vectors", "both"]
@@ -118,7 +120,7 @@ class Hit:
 
         Errors: RandSlotError if the file is not there any more, or cannot be read.
         """
-        return open_file_page(Path(self.source), self.page, pixels)
+        return pages.open_file_page(Path(self.source), self.page, pixels)
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)

@@ -14,15 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..model.reader import read_identity
@@ -36,6 +28,9 @@ from .address import is_address
 from .location import folder_size
 from .results import Hit, Progress, Status, Summary
 from .stores.points import BYTES_PER_NUMBER
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 STAGES = {
     "reading": "reading pages",
@@ -82,6 +77,10 @@ class Progressing:
 @contextmanager
 def show_progress(quiet: bool) -> Iterator[Progressing]:
     """Show progress on stderr while files are indexed."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
     console = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("{task.description}"),
@@ -96,8 +95,11 @@ def show_progress(quiet: bool) -> Iterator[Progressing]:
 
 def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
     """Say on stderr what a terminal is waiting for."""
-    console = Console(stderr=True, highlight=False)
-    return nullcontext() if quiet or not console.is_terminal else console.status(what)
+    if quiet or not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console  # takes 30 ms
+
+    return Console(stderr=True, highlight=False).status(what)
 
 
 def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = False) -> None:
@@ -157,30 +159,41 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
 
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
     """Print ranked pages with the words of the query marked, and on demand their scores and matching readouts."""
-    console = Console(highlight=False, soft_wrap=True)
     if not hits:
-        console.print("no pages found")
+        print("no pages found")
     for rank, hit in enumerate(hits, start=1):
-        name = Style(bold=True, link=link_to(hit))
         fields = f"  in {', '.join(hit.fields)}" if hit.fields else ""
-        title = (shorten(hit.source), name)
+        title = (shorten(hit.source), f"bold link {link_to(hit)}")
         where = f"  page {hit.page}" + (f"  in {hit.library}" if hit.library else "")
-        console.print(Text.assemble((f"{rank:2}. ", "dim"), title, where, (fields, "dim")))
+        print_styled((f"{rank:2}. ", "dim"), title, (where, ""), (fields, "dim"))
         if hit.snippet is not None and hit.snippet.text:
-            if console.is_terminal:
-                console.print(Padding(mark_words(hit.snippet), (0, 2, 0, 4)), soft_wrap=False)
-            else:
-                print(f"    {readable(hit.snippet.text)}")
+            print_styled(*mark_words(hit.snippet), indent=4)
         if hit.copies:
             names = ", ".join(f"{shorten(copy.source)} page {copy.page}" for copy in hit.copies[:3])
             more = f" and {plural(len(hit.copies) - 3, 'other place')}" if len(hit.copies) > 3 else ""
-            console.print(Text(f"    the same page: {names}{more}", style="dim"))
+            print_styled((f"    the same page: {names}{more}", "dim"))
         if hit.gone:
-            console.print(Text("    the file is no longer on disk: index its folder with --prune", style="dim"))
+            print_styled(("    the file is no longer on disk: index its folder with --prune", "dim"))
         if explain:
-            console.print(Text(f"    {_explain(hit)}", style="dim"))
+            print_styled((f"    {_explain(hit)}", "dim"))
     if explain and any(hit.matches for hit in hits):
-        console.print("query readout > page readout that was nearest to it, and their similarity", style="dim")
+        print_styled(("query readout > page readout that was nearest to it, and their similarity", "dim"))
+
+
+def print_styled(*parts: tuple[str, str], indent: int = 0) -> None:
+    """Print a line of texts with their styles; a terminal shows the styles, and wraps what is indented."""
+    if not sys.stdout.isatty():
+        print(" " * indent + "".join(text for text, _ in parts))
+        return
+    from rich.console import Console  # takes 30 ms
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console, line = Console(highlight=False), Text.assemble(*parts)
+    if indent:
+        console.print(Padding(line, (0, 2, 0, indent)))
+    else:
+        console.print(line, soft_wrap=True)
 
 
 def list_rows(hits: Mapping[str, Sequence[Hit]]) -> Iterator[dict[str, Any]]:
@@ -215,16 +228,15 @@ def print_paths(hits: Mapping[str, Sequence[Hit]]) -> None:
         sys.stdout.buffer.write(os.fsencode(source) + b"\0")
 
 
-def mark_words(snippet: Snippet) -> Text:
-    """Return a snippet with the words of the query marked."""
-    text = Text()
+def mark_words(snippet: Snippet) -> list[tuple[str, str]]:
+    """Return the parts of a snippet with their styles: the words of the query are marked."""
+    parts = []
     end = 0
     for start, stop in snippet.marks:
-        text.append(readable(snippet.text[end:start]))
-        text.append(readable(snippet.text[start:stop]), "bold yellow")
+        parts.append((readable(snippet.text[end:start]), ""))
+        parts.append((readable(snippet.text[start:stop]), "bold yellow"))
         end = stop
-    text.append(readable(snippet.text[end:]))
-    return text
+    return [*parts, (readable(snippet.text[end:]), "")]
 
 
 def _explain(hit: Hit) -> str:
@@ -239,9 +251,6 @@ def _explain(hit: Hit) -> str:
 
 def print_status(status: Status) -> None:
     """Print what a library holds."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # the end of a long path is what tells it
     rows = {
         "library": status.folder,
         "files": f"{status.files:,}",
@@ -255,10 +264,10 @@ def print_status(status: Status) -> None:
         "format": str(status.format),
         "note": "; ".join(status.notes),
     }
+    rows = {name: value for name, value in rows.items() if value}
+    width = max(map(len, rows))
     for name, value in rows.items():
-        if value:
-            table.add_row(name, Text(readable(value)))
-    Console(highlight=False, soft_wrap=True).print(table)
+        print(f"{name:{width}} {readable(value)}")
 
 
 def show_languages(status: Status) -> str:

@@ -35,22 +35,10 @@ from typing import Any, Self, TypeVar
 
 from PIL import Image
 
+from .. import pages  # imports what opens files when it is used
 from ..errors import RandSlotError
-from ..pages import (
-    HEAD,
-    KINDS,
-    Box,
-    OpenPdf,
-    PageText,
-    crop_file_page,
-    num_pages,
-    read_file_text,
-    read_outline,
-    render_file_page,
-    short,
-)
+from ..pages import HEAD, KINDS, Box, PageText, short
 from ..pages.ocr import OCR_PIXELS, read_image_text
-from ..pages.pdf import list_passwords, use_passwords
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -265,7 +253,7 @@ class Worker:
                     stderr=subprocess.DEVNULL,
                     env=_make_environment(),
                 )
-                if passwords := list_passwords():  # not in its arguments or environment, which others can see
+                if passwords := pages.list_passwords():  # not in its arguments or environment, which others can see
                     assert self.process.stdin is not None
                     self.process.stdin.write(json.dumps({"passwords": passwords}).encode() + b"\n")
             return self.process
@@ -301,7 +289,7 @@ def main() -> None:
     _limit_rights(os.getppid())
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
-    kept = OpenPdf()
+    kept = pages.OpenPdf()
     try:
         while True:
             # A file that nobody asks for is closed after two seconds, so that it can be moved and deleted.
@@ -313,7 +301,7 @@ def main() -> None:
             _limit_cpu()
             request = json.loads(line)
             if "passwords" in request:
-                use_passwords(request["passwords"])
+                pages.use_passwords(request["passwords"])
                 continue
             reply, content = _answer(request, kept)
             out.write(json.dumps(reply | {"bytes": len(content)}, separators=(",", ":")).encode() + b"\n" + content)
@@ -353,23 +341,25 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(request: dict[str, Any], kept: OpenPdf) -> tuple[dict[str, Any], bytes]:
+def _answer(request: dict[str, Any], kept: pages.OpenPdf) -> tuple[dict[str, Any], bytes]:
     """Return the answer to a request: its line, and the bytes that follow it. kept: where a PDF stays open."""
     file, numbers = Path(request["file"]), request.get("numbers", [])
     try:
         if "text" in request:
             with_boxes = request.get("boxes", False)
-            return _pack_texts([read_file_text(file, number, kept, with_boxes=with_boxes) for number in numbers])
+            return _pack_texts([pages.read_file_text(file, number, kept, with_boxes=with_boxes) for number in numbers])
         if "ocr" in request:
-            return _pack_texts([read_image_text(render_file_page(file, number, OCR_PIXELS)) for number in numbers])
+            return _pack_texts(
+                [read_image_text(pages.render_file_page(file, number, OCR_PIXELS)) for number in numbers]
+            )
         if "pixels" in request:
-            image = render_file_page(file, numbers[0], request["pixels"])
+            image = pages.render_file_page(file, numbers[0], request["pixels"])
             return {"size": image.size}, image.tobytes()
         if "box" in request:
-            image = crop_file_page(file, numbers[0], request["box"], request["width"])
+            image = pages.crop_file_page(file, numbers[0], request["box"], request["width"])
             return {"size": image.size}, image.tobytes()
         if "outline" in request:
-            return {"outline": read_outline(file)}, b""
+            return {"outline": pages.read_outline(file)}, b""
         return _inspect(file), b""
     except RandSlotError as error:  # the parent process adds the name of the file
         reason = re.sub(rf"(:| of|) {re.escape(str(file))}", "", str(error)).replace(str(file), "it")
@@ -395,7 +385,7 @@ def _inspect(file: Path) -> dict[str, Any]:
         digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     from ..pages.properties import read_properties  # the parent process needs none of it
 
-    return {"hash": digest, "num_pages": num_pages(file), "properties": read_properties(file)}
+    return {"hash": digest, "num_pages": pages.num_pages(file), "properties": read_properties(file)}
 
 
 def _pack_texts(texts: Sequence[PageText]) -> tuple[dict[str, Any], bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
-from importlib import import_module, metadata, resources, util
+from importlib import import_module, resources, util
 from itertools import pairwise
 from typing import Any
 
@@ -74,6 +74,8 @@ class UseReader:
     @property
     def identity(self) -> Identity:
         settings = FIXED | {"page_vectors": self.page_vectors}
+        from importlib import metadata  # takes 20 ms, also where no model is used
+
         version = metadata.version(PACKAGE)
         return Identity(NAME, version, self._weights_key, "float32", self.dimension, settings, self.reads)
 

@@ -1,22 +1,28 @@
 """From what people have (PDFs, image files, images) to pages: an upright RGB image, and the text of PDFs."""
 
-from .formats import DOCUMENT_SUFFIXES, HEAD, KINDS, is_file, page_file, short
-from .images import limit_aspect
-from .page import (
-    Page,
-    PageInput,
-    crop_file_page,
-    list_pages,
-    num_pages,
-    open_file_page,
-    open_page,
-    read_file_text,
-    read_outline,
-    read_page_text,
-    render_file_page,
-)
-from .pdf import PIXELS, OpenPdf
-from .text import NO_TEXT, Box, NoTextError, PageText, Word
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .formats import DOCUMENT_SUFFIXES, HEAD, KINDS, PIXELS, is_file, page_file, short
+    from .images import limit_aspect
+    from .page import (
+        Page,
+        PageInput,
+        crop_file_page,
+        list_pages,
+        num_pages,
+        open_file_page,
+        open_page,
+        read_file_text,
+        read_outline,
+        read_page_text,
+        render_file_page,
+    )
+    from .pdf import OpenPdf, list_passwords, use_passwords
+    from .text import NO_TEXT, Box, NoTextError, PageText, Word
 
 __all__ = [
     "DOCUMENT_SUFFIXES",
@@ -35,6 +41,7 @@ __all__ = [
     "is_file",
     "limit_aspect",
     "list_pages",
+    "list_passwords",
     "num_pages",
     "open_file_page",
     "open_page",
@@ -44,4 +51,15 @@ __all__ = [
     "read_page_text",
     "render_file_page",
     "short",
+    "use_passwords",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: few commands need what opens files."""
+    if name in __all__:
+        for module in ("formats", "text", "pdf", "images", "page"):
+            found = import_module(f".{module}", __name__)
+            if hasattr(found, name):
+                return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
 HEAD = 1024  # bytes at the beginning of a file that show its kind
 
 

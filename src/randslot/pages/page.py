@@ -10,9 +10,9 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import RandSlotError
-from .formats import KINDS, PDF, find_page, is_file, short
+from .formats import KINDS, PDF, PIXELS, find_page, is_file, short
 from .images import image_page, num_image_pages, open_image, shrink, to_upright_rgb
-from .pdf import PIXELS, OpenPdf, crop_pdf_page, num_pdf_pages, read_pdf_outline, read_pdf_text, render_pdf_page
+from .pdf import OpenPdf, crop_pdf_page, num_pdf_pages, read_pdf_outline, read_pdf_text, render_pdf_page
 from .text import NO_TEXT, Box, NoTextError, PageText
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import RandSlotError
-from .formats import show_pages
+from .formats import PIXELS, show_pages
 from .text import (
     BLANK,
     HYPHEN,
@@ -42,7 +42,6 @@ from .text import (
     pack_boxes,
 )
 
-PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
 PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
 MAX_USES = 200  # of one open PDF: pdfium keeps the fonts and objects of every page until the PDF is closed
 MAX_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
