@@ -22,8 +22,8 @@ import typer
 from record import keep
 
 from randslot.words.analyzer import FIELD_WEIGHTS, NAME_WEIGHT, is_contents, tokenize
-from randslot.words.query import choose_longest, list_named, read_query
-from randslot.words.snippets import match_page, match_words, measure_nearness
+from randslot.words.query import choose_longest, read_query
+from randslot.words.snippets import measure_nearness
 
 from .fields import ANALYZER, read_pages
 
@@ -103,14 +103,12 @@ class Pages:
                     NAME_WEIGHT * self.rarity(len(named), len(self.pages)) * (weight if weight < 0.2 else 1)
                 )
         scores = np.where(mask, np.where(self.contents, how["contents"] * scores, scores), 0.0)
-        words = {word.terms[0] for word in choose_longest(list_named(query))}
+        words = {word.terms[0] for word in choose_longest(query.named)}
         for i in np.argsort(-scores, kind="stable")[:20] if how["near"] or how["cover"] else ():
             _, page, fields = self.pages[i]
-            _, matches = match_page(page, query)
-            scores[i] += how["near"] * measure_nearness(matches, query)
+            scores[i] += how["near"] * measure_nearness(query.matcher.match(page), query)
             if len(words) <= 4:
-                everywhere = matches + match_words(" ".join(fields.values()).split(), query)
-                covered = words.intersection(term for _, _, term in everywhere)
+                covered = words & (query.matcher.find_terms(page) | query.matcher.find_terms(" ".join(fields.values())))
                 scores[i] += how["cover"] * sum(query.rarity[term] for term in covered)
         return scores
 

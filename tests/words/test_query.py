@@ -9,7 +9,7 @@ from randslot.errors import UsageError
 from randslot.pages.text import PageText, pack_boxes
 from randslot.words.analyzer import get_analyzer, get_page_analyzer, number_terms
 from randslot.words.language import NO_STEMS
-from randslot.words.query import JOINED_WEIGHT, MAX_CHARACTERS, OTHER_WEIGHT, list_named, read_query
+from randslot.words.query import JOINED_WEIGHT, MAX_CHARACTERS, OTHER_WEIGHT, read_query
 from randslot.words.snippets import LENGTH, MAX_BOXES, Box, find_words
 
 ENGLISH = get_analyzer("english")
@@ -169,7 +169,7 @@ def test_a_query_stands_for_stems_in_several_languages():
     analyzer = get_analyzer("english", "german")
     query = read_query("Rechnungen batteries", analyzer)
     assert query.marked == {"rechnungen", "rechnung", "batteri"}
-    assert [word.text for word in list_named(query)] == ["Rechnungen", "batteries"]
+    assert [word.text for word in query.named] == ["Rechnungen", "batteries"]
     for page, language in (("Rechnung", "german"), ("battery", "english")):
         assert set(get_page_analyzer(language, "english").analyse_page(page)[0].numbers) <= set(query.terms.numbers)
 

@@ -117,9 +117,11 @@ class FileManifest(Manifest):
 
     def get(self, ids: Iterable[str]) -> dict[str, File]:
         found: dict[str, File] = {}
-        for id in set(ids):
-            for file in self._read("select * from files where id = ?", [id]):
-                found[id] = file
+        wanted = sorted(set(ids))
+        for start in range(0, len(wanted), 500):
+            some = wanted[start : start + 500]
+            for file in self._read(f"select * from files where id in ({', '.join('?' * len(some))})", some):
+                found[file.id] = file
         return found
 
     def hidden(self) -> frozenset[str]:

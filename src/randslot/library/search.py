@@ -15,8 +15,8 @@ from ..errors import UsageError
 from ..pages.text import PageText
 from ..words.analyzer import Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
-from ..words.query import NamedWord, WordQuery, choose_longest, list_named
-from ..words.snippets import Found, find_fields, find_words, match_page, match_words, measure_nearness, show_window
+from ..words.query import Matcher, NamedWord, WordQuery, choose_longest
+from ..words.snippets import Found, find_fields, find_words, measure_nearness, show_window
 from .facets import OWN, explain_none, is_meant
 from .languages import read_stored_text
 from .manifest import File
@@ -47,7 +47,7 @@ class Asked:
     words: WordQuery
     store: StoreQuery
     result: QueryResult
-    pages: Mapping[str, StoredPage] = field(default_factory=dict)
+    pages: dict[str, StoredPage] = field(default_factory=dict)
     unknown: list[NamedWord] = field(default_factory=list)
 
 
@@ -169,34 +169,35 @@ def read_queries(
         else:
             terms = word.terms if word.terms.numbers else None
             weight = library.models.weigh_vectors(query, library.words.language) if by == "both" else 1.0
-            store = StoreQuery(own, terms, word.phrases, word.excluded, weight, make_reward(library, word))
-        asked.append(Asked(query, word, store, QueryResult(by)))
+            store = StoreQuery(own, terms, word.phrases, word.excluded, weight)
+        one = Asked(query, word, store, QueryResult(by))
+        if store.terms is not None and word.neighbours:  # not a single word
+            one.store = replace(store, reward=make_reward(library, one))
+        asked.append(one)
     return asked
 
 
-def make_reward(library: Library, words: WordQuery) -> Reward | None:
+def make_reward(library: Library, one: Asked) -> Reward:
     """Return what tells how much better pages are than their single words say: research/log.md has the figures.
 
     Neighbouring words of the query are near each other; and of a short query, all words are there.
     """
-    if not words.neighbours:  # a single word
-        return None
-    named = {word.terms[0] for word in choose_longest(list_named(words))}
+    words, matcher = one.words, one.words.matcher
+    named = {word.terms[0] for word in choose_longest(words.named)}
 
-    def reward(pages: Sequence[StoredPage]) -> list[float]:
-        files = library.manifest.get({page.file for page in pages})
-        bonuses = []
-        for page in pages:
-            bonus = 0.0
-            if page.text is not None and page.file in files:
-                _, matches = match_page(page.text.text, words)
-                bonus = NEARNESS_WEIGHT * measure_nearness(matches, words)
-                if len(named) <= MAX_COVERED:
-                    fields = {**page.text.fields, **library.words.name_fields(files[page.file].source)}
-                    matches = matches + match_words(" ".join(fields.values()).split(), words)
-                    covered = named.intersection(term for _, _, term in matches)
-                    bonus += COVERAGE_WEIGHT * sum(words.rarity[term] for term in covered)
-            bonuses.append(bonus)
+    def reward(pages: Mapping[str, StoredPage]) -> dict[str, float]:
+        one.pages.update(pages)
+        files = library.manifest.get({page.file for page in pages.values()})
+        bonuses = {}
+        for id, page in pages.items():
+            if page.text is None or page.file not in files:
+                continue
+            bonuses[id] = NEARNESS_WEIGHT * measure_nearness(matcher.match(page.text.text), words)
+            if len(named) <= MAX_COVERED:
+                covered = matcher.find_terms(page.text.text)
+                for text in (*page.text.fields.values(), *library.words.name_fields(files[page.file].source).values()):
+                    covered |= matcher.find_terms(text)
+                bonuses[id] += COVERAGE_WEIGHT * sum(words.rarity[term] for term in named if term in covered)
         return bonuses
 
     return reward
@@ -220,7 +221,11 @@ def find_pages(
     while waiting:
         found = library.store.search([one.store for one in waiting], num, where, exact)
         has_vectors = any(one.store.vectors is not None for one in waiting)
-        pages = library.store.read(list({hit.id for some in found for hit in some}), vectors=has_vectors)
+        pages: dict[str, StoredPage] = {}
+        for one in waiting if not has_vectors else ():  # what the store has read to reward pages
+            pages |= one.pages
+        missing = {hit.id for some in found for hit in some}.difference(pages)
+        pages |= library.store.read(list(missing), vectors=has_vectors)
         files = library.manifest.get({hit.file for some in found for hit in some})
         again = []
         for one, some in zip(waiting, found, strict=True):
@@ -250,13 +255,12 @@ def find_excluded_forms(one: Asked, found: list[StoreHit], pages: Mapping[str, S
     stems = one.words.excluded_terms
     if one.store.terms is None or not stems:
         return []
+    matcher = Matcher(one.words.analyzer, stems)
     forms: set[str] = set()
     for hit in found:
         text = pages[hit.id].text if hit.id in pages else None
-        words = set(text.words.split()) if text else set()
-        known = one.words.analyzer.learn_forms(words)
-        for stem in stems:
-            forms |= words.intersection(known.get(stem, ()))
+        words = text.words if text else ""
+        forms.update(words.split()[i] for i, *_ in matcher.match(words))
     return sorted(forms.difference(one.store.excluded))
 
 
@@ -267,10 +271,10 @@ def find_unknown(library: Library, asked: list[Asked], where: Where) -> None:
         seen: set[str] = set()
         for hit in one.result.hits[:10]:
             text = one.pages[hit.id].text
-            names = " ".join(library.words.name_fields(hit.source).values()).split()
-            matches = match_words(names, one.words) + (match_page(text.text, one.words)[1] if text else [])
-            seen.update(term for _, _, term in matches)
-        for word in list_named(one.words)[:MAX_WORDS] if library.words.language else []:
+            for name in library.words.name_fields(hit.source).values():
+                seen |= one.words.matcher.find_terms(name)
+            seen |= one.words.matcher.find_terms(text.text) if text else set()
+        for word in one.words.named[:MAX_WORDS] if library.words.language else []:
             if seen.isdisjoint(word.terms):
                 one.unknown.append(word)
                 requests[word.terms] = make_request(word.terms)
@@ -357,8 +361,9 @@ def make_hits(
             similarities = query.vectors @ page.vectors.T
             for i, best in enumerate(similarities.argmax(1)):
                 matches.append(Match(i + 1, int(best) + 1, float(similarities[i, best])))
-        hit = Hit(this.id, file.source, this.number, this.score, tuple(matches), file.metadata, file.id, by)
-        hits.append(replace(hit, twin=sign(hit, page.text)))
+        twin = sign(matches, page.text)
+        about = (this.id, file.source, this.number, this.score, tuple(matches), file.metadata, file.id, by)
+        hits.append(Hit(*about, twin=twin))
     return sorted(hits, key=lambda hit: (-hit.score, hit.source, hit.page))
 
 
@@ -377,14 +382,14 @@ def join_copies(hits: list[Hit]) -> list[Hit]:
     return joined
 
 
-def sign(hit: Hit, text: StoredText | None) -> str | None:
+def sign(matches: Sequence[Match], text: StoredText | None) -> str | None:
     """Return a key that is equal for copies of a page; None for a page without text to compare.
 
     Copies have the same text and the same similarities; names of files may change their scores.
     """
     if text is None or not text.text:
         return None
-    similarities = [round(match.similarity, 4) for match in hit.matches]
+    similarities = [round(match.similarity, 4) for match in matches]
     seen = f"{similarities} {text.text}".encode("utf-8", "surrogatepass")
     return blake2b(seen, digest_size=8).hexdigest()
 
@@ -412,7 +417,7 @@ def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> Non
             if passage and not snippet.marks:
                 snippet = passage.snippet  # nothing else says why the page was found
             hit = replace(hit, snippet=snippet, boxes=marked.boxes, best=marked.best, fields=tuple(fields))
-            one.result.hits[place] = replace(hit, passage=passage.boxes if passage else ())
+            one.result.hits[place] = replace(hit, passage=passage.boxes) if passage else hit
 
 
 def find_passage(library: Library, vector: int, page: StoredPage, text: PageText) -> Found | None:

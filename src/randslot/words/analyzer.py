@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain, pairwise
@@ -22,7 +22,9 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
+import numpy as np
 import Stemmer
+from numpy.typing import NDArray
 
 from .language import DEFAULT, IS_UNSPACED, NO_STEMS, UNSPACED, list_function_words
 
@@ -45,6 +47,11 @@ class Token(NamedTuple):
     end: int
     extra: bool = False
     weight: float = 1.0
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it is a compound as one name, such as INV-20931."""
+        return self.extra and self.weight == 1
 
 
 @dataclass(frozen=True)
@@ -88,30 +95,21 @@ class Analyzer:
         self.function_words = list_function_words().get(language, frozenset())
         self._stem = _make_stem(language)
         self._known = Memo(self._read_word)
-        self._learned: set[str] = set()
-        self._forms: dict[str, set[str]] = {}
+        self._find_terms = lru_cache(100_000)(self._stem_in_all)
+        self._forms = Forms(self)
 
-    def learn_forms(self, words: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Return which words of pages have a term, by terms: at least some given words, and those of other calls.
-
-        So a query looks at the few words that it asks for, and not at all words of a page.
-        """
-        forms = self._forms
-        for word in set(words).difference(self._learned):
-            for token in tokenize(word):
-                for term in self.find_terms(token):
-                    forms.setdefault(term, set()).add(word)
-            self._learned.add(word)
-        if len(self._learned) > 100_000:
-            self._learned, self._forms = set(), {}
-        return forms
+    def get_forms(self) -> Forms:
+        """Return the words of pages that queries have met."""
+        if len(self._forms) > 100_000:
+            self._forms = Forms(self)
+        return self._forms
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
         """Return the distinct terms of a query's token: in the usual language, then in others."""
-        terms = [self.find_term(token)]
-        for other in self.others:
-            terms.append(other.find_term(token))
-        return tuple(dict.fromkeys(terms))
+        return self._find_terms(token.text, token.is_name)
+
+    def _stem_in_all(self, word: str, is_name: bool) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([one.stem(word, is_name) for one in (self, *self.others)]))
 
     def find_grammar(self, query: str) -> frozenset[str]:
         """Return the function words of the language that a query has most of them of."""
@@ -125,13 +123,16 @@ class Analyzer:
 
     def find_term(self, token: Token) -> str:
         """Return the term of a page's token."""
-        word = token.text
+        return self.stem(token.text, token.is_name)
+
+    def stem(self, word: str, is_name: bool = False) -> str:
+        """Return the term of a word; names of things, and what is not of letters, are not stemmed."""
         if self.language == DEFAULT:  # its stemmer knows no accents
             word = remove_accents(word)
-        if not word.isalpha() or (token.extra and token.weight == 1):
+        if is_name or not word.isalpha():
             return remove_accents(word)
         term = remove_accents(self._stem(word))
-        return self.usual.find_term(token._replace(text=term)) if self.usual else term
+        return self.usual.stem(term) if self.usual else term
 
     def analyse_page(
         self, text: str, fields: Mapping[str, str] | None = None, mean_length: float = MEAN_LENGTH
@@ -178,10 +179,10 @@ class Analyzer:
             if core.isalpha() and (core[1:].islower() or core.isupper()):
                 core = core.lower()
                 term = self._stem(core)
-                return (self.usual.find_term(Token(term, 0, 0)) if self.usual else term,), core
+                return (self.usual.stem(term) if self.usual else term,), core
         elif len(core) <= MAX_LENGTH and core.isalpha() and not IS_UNSPACED.search(core):
             core = fold_case(core)
-            return (self.find_term(Token(core, 0, 0)),), remove_accents(core)
+            return (self.stem(core),), remove_accents(core)
         terms, words = [], []
         for compound in COMPOUND.findall(word):
             for token in split_compound(compound):
@@ -189,6 +190,41 @@ class Analyzer:
                 if not token.extra:
                     words.append(remove_accents(token.text))
         return tuple(terms), " ".join(words)
+
+
+class Forms(dict[str, int]):
+    """Numbers words of pages as they are written, and knows which of them have a term.
+
+    So a query looks at the few words that it asks for, and not at all words of a page.
+    """
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        self.analyzer, self.lock = analyzer, Lock()
+        self.words: list[str] = []
+        self.tokens = Memo(lambda word: [(token, analyzer.find_terms(token)) for token in tokenize(word)])
+        self.by_term: dict[str, list[int]] = {}
+        self.texts: dict[str, NDArray[np.int32]] = {}
+
+    def __missing__(self, word: str) -> int:
+        with self.lock:
+            number = self.get(word, len(self.words))
+            if number == len(self.words):
+                self.words.append(word)
+                for token in tokenize(word):
+                    for term in self.analyzer.find_terms(token):
+                        self.by_term.setdefault(term, []).append(number)
+                self[word] = number  # last: other threads find its terms then
+        return number
+
+    def number_text(self, text: str) -> NDArray[np.int32]:
+        """Return the numbers of the words of a text."""
+        numbers = self.texts.get(text)
+        if numbers is None:
+            numbers = np.array(list(map(self.__getitem__, text.split())), np.int32)
+            if len(self.texts) >= 2000:
+                self.texts.clear()
+            self.texts[text] = numbers
+        return numbers
 
 
 class Memo(dict[str, T]):
@@ -262,7 +298,8 @@ def tokenize(text: str) -> Iterator[Token]:
     for found in COMPOUND.finditer(text):
         start = found.start()
         for token in split_compound(found[0]):
-            yield token._replace(start=token.start + start, end=token.end + start)
+            text, first, last, extra, weight = token
+            yield Token(text, first + start, last + start, extra, weight) if start else token
 
 
 def split_compound(compound: str) -> tuple[Token, ...]:

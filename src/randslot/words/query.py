@@ -9,6 +9,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import UsageError
 from .analyzer import Analyzer, Terms, Token, list_words, make_name_term, number_terms, tokenize
 from .language import IS_UNSPACED, list_function_words
@@ -42,6 +45,52 @@ class JoinedWord(NamedTuple):
     parts: tuple[str, ...]
 
 
+Match = tuple[int, int, int, str, tuple[str, ...]]
+"""A token of a text that a query asks for: the number of the word that it is in, where it begins and ends there, its
+term in the usual language, and all its terms."""
+
+
+class Matcher:
+    """Finds terms in texts. It looks once at each text: a search ranks pages by their matches, then marks them."""
+
+    def __init__(self, analyzer: Analyzer, wanted: frozenset[str]) -> None:
+        self.wanted, self.forms = wanted, analyzer.get_forms()
+        self.is_wanted = np.zeros(0, bool)  # by the numbers of words
+        self.tokens: dict[int, list[tuple[int, int, str, tuple[str, ...]]]] = {}  # the wanted ones of words
+        self.texts: dict[str, list[Match]] = {}
+
+    def match(self, text: str) -> list[Match]:
+        """Return where a text has wanted terms."""
+        if text not in self.texts:
+            self.texts[text] = self._match(self.forms.number_text(text))
+        return self.texts[text]
+
+    def find_terms(self, text: str) -> set[str]:
+        """Return the wanted terms that a text has."""
+        return {match[3] for match in self.match(text)}
+
+    def _match(self, numbers: NDArray[np.int32]) -> list[Match]:
+        if len(self.is_wanted) < len(self.forms.words):
+            self.is_wanted = np.zeros(len(self.forms.words), bool)
+            for term in self.wanted:
+                self.is_wanted[self.forms.by_term.get(term, [])] = True
+        (places,) = np.nonzero(self.is_wanted[numbers])
+        matches: list[Match] = []
+        for i, number in zip(places.tolist(), numbers[places].tolist(), strict=True):
+            if number not in self.tokens:
+                self.tokens[number] = self._find_tokens(self.forms.words[number])
+            for token in self.tokens[number]:
+                matches.append((i, *token))
+        return matches
+
+    def _find_tokens(self, word: str) -> list[tuple[int, int, str, tuple[str, ...]]]:
+        found = []
+        for token, terms in self.forms.tokens[word]:
+            if not self.wanted.isdisjoint(terms):
+                found.append((token.start, token.end, terms[0], terms))
+        return found
+
+
 @dataclass(frozen=True)
 class WordQuery:
     """A query by words.
@@ -51,8 +100,7 @@ class WordQuery:
     that are single and not in quotes, which pages must not have in any form. marked: the terms that are worth marking
     on a page. free: those of them that are not only in phrases. joined: neighbours outside of phrases as one word,
     which a page may have in their place. neighbours: for each word, those before and after it, function words aside,
-    with the rarity of the commoner of both. rarity: of terms in the library. matches: words of pages that were looked
-    at, with the tokens in them that match; pages: their words and matches; see `match_words` and `match_page`.
+    with the rarity of the commoner of both. rarity: of terms in the library.
     """
 
     analyzer: Analyzer
@@ -66,13 +114,16 @@ class WordQuery:
     joined: tuple[JoinedWord, ...] = ()
     neighbours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rarity: Mapping[str, float] = field(default_factory=dict)
-    matches: dict[str, list[tuple[Token, str]]] = field(default_factory=dict, compare=False)
-    pages: dict[str, tuple[list[str], list[tuple[int, Token, str]]]] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def wanted(self) -> frozenset[str]:
-        """The terms that are marked on a page, also of two words as one."""
-        return self.marked.union(*(word.terms for word in self.joined))
+    def named(self) -> list[NamedWord]:
+        """Its distinct content words; no pairs of characters."""
+        return _list_named(self)
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        """Finds the terms that are marked on a page, also of two words as one."""
+        return Matcher(self.analyzer, self.marked.union(*(word.terms for word in self.joined)))
 
 
 def read_query(
@@ -166,8 +217,7 @@ def _find_neighbours(
     return rarity, neighbours
 
 
-def list_named(query: WordQuery) -> list[NamedWord]:
-    """Return the distinct content words of a query; no pairs of characters."""
+def _list_named(query: WordQuery) -> list[NamedWord]:
     named: dict[tuple[str, ...], NamedWord] = {}
     places: set[tuple[int, int]] = set()  # inv-20931 and inv20931 are one word as typed
     for token in tokenize(query.plain):

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from ..pages.text import Box, PageText
 from .analyzer import Token, remove_accents, tokenize
-from .query import WordQuery
+from .query import Match, WordQuery
 
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
@@ -42,38 +42,17 @@ class Found:
     passage: tuple[Box, ...] = ()
 
 
-def match_words(words: Sequence[str], query: WordQuery) -> list[tuple[int, Token, str]]:
-    """Return the tokens of a page that a query asks for: which word of the page they are in, and their term."""
-    forms, wanted = query.analyzer.learn_forms(words), query.wanted
-    asked = set().union(*(forms.get(term, ()) for term in wanted))
-    matches = []
-    for i in [i for i, word in enumerate(words) if word in asked]:
-        word = words[i]
-        if word not in query.matches:
-            found = [(token, query.analyzer.find_terms(token)) for token in tokenize(word)]
-            query.matches[word] = [(token, terms[0]) for token, terms in found if not wanted.isdisjoint(terms)]
-        for token, term in query.matches[word]:
-            matches.append((i, token, term))
-    return matches
-
-
-def match_page(text: str, query: WordQuery) -> tuple[list[str], list[tuple[int, Token, str]]]:
-    """Return the words of a page, and those that a query asks for; a page is looked at once for each query."""
-    if text not in query.pages:
-        words = text.split()
-        query.pages[text] = words, match_words(words, query)
-    return query.pages[text]
-
-
-def measure_nearness(matches: Sequence[tuple[int, Token, str]], query: WordQuery) -> float:
+def measure_nearness(matches: Sequence[Match], query: WordQuery) -> float:
     """Return how near to each other a page has words that are neighbours in a query; rare ones count more."""
     last: dict[str, int] = {}
     best: dict[tuple[str, str], float] = {}
-    for i, _, term in matches:
-        for other, rarity in query.neighbours.get(term, {}).items():
-            distance = max(i - last.get(other, -MAX_DISTANCE - 1), 1)  # both may be parts of one word
-            if distance <= MAX_DISTANCE:
-                pair = (min(term, other), max(term, other))
+    for i, _, _, term, _ in matches:
+        if term not in query.neighbours:
+            continue
+        for other, rarity in query.neighbours[term].items():
+            if other in last and i - last[other] <= MAX_DISTANCE:
+                pair = (term, other) if term < other else (other, term)
+                distance = max(i - last[other], 1)  # both may be parts of one word
                 best[pair] = max(rarity / distance, best.get(pair, 0.0))
         last[term] = i
     return sum(best.values())
@@ -81,7 +60,7 @@ def measure_nearness(matches: Sequence[tuple[int, Token, str]], query: WordQuery
 
 def find_words(page: PageText, query: WordQuery) -> Found:
     """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
-    words, matches = match_page(page.text, query)
+    words = page.text.split()
     ends = list(accumulate(map(len, words), initial=0))  # without what is between words: a space or a line break
     anywhere = set(query.free)
     marks: list[Mark] = []
@@ -95,14 +74,15 @@ def find_words(page: PageText, query: WordQuery) -> Found:
             anywhere.update(query.analyzer.find_term(token) for token in tokenize(phrase))
     anywhere &= query.marked
     anywhere.update(*(word.terms for word in query.joined))
-    for i, token, term in matches:
-        if not query.phrases or not anywhere.isdisjoint(query.analyzer.find_terms(token)):
-            marks.append((ends[i] + i + token.start, ends[i] + i + token.end, term))
+    for i, start, end, term, terms in query.matcher.match(page.text):
+        if not query.phrases or not anywhere.isdisjoint(terms):
+            marks.append((ends[i] + i + start, ends[i] + i + end, term))
     marks = sorted(set(marks))
-    spans = _merge([(start, end) for start, end, _ in marks])
+    if not page.boxes:
+        return Found(_cut(page.text, marks))
     rarest = _find_rarest(marks)
     best = _find_boxes(page, words, ends, [rarest])[:1] if rarest else ()
-    boxes = _find_boxes(page, words, ends, spans)
+    boxes = _find_boxes(page, words, ends, _merge([(start, end) for start, end, _ in marks]))
     return Found(_cut(page.text, marks), boxes, best[0] if best else None)
 
 
@@ -125,7 +105,7 @@ def show_window(page: PageText, window: int, num: int) -> Found:
 
 def find_fields(fields: Mapping[str, str], query: WordQuery) -> list[str]:
     """Return which of some named texts have a word of a query."""
-    return [name for name, text in fields.items() if match_words(text.split(), query)]
+    return [name for name, text in fields.items() if query.matcher.match(text)]
 
 
 def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]) -> list[Token]:
@@ -152,7 +132,8 @@ def _cut(text: str, marks: Sequence[Mark]) -> Snippet:
     seen = _find_terms(marks, spans)
     if any(term not in seen for _, _, term in marks):
         first = _choose_span(text, marks, 5 * LENGTH // 8)
-        others = [mark for mark in marks if mark[2] not in _find_terms(marks, [first])]
+        shown_first = _find_terms(marks, [first])
+        others = [mark for mark in marks if mark[2] not in shown_first]
         two = _merge([first, _choose_span(text, others, 3 * LENGTH // 8)])
         if len(_find_terms(marks, two)) > len(seen):
             spans = two
@@ -167,7 +148,10 @@ def _cut(text: str, marks: Sequence[Mark]) -> Snippet:
 
 def _find_terms(marks: Sequence[Mark], spans: Sequence[Span]) -> set[str]:
     """Return the terms of the marked words that are in some parts of a text."""
-    return {term for start, end, term in marks if any(first <= start and end <= last for first, last in spans)}
+    found: set[str] = set()
+    for first, last in spans:
+        found.update(term for start, end, term in marks if first <= start and end <= last)
+    return found
 
 
 def _choose_span(text: str, marks: Sequence[Mark], length: int) -> Span:
@@ -185,19 +169,17 @@ def _choose_span(text: str, marks: Sequence[Mark], length: int) -> Span:
 
 def _choose_start(marks: Sequence[Mark], room: int) -> int:
     """Return where the marked word stands from which on a snippet has the most different words, then the most."""
-    best, best_start = (0, 0), 0
-    last = 0
-    inside: Counter[str] = Counter()
+    most, most_marks, best_start, last = 0, 0, 0, 0
+    inside: dict[str, int] = {}
     for first, (start, _, term) in enumerate(marks):
         while last < len(marks) and marks[last][1] <= start + room:
-            inside[marks[last][2]] += 1
+            inside[marks[last][2]] = inside.get(marks[last][2], 0) + 1
             last += 1
-        value = (len(inside), last - first)
-        if value > best:
-            best, best_start = value, start
-        inside[term] -= 1
-        if inside[term] <= 0:
-            del inside[term]
+        if len(inside) > most or (len(inside) == most and last - first > most_marks):
+            most, most_marks, best_start = len(inside), last - first, start
+        num = inside.pop(term, 0)
+        if num > 1:
+            inside[term] = num - 1
     return best_start
 
 

@@ -73,7 +73,7 @@ class DamagedError(RandSlotError):
     """Stored vectors cannot be read."""
 
 
-Reward = Callable[[Sequence[StoredPage]], list[float]]
+Reward = Callable[[Mapping[str, StoredPage]], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class StoreQuery:
     """What to search by: vectors (K, D), words, or both, whose ranks are combined.
 
     phrases: all must be on the page. excluded: none of these phrases may be. vectors_weight: words have a weight of 1.
-    reward: what the first pages by words have beside their scores.
+    reward: tells what the first pages by words have beside their scores, by their ids.
     """
 
     vectors: Vectors | None = None
@@ -229,9 +229,10 @@ class Store(ABC):
     def _add_rewards(self, hits: list[StoreHit], reward: Reward) -> list[StoreHit]:
         """Sort the first hits again; the others stay below them for every k."""
         num = self.tuning.rewarded
-        pages = self.read([hit.id for hit in hits[:num]], vectors=False)
-        bonuses = dict(zip(pages, reward(list(pages.values())), strict=True))
-        first = [replace(hit, score=hit.score + bonuses.get(hit.id, 0.0)) for hit in hits[:num]]
+        bonuses = reward(self.read([hit.id for hit in hits[:num]], vectors=False))
+        first = []
+        for hit in hits[:num]:
+            first.append(StoreHit(hit.id, hit.file, hit.number, hit.score + bonuses.get(hit.id, 0.0)))
         return sorted(first, key=lambda hit: -hit.score) + hits[num:]
 
     def _make_requests(self, query: StoreQuery, k: int, where: Where, exact: bool) -> list[Nearest]:
