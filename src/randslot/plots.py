@@ -19,7 +19,7 @@ DOTTED: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1}
 plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK})
 
 
-def draw_losses(steps: list[int], losses: list[float], rates: list[float], file: Path) -> None:
+def draw_losses(steps: list[float], losses: list[float], rates: list[float], file: Path) -> None:
     """Draw a run's loss, as measured and smoothed, with the learning rate below."""
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(7, 4.4), height_ratios=(3, 1), sharex=True, layout="constrained"

@@ -1,14 +1,12 @@
-"""A strategy or a family from a user's file goes all the way, and code of a model runs only when it is trusted."""
+"""A strategy from a user's file goes all the way, and code of a model runs only when it is trusted."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,22 +18,12 @@ import randslot
 from randslot.cli import app
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import own_code
-from randslot.model.families import FAMILIES
-from randslot.model.slots import STRATEGIES, Zero
+from randslot.model.slots import STRATEGIES
 from randslot.training.recipe import make_recipe, write_recipe
 from research.samples.sets import write_set
 from support.pairs import small, write_pairs
 
 ROOT = Path(__file__).parent.parent.parent
-SHAPE = {"model_type": "mistral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
-FAMILY = """
-from randslot.model.families.text import TextFamily
-
-class Mist(TextFamily):
-    name = "mist"
-    model_type = "mistral"
-"""
 
 
 def read_guide() -> str:
@@ -50,7 +38,6 @@ def forget(monkeypatch) -> None:
     monkeypatch.setattr(own_code, "SOURCES", {})
     for name in [name for name in STRATEGIES if ":" in name]:
         monkeypatch.delitem(STRATEGIES, name)
-    monkeypatch.delitem(FAMILIES, "mistral", raising=False)
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +48,9 @@ def place(tmp_path, monkeypatch) -> Path:
     forget(monkeypatch)
     monkeypatch.setattr(own_code, "STRATEGIES", STRATEGIES)
     Path("my_slots.py").write_text(read_guide())
-    Path("my_family.py").write_text(FAMILY)
     yield tmp_path
     for name in [name for name in STRATEGIES if ":" in name]:
         del STRATEGIES[name]
-    FAMILIES.pop("mistral", None)
 
 
 def run(*words: object) -> str:
@@ -160,33 +145,6 @@ def test_slots_of_a_wrong_shape_are_one_line():
     model = randslot.tiny("qwen3-vl", slots="flat.py:Flat", visual_tokens=16)
     with pytest.raises(UsageError, match=r"Flat returned slots of shape \(3, 64\), expected \(1, 3, 64\)"):
         model.encode_query("tax")
-
-
-def test_an_entry_point_of_a_package_is_a_strategy_by_its_name(monkeypatch):
-    entry = metadata.EntryPoint("quiet", "randslot.model.slots:Zero", "randslot.strategies")
-    monkeypatch.setattr(own_code, "entry_points", lambda group: [entry] if group == entry.group else [])
-    try:
-        assert randslot.tiny("qwen3-vl", slots="quiet").encoder.slots.__class__ is Zero
-    finally:
-        del STRATEGIES["quiet"]
-
-
-def test_a_family_of_a_file_is_trained_saved_and_loaded_like_any_other(monkeypatch):
-    Path("shape.json").write_text(json.dumps({"config": SHAPE}))
-    rows = [{"query": f"about {word}", "text": f"{word} {word}"} for word in ["tax", "fleet", "staff", "sales"]]
-    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    values = small(Path("pairs.jsonl"), Path("mist"), untrained="shape.json", steps=1, page_column="text")
-    write_recipe(make_recipe(values | {"page_texts": True}), Path("mist.toml"))
-    run("train", "mist.toml", "--family", "my_family.py:Mist")
-    assert pickle.loads(pickle.dumps(FAMILIES["mistral"])).name == "mist"  # for workers
-    before = randslot.load("mist").encode_query("tax")
-    forget(monkeypatch)
-    assert torch.equal(randslot.load("mist").encode_query("tax"), before)
-    forget(monkeypatch)
-    Path("home/randslot/trusted.json").unlink()
-    with pytest.raises(UsageError, match=r"runs code of its own, my_family\.py"):
-        randslot.load("mist")
-    randslot.load("mist", trust_remote_code=True)
 
 
 @pytest.mark.slow

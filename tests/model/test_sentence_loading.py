@@ -20,8 +20,8 @@ import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import EmbeddingModel, RandSlotModel, open_model
 from randslot.model.hub import Source
+from randslot.model.own_code import is_code_trusted
 from randslot.model.sentence_loading import find_kind
-from randslot.model.trust import is_code_trusted
 from support import others
 
 CODE = """

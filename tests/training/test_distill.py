@@ -173,7 +173,7 @@ def test_a_run_without_its_student_can_start_again(options):
 
 
 def test_a_teacher_that_was_stopped_goes_on_where_it_was(options, monkeypatch):
-    monkeypatch.setattr("randslot.training.distill.POOL", 4)
+    monkeypatch.setattr("randslot.training.distill.AT_ONCE", 4)
     asked: list[str] = []
     original = RandSlotModel.embed_queries
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ import torch
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.families import find_family
-from randslot.training import hardware
-from randslot.training.hardware import add_kernels, check_shared_memory, choose_hardware, shared_bytes
+from randslot.training import plan
+from randslot.training.plan import check_shared_memory, choose_hardware, shared_bytes
 from randslot.training.recipe import make_recipe
 from randslot.training.train import TrainingRun
 from support.pairs import small, write_pairs
@@ -49,8 +48,8 @@ def test_a_cpu_computes_in_bfloat16_if_it_is_told_to(data, tmp_path, monkeypatch
 def test_with_all_that_the_paper_used_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr(hardware, "is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(plan, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(plan, "find_spec", lambda name: name)
     found = choose_hardware(RECIPE)
     assert (found.precision, found.attention, found.optimizer) == ("bf16", "flash_attention_2", "paged_adamw_8bit")
     assert found.fallbacks == ()
@@ -60,14 +59,11 @@ def test_with_all_that_the_paper_used_there_is_none(monkeypatch):
 def test_kernels_that_a_family_lacks_are_said_too(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = choose_hardware(RECIPE)
-    assert add_kernels(found, find_family("qwen3-vl")) == found
-    *before, fla, conv = add_kernels(found, find_family("qwen3.5")).fallbacks
+    assert choose_hardware(RECIPE, find_family("qwen3-vl")) == found
+    *before, fla, conv = choose_hardware(RECIPE, find_family("qwen3.5")).fallbacks
     assert tuple(before) == found.fallbacks
     assert fla.startswith("no GPU with flash-linear-attention: plain PyTorch instead")
     assert conv.startswith("no GPU with causal-conv1d")
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
-    on_gpu = replace(found, on_gpu=True, fallbacks=())
-    assert add_kernels(on_gpu, find_family("qwen3.5")).fallbacks == ()
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
@@ -82,10 +78,11 @@ def test_shared_memory_is_computed_and_checked(monkeypatch):
     assert shared_bytes(recipe, 14_000_000, 16, 8) == 9 * 16 * 14_000_000 * 8
     assert shared_bytes(make_recipe({"backbone": "x", "workers": 0}), 14_000_000, 16, 8) == 0
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(hardware.shutil, "disk_usage", lambda place: usage(64_000_000))
-    check_shared_memory(63_000_000)
-    with pytest.raises(UsageError, match=r"0\.1 GB .*0\.1 GB free\. Set fewer workers"):
-        check_shared_memory(65_000_000)
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda place: usage(64_000_000))
+    model = randslot.tiny("qwen3-vl", visual_tokens=64)
+    check_shared_memory(recipe, model, torch.float32, 2)
+    with pytest.raises(UsageError, match=r"GB .*0\.1 GB free\. Set fewer workers"):
+        check_shared_memory(recipe, model, torch.float32, 1000)
 
 
 @pytest.mark.nightly

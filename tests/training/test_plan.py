@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import randslot
 from randslot.errors import UsageError
 from randslot.training import plan
-from randslot.training.hardware import largest_page
 from randslot.training.loss import Loss
 from randslot.training.plan import (
     count_on_meta,
     describe_run,
+    largest_page,
     make_model_on_meta,
     measure_page,
     memory_by_part,

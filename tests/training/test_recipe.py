@@ -12,7 +12,7 @@ import torch
 
 import randslot
 from randslot.errors import UsageError
-from randslot.training.hardware import choose_hardware
+from randslot.training.plan import choose_hardware
 from randslot.training.recipe import make_recipe, read_recipe, write_recipe
 from randslot.training.train import make_arguments
 

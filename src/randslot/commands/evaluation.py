@@ -15,7 +15,6 @@ from ..tables import Style, write_table
 from .options import (
     ADVANCED,
     Inference,
-    OwnFamily,
     OwnStrategy,
     PageVectors,
     QueryVectors,
@@ -62,7 +61,6 @@ def evaluate(
     reduction: Reduction = None,
     seed: Seed = None,
     strategy: OwnStrategy = None,
-    family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Model name in tables.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Pages per batch.")] = 8,
@@ -92,7 +90,7 @@ def evaluate(
 
     chosen = choose_tasks(benchmark or [], [task for task in tasks.split(",") if task], data, data_root)
     settings = {
-        "slots": use_own_code(strategy, family),
+        "slots": use_own_code(strategy),
         "inference": inference,
         "query_vectors": query_vectors,
         "page_vectors": page_vectors,

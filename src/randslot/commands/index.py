@@ -22,7 +22,6 @@ from .options import (
     Ocr,
     OcrChoice,
     OnceCommand,
-    OwnFamily,
     OwnStrategy,
     PageVectors,
     Password,
@@ -89,7 +88,6 @@ def index(
     reduction: Reduction = None,
     inference: Inference = None,
     strategy: OwnStrategy = None,
-    family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
     batch: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")] = 8,
     workers: Workers = 0,
@@ -149,7 +147,7 @@ def index(
     with show_waiting("opening the library" if model is None else "loading the model", silent):
         settings: dict[str, Any] = {"page_vectors": page_vectors, "width": width}
         settings |= {"reduction": reduction, "inference": inference}
-        settings["slots"] = use_own_code(strategy, family)
+        settings["slots"] = use_own_code(strategy)
         chosen = _open_model(model, settings, trust_remote_code)
         opened = open_library(library, chosen, trust_remote_code=trust_remote_code)
     with opened, share(opened):

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
-from .options import ADVANCED, OwnFamily, OwnStrategy, Place, TrustRemoteCode, flag, make_app, use_own_code
+from .options import ADVANCED, OwnStrategy, Place, TrustRemoteCode, flag, make_app, use_own_code
 
 app = make_app()
 
@@ -29,7 +29,6 @@ def train(
     dry_run: Annotated[bool, flag("--dry-run", help="Estimate steps, memory, disk and time.")] = False,
     devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --dry-run: number of devices.")] = None,
     strategy: OwnStrategy = None,
-    family: OwnFamily = None,
 ) -> None:
     """Train a model on pairs of query and page.
 
@@ -42,7 +41,7 @@ def train(
     from ..training.recipe import read_recipe
 
     changes = [*(changes or []), *([f"output={output}"] if output else [])]
-    if slots := use_own_code(strategy, family):
+    if slots := use_own_code(strategy):
         changes.append(f"slots={slots}")
     chosen = read_recipe(recipe, changes)
     if dry_run:
@@ -212,7 +211,6 @@ def export(
     ] = None,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "float32",
     strategy: OwnStrategy = None,
-    family: OwnFamily = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Export a model for vLLM or plain transformers.
@@ -221,7 +219,7 @@ def export(
     """
     from ..model.export import GUIDE, export_model
 
-    use_own_code(strategy, family)
+    use_own_code(strategy)
     serving = export_model(model, output, slots=slots, dtype=dtype, trust_remote_code=trust_remote_code)
     settings = serving["settings"]
     print(

@@ -165,10 +165,6 @@ TrustRemoteCode = Annotated[
 OwnStrategy = Annotated[
     str | None, typer.Option("--strategy", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Your own slots.")
 ]
-OwnFamily = Annotated[
-    str | None,
-    typer.Option("--family", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Your own family of backbones."),
-]
 Workers = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
 ]
@@ -190,15 +186,13 @@ PasswordFile = Annotated[
 AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
 
 
-def use_own_code(strategy: str | None, family: str | None) -> str | None:
-    """Make a user's strategy and family known; return the name of the strategy."""
-    if not (strategy or family):
+def use_own_code(strategy: str | None) -> str | None:
+    """Make a user's strategy known; return its name."""
+    if not strategy:
         return None
     with needs_extra():
-        from ..model.own_code import use_family, use_strategy
-    if family:
-        use_family(family)
-    return use_strategy(strategy) if strategy else None
+        from ..model.own_code import use_strategy
+    return use_strategy(strategy)
 
 
 def read_passwords(given: list[str] | None, file: Path | None) -> bool:

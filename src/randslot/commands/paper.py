@@ -144,8 +144,17 @@ def describe(steps: list[Step], devices: int) -> str:
     import torch
 
     from ..evaluation.tasks import count_pages
-    from ..training.hardware import share
-    from ..training.plan import GB, GPUS, count_rows, make_model_on_meta, measure_page, run_bytes, step_multiply_adds
+    from ..training.plan import (
+        GB,
+        GPUS,
+        count_rows,
+        count_steps,
+        make_model_on_meta,
+        measure_page,
+        run_bytes,
+        share,
+        step_multiply_adds,
+    )
     from ..training.recipe import Recipe, read_recipe
 
     num_pages = {name: count_pages(name) for name in BENCHMARKS}
@@ -160,8 +169,8 @@ def describe(steps: list[Step], devices: int) -> str:
             recipe = read_recipe(name, sets)
             if name not in costs:
                 model = make_model_on_meta(recipe, torch.bfloat16 if recipe.lora else torch.float32)
-                num = recipe.epochs * (count_rows(recipe)[0] // recipe.batch)
-                costs[name] = measure_page(model), min(recipe.steps or num, num), run_bytes(recipe, model)
+                num = count_steps(recipe, count_rows(recipe)[0])
+                costs[name] = measure_page(model), num, run_bytes(recipe, model)
             cost, num_steps, num_bytes = costs[name]
             trained[step.words[-1]] = recipe, cost
             operations = 2 * num_steps * step_multiply_adds(recipe, cost, share(recipe.batch, devices))

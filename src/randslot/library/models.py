@@ -75,7 +75,7 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
         options["template"] = bound.settings.get("template")
         options["trust_remote_code"] = trust_remote_code or None
         if bound.settings.get("trust_remote_code") and not trust_remote_code:
-            from ..model.trust import is_code_trusted
+            from ..model.own_code import is_code_trusted
 
             options["known_code"] = str(bound.settings.get("code"))
             if not is_code_trusted(options["known_code"]):

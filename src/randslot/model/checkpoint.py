@@ -116,8 +116,6 @@ def save_files(
         "name": home.name if named else None,
         "revision": home.revision if named else None,
     }
-    if hasattr(backbone.family, "own_code"):
-        reference["code"] = backbone.family.own_code
     config = {"format": FORMAT, **values, "stored": rows, "adapter": adapter, "backbone": reference}
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     share_weights(path, CONFIG)

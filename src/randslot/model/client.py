@@ -45,12 +45,11 @@ class JsonClient:
                 raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}{self.hint}") from error
             except (OSError, HTTPException) as error:
                 cause = getattr(error, "reason", error)
-                if isinstance(cause, ConnectionError) and seconds:
-                    pause(seconds)
-                    continue
                 if isinstance(cause, TimeoutError):
                     cause = f"no answer within {self.timeout:g} seconds"
-                raise RandSlotError(f"cannot reach {request.full_url}: {cause}; is the server running?") from error
+                if not isinstance(cause, ConnectionError) or not seconds:
+                    raise RandSlotError(f"cannot reach {request.full_url}: {cause}; is the server running?") from error
+                pause(seconds)
         raise AssertionError("the last attempt returns or raises")
 
 

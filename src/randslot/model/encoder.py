@@ -159,9 +159,10 @@ class SlotEncoder(InputModule):
         """
         return self.preprocessor(inputs, prompt, task)
 
-    def refuse_pages(self) -> None:
-        """Raise a UsageError: a student has no page vectors."""
-        raise UsageError(f"this student makes query vectors only: encode pages with {self.teacher}")
+    def check_side(self, side: Side) -> None:
+        """Raise UsageError for pages if it is a student."""
+        if side == "page" and self.teacher is not None:
+            raise UsageError(f"this student makes query vectors only: encode pages with {self.teacher}")
 
     def open_page(self, page: Any) -> Any:
         """Open a page as the model reads it."""
@@ -189,8 +190,7 @@ class SlotEncoder(InputModule):
     def read(self, content: Content, features: dict[str, Any]) -> dict[str, Tensor]:
         """Return the result of `forward` for embedded features."""
         settings, side, keys = self.settings, features["side"], features["keys"]
-        if self.teacher is not None and side == "page":
-            self.refuse_pages()
+        self.check_side(side)
         strategy = self.slots if self.training else self.inference_slots
         if strategy.training:
             keys = features["draws"] if "draws" in features else draw_keys(keys)
@@ -218,9 +218,9 @@ class SlotEncoder(InputModule):
             checkpointed = self.training and self.backbone.is_gradient_checkpointing
             cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             return read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
-        slots_BSD = strategy(side, num, keys)
-        if slots_BSD.shape != (len(keys), num, strategy.dim):  # your own strategy may return anything
-            expected, found = (len(keys), num, strategy.dim), tuple(slots_BSD.shape)
+        slots_BSD, expected = strategy(side, num, keys), (len(keys), num, strategy.dim)
+        if slots_BSD.shape != expected:  # your own strategy may return anything
+            found = tuple(slots_BSD.shape)
             raise UsageError(f"{type(strategy).__name__} returned slots of shape {found}, expected {expected}")
         if self.training and self.loops:
             return read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
@@ -241,8 +241,7 @@ class SlotEncoder(InputModule):
         values = self.get_config_dict() | ({"teacher": self.teacher.as_dict()} if self.teacher else {})
         head = self.head.state_dict() if self.head is not None else {}
         save_files(Path(output_path), parts, values, self.rows, {SLOTS: self.slots.state_dict(), HEAD: head})
-        code = list_code([self.settings.slots, self.settings.inference], self.family)
-        for name, text in (self.record | code).items():
+        for name, text in (self.record | list_code(self.settings)).items():
             write_whole(Path(output_path, name), text)
 
     @classmethod
@@ -258,10 +257,15 @@ class SlotEncoder(InputModule):
         **kwargs: Any,
     ) -> SlotEncoder:
         """Load a saved module, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
-        revision = None if Path(model_name_or_path).is_dir() else revision
-        more: dict[str, Any] = {"cache_folder": cache_folder, "token": token, "local_files_only": local_files_only}
         trust = bool(kwargs.get("trust_remote_code"))
-        source = find(model_name_or_path, revision, files=WITH_CODE if trust else MODEL_FILES, **more)
+        source = find(
+            model_name_or_path,
+            None if Path(model_name_or_path).is_dir() else revision,
+            files=WITH_CODE if trust else MODEL_FILES,
+            cache_dir=cache_folder,
+            token=token,
+            local_files_only=local_files_only,
+        )
         return load_encoder(source, trust_remote_code=trust, **model_kwargs or {})
 
 
@@ -293,22 +297,19 @@ def load_encoder(
     for name in ("recipe.toml", "distill.json", "run.json"):
         if source.file(name).is_file():
             encoder.record[name] = source.file(name).read_text(encoding="utf-8")
-    own: list[tuple[str, str, nn.Module]] = []
-    if encoder.slots.state_dict():
-        own.append(("slot tables", SLOTS, encoder.slots))
     if "teacher" in config:
         encoder.follow(config["teacher"])
-        own.append(("projection", HEAD, encoder.head or nn.Module()))
-    for what, file, module in own:
-        weights = read_tensors(source.file(file))
-        check_fit(f"{what} of {source.name}", weights, module.state_dict())
-        module.load_state_dict(weights)
+    for what, file, module in (("slot tables", SLOTS, encoder.slots), ("projection", HEAD, encoder.head)):
+        if module is not None and module.state_dict():
+            weights = read_tensors(source.file(file))
+            check_fit(f"{what} of {source.name}", weights, module.state_dict())
+            module.load_state_dict(weights)
     encoder.use(**changes or {})
     return encoder
 
 
 class KnownPage(NamedTuple):
-    """A page that the tower has seen: its number, and its features without pixels."""
+    """A page that the tower has seen: its features have no pixels."""
 
     number: int
     features: dict[str, Any]

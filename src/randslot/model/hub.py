@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
@@ -40,17 +41,11 @@ class Source:
 
 
 def find(
-    name: str | Path,
-    revision: str | None = None,
-    *,
-    cache_folder: str | None = None,
-    token: bool | str | None = None,
-    local_files_only: bool = False,
-    files: Sequence[str] = MODEL_FILES,
+    name: str | Path, revision: str | None = None, *, files: Sequence[str] = MODEL_FILES, **options: Any
 ) -> Source:
     """Resolve a model: a folder, a hub id (downloaded unless cached), or "embedded", which ships with the package.
 
-    files: patterns of the files to download.
+    files: patterns of the files to download. options: of `snapshot_download`.
 
     Errors: UsageError if there is no such folder; RandSlotError if the hub has no such model or cannot be reached.
     """
@@ -64,14 +59,7 @@ def find(
     if isinstance(name, Path) or folder.is_file() or not is_hub_id(name):
         raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
     try:
-        snapshot = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=cache_folder,
-            token=token,
-            allow_patterns=list(files),
-            local_files_only=local_files_only,
-        )
+        snapshot = snapshot_download(name, revision=revision, allow_patterns=list(files), **options)
     except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _explain(error, "model", name, revision) from error
     except Exception as error:  # no network, a proxy, a full disk
@@ -87,10 +75,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def check_dataset(name: str, revision: str | None) -> str | None:
-    """Return None if the hub has a dataset, or the reason why the hub cannot be asked.
-
-    Errors: RandSlotError if the hub answers that there is no such dataset, or that it is gated.
-    """
+    """Return None if the hub has a dataset, or why it cannot be asked; RandSlotError if it has none, or a gated one."""
     try:
         HfApi().repo_info(name, revision=revision, repo_type="dataset", timeout=10)
     except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:

@@ -132,8 +132,8 @@ class RandSlotModel(MultiVectorEncoder):
     def embed_pages(self, pages: Sequence[Image.Image | str | PreparedPage]) -> list[Vectors]:
         if not pages:
             return []
-        if self.teacher is not None:
-            self.encoder.refuse_pages()
+        if isinstance(self.encoder, SlotEncoder):
+            self.encoder.check_side("page")
         prepared = [page for page in pages if isinstance(page, PreparedPage)]
         if len(prepared) == len(pages):
             return _to_numpy(self.encode_prepared(prepared, len(pages)))

@@ -15,15 +15,17 @@ from dataclasses import asdict, fields
 from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json
@@ -89,30 +91,30 @@ class RemoteEncoder(InputModule):
     dimension: int
     dtype: str
     weights: str
-    settings: Settings
     limit: Settings
+    options: ClassVar[dict[str, Any]] = {}  # of every request
 
     def __init__(self, server: JsonClient, name: str) -> None:
         super().__init__()
         self.server, self.name = server, name
         self.source = self.home = Source(server.url)
 
+    @cached_property
+    def settings(self) -> Settings:
+        return self.limit
+
     @property
     def modalities(self) -> list[Any]:
         return ["text", "image"] if self.family.reads == "image" else ["text"]
 
     def weights_key(self) -> str:
-        """Return a hash of the weights, as the server or its export says."""
         return self.weights
 
     def get_embedding_dimension(self) -> int:
         return self.settings.width or self.dimension
 
     def use(self, **changes: Any) -> None:
-        """Change budgets and width, to at most those of the server: fewer vectors are the first ones of more.
-
-        Errors: UsageError for any other change.
-        """
+        """Change budgets and width, to at most those of the server: fewer vectors are the first ones of more."""
         settings = self.settings.change(**changes)
         most = {f"{side}_vectors": self.limit.vectors(side) for side in SIDES if self.limit.has_prefixes(side)}
         most["width"] = self.dimension
@@ -122,20 +124,21 @@ class RemoteEncoder(InputModule):
                 raise UsageError(f"{name}={value!r}: the server has {own!r}; only fewer vectors can be asked for")
         self.settings = settings
 
+    def open_page(self, page: Any) -> Any:
+        """Return a page as it is sent."""
+        return page
+
     def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Tensor]:
         """Return the rows (rows, D) of each input of some bodies, in their order."""
-        found = []
         with ThreadPoolExecutor(8) as pool:  # the server makes batches of requests that come together
-            for answer in pool.map(self.ask, bodies):
-                found += answer
-        return found
+            return list(chain(*pool.map(self.ask, bodies)))
 
     def ask(self, body: dict[str, Any]) -> list[Tensor]:
         """Return the rows (rows, D) of each input of a body."""
         # base64: as numbers in text they would be several times larger.
-        answer = self.server.ask("/pooling", {"model": self.name, "encoding_format": "base64", **body})
-        rows = []
+        answer = self.server.ask("/pooling", {"model": self.name, "encoding_format": "base64", **self.options, **body})
         try:
+            rows = []
             for item in sorted(answer["data"], key=lambda item: int(item["index"])):
                 numbers = torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32)
                 rows.append(numbers.view(-1, self.dimension))
@@ -150,6 +153,12 @@ class RemoteEncoder(InputModule):
                 f"and says {num_rows}: is it this model, started with token_embed?"
             )
         return rows
+
+    def give(self, found: list[Tensor]) -> dict[str, Tensor]:
+        """Return vectors, cut to the width, as `token_embeddings` (B, K, D) and their `attention_mask` (B, K)."""
+        mask = pad_sequence([torch.ones(len(rows), dtype=torch.long) for rows in found], batch_first=True)
+        vectors = narrow_tensor(pad_sequence(found, batch_first=True), self.settings.width)
+        return {"token_embeddings": vectors, "attention_mask": mask}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Refuse: the weights are on the server."""
@@ -168,11 +177,10 @@ class ServiceEncoder(RemoteEncoder):
     """A model that `randslot serve` runs; its vectors are those of the model itself."""
 
     def __init__(self, server: JsonClient, model: Mapping[str, Any]) -> None:
-        """Errors: RandSlotError if the service runs a model of another kind, or is of another version."""
         super().__init__(server, model["id"])
         about = model["randslot"]
         try:
-            self.limit = self.settings = Settings(
+            self.limit = Settings(
                 slots=about["slots"], **{one.name: about[one.name] for one in fields(Settings)[1:] if one.name in about}
             )
             self.dimension, self.page_pixels = int(about["dimension"]), int(about["page_pixels"])
@@ -187,35 +195,32 @@ class ServiceEncoder(RemoteEncoder):
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (images or their paths, or texts) into the bodies of requests."""
         items, side = sort_inputs(inputs, task)
-        if side == "page":
-            refuse_prompt(prompt)
-            if self.family.reads == "image":
-                # The most pixels that the service takes.
-                opened = [shrink(open_page(page, self.page_pixels), 6_000_000) for page in items]
-                return {"side": side, "bodies": [_write_page(page) for page in opened]}
-        else:
+        if side == "query":
             items = [(prompt or "") + check_query(query) for query in items]
+        else:
+            refuse_prompt(prompt)
+        if side == "page" and self.family.reads == "image":
+            # At most the pixels that the service takes.
+            opened = [shrink(open_page(page, self.page_pixels), 6_000_000) for page in items]
+            return {"side": side, "bodies": [_write_page(page) for page in opened]}
         kind = "document" if side == "page" else "query"
         parts = [items[first : first + 64] for first in range(0, len(items), 64)]
         return {"side": side, "bodies": [{"input": part, "input_type": kind} for part in parts]}
 
-    def open_page(self, page: Any) -> Any:
-        """Return a page as it is sent; the service cuts a text that is too long, and does not say so."""
-        return page
-
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `token_embeddings` (B, K, D) in float32 and their `attention_mask` (B, K)."""
-        found = self.ask_all(features["bodies"])
-        if (num := self.settings.num_vectors(features["side"])) is not None:
-            found = [rows[:num] for rows in found]
-        lengths = torch.tensor([len(rows) for rows in found])
-        vectors = narrow_tensor(torch.nn.utils.rnn.pad_sequence(found, batch_first=True), self.settings.width)
-        mask = (torch.arange(vectors.shape[1])[None] < lengths[:, None]).long()
-        return {"token_embeddings": vectors, "attention_mask": mask}
+        num = self.settings.num_vectors(features["side"])
+        return self.give([rows[:num] for rows in self.ask_all(features["bodies"])])
 
 
 class VllmEncoder(RemoteEncoder):
     """A model that a server such as vLLM runs from an exported folder."""
+
+    options: ClassVar = {
+        "task": "token_embed",
+        "add_special_tokens": False,
+        "embed_dtype": "float32",
+        "endianness": "little",
+    }
 
     def __init__(self, server: JsonClient, model: Mapping[str, Any], folder: str | Path | None) -> None:
         super().__init__(server, model["id"])
@@ -227,7 +232,7 @@ class VllmEncoder(RemoteEncoder):
         try:
             if content["format"] != FORMAT:
                 raise ValueError(f"it has format {content['format']!r}, but this version reads {FORMAT}")
-            self.limit = self.settings = Settings(**content["settings"])
+            self.limit = Settings(**content["settings"])
             self.dimension = int(content["dimension"])
             self.query_prompt = str(content["query_prompt"])
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
@@ -246,7 +251,6 @@ class VllmEncoder(RemoteEncoder):
 
     @property
     def page_pixels(self) -> int:
-        """The most pixels of a page that the model reads."""
         return self.family.served_pixels(**self.image) if self.family.reads == "image" else 0
 
     @cached_property
@@ -287,7 +291,6 @@ class VllmEncoder(RemoteEncoder):
         return self.query_prompt.replace(QUERY, text) + self.query_slots
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `token_embeddings` (B, K, D), unit vectors in float32, and their `attention_mask` (B, K)."""
         side: Side = features["side"]
         states = self.ask_all(features["bodies"])
         found = [len(rows) for rows in states]
@@ -303,10 +306,4 @@ class VllmEncoder(RemoteEncoder):
                 f"{self.server.url} answers with {min(found)} states, which are too few for {first} vectors or not "
                 "finite: does it run in float16?"
             )
-        vectors = narrow_tensor(F.normalize(torch.stack(kept), dim=-1), self.settings.width)
-        return {"token_embeddings": vectors, "attention_mask": torch.ones(vectors.shape[:2], dtype=torch.long)}
-
-    def ask(self, body: dict[str, Any]) -> list[Tensor]:
-        """Return the states (L, D) of each input of a body."""
-        options = {"task": "token_embed", "add_special_tokens": False, "embed_dtype": "float32", "endianness": "little"}
-        return super().ask(options | body)
+        return self.give([F.normalize(rows, dim=-1) for rows in kept])

@@ -23,36 +23,28 @@ from .checkpoint import ADAPTER_CONFIG, CONFIG
 from .encoder import SlotEncoder
 from .hub import MODEL_FILES, WITH_CODE, Source, find
 from .model import RandSlotModel, choose_dtype
-from .reader import Reads
+from .own_code import refuse_code, trust_code
 from .sentence_model import EmbeddingModel, EmbeddingSettings
-from .trust import remember_code
 
 Kind = Literal["randslot", "backbone", "multi-vector", "one-vector", "reranker"]
 MODULES = "modules.json"  # what makes a folder one of sentence-transformers
+OF_PYLATE = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
 
 
 def find_kind(source: Source) -> Kind:
-    """Return what the folder of a source holds, by its files.
-
-    Errors: RandSlotError for a model without vectors, such as a reranker, and for an adapter that needs more than its
-    base.
-    """
-    folder = Path(str(source.folder))
-    if (folder / CONFIG).is_file():
+    """Return what the folder of a source holds, by its files; RandSlotError for a model without vectors of pages."""
+    if source.file(CONFIG).is_file():
         return "randslot"
-    if (folder / MODULES).is_file():
-        file = folder / "config_sentence_transformers.json"
-        config = read_json(file) if file.is_file() else {}
+    if source.file(MODULES).is_file():
+        config = _read_config(source, "config_sentence_transformers.json")
         name = config.get("model_type") or "SentenceTransformer"
-        of_pylate = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
-        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & of_pylate:
+        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & OF_PYLATE:
             return "multi-vector"
         if name != "SentenceTransformer":
             raise RandSlotError(f"{source.name} is a {name}, which has no vectors of pages that MaxSim could compare")
         return "one-vector"
     base = _find_base(source, ("config.json",))
-    file = (base or source).file("config.json")
-    for name in (read_json(file).get("architectures") or []) if file.is_file() else []:
+    for name in _read_config(base or source, "config.json").get("architectures") or []:
         if str(name).endswith("ForRetrieval") or name == "HF_ColBERT":  # of transformers, or Stanford's ColBERT
             return "multi-vector"
     if base is not None:
@@ -63,13 +55,16 @@ def find_kind(source: Source) -> Kind:
     return "backbone"
 
 
+def _read_config(source: Source, name: str) -> dict[str, Any]:
+    return read_json(source.file(name)) if source.file(name).is_file() else {}
+
+
 def _find_base(source: Source, files: tuple[str, ...]) -> Source | None:
     """Return the model that an adapter is for, downloaded; None if the source is no adapter."""
-    file = source.file(ADAPTER_CONFIG)
-    if not file.is_file():
+    if not source.file(ADAPTER_CONFIG).is_file():
         return None
     try:
-        return find(str(read_json(file).get("base_model_name_or_path") or ""), files=files)
+        return find(str(_read_config(source, ADAPTER_CONFIG).get("base_model_name_or_path") or ""), files=files)
     except RandSlotError as error:
         raise RandSlotError(f"{source.name} is an adapter and needs its base: {error}") from error
 
@@ -92,16 +87,26 @@ def load_checked(
     """
     base = _find_base(source, WITH_CODE if trust_remote_code or known_code else MODEL_FILES)
     folders = [Path(str(part.folder)) for part in (source, base) if part is not None]
-    code = _hash_code(folders)
+    code = _check_files(folders)
     is_trusted = bool(code) and (trust_remote_code or code == known_code)
     if is_trusted and trust_remote_code:
-        remember_code(code, source.name)
+        trust_code(code, source.name)
     device = str(device or get_device_name())
     options: dict[str, Any] = {"dtype": choose_dtype(dtype, device), "use_safetensors": True}
     if attn_implementation:
         options["attn_implementation"] = attn_implementation
-    with check_loading(source, folders, is_trusted):
-        model = _load(folders[0], kind, base, device, is_trusted, options)
+    doing, missing = f"load {source.name}", MissingWeights()
+    try:
+        with in_one_line(doing, hint="; is the download complete (git lfs pull)?"), missing, _without_video():
+            model = _load(folders[0], kind, base, device, is_trusted, options)
+    except RandSlotError as error:
+        if "trust_remote_code" in str(error.__cause__) and not is_trusted:
+            raise refuse_code(source) from error
+        raise
+    if missing.keys:
+        raise RandSlotError(
+            f"{source.name} lacks weights, such as {missing.keys[0]}: it would run with random ones; get it again"
+        )
     tokenizer: Any = getattr(model[0], "tokenizer", None)
     if hasattr(tokenizer, "all_special_ids") and len(tokenizer) <= len(tokenizer.all_special_ids):
         # transformers makes an empty tokenizer where its files are missing
@@ -111,39 +116,19 @@ def load_checked(
     return model, code if is_trusted else ""
 
 
-@contextmanager
-def check_loading(source: Source, folders: list[Path], is_trusted: bool) -> Iterator[None]:
-    """Guard a block in which sentence-transformers loads a model from some folders.
-
-    Errors: UsageError for code that is not trusted. RandSlotError for pickles, broken files and missing weights.
-    """
-    # `use_safetensors` holds for the transformer only, and neither for adapters nor for modules such as `Dense`.
+def _check_files(folders: list[Path]) -> str:
+    """Refuse pickles in the folders of a model and its base; return a hash of their Python files, "" without any."""
+    digest, files = blake2b(digest_size=12), []
     for folder in folders:
+        # `use_safetensors` holds for the transformer only, and neither for adapters nor for modules such as `Dense`.
         for pickle, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
             for file in sorted(folder.rglob(f"{pickle}.bin")):
                 if not file.with_name(f"{safe}.safetensors").is_file():
                     raise RandSlotError(f"{file} is a pickle, which can run code: convert it to safetensors")
-    missing = MissingWeights()
-    hint = "; is the download complete (git lfs pull)?"
-    try:
-        with (
-            in_one_line(f"load {source.name}", hint=hint),
-            _only_log_to(missing),
-            _without_video(),
-            bars_in_terminals(),
-        ):
-            yield
-    except RandSlotError as error:
-        if "trust_remote_code" in str(error.__cause__) and not is_trusted:
-            raise UsageError(
-                f"{source.name} runs code of its own: read it, and if you trust it say so by --trust-remote-code (in "
-                "Python trust_remote_code=True)"
-            ) from error
-        raise
-    if missing.keys:
-        raise RandSlotError(
-            f"{source.name} lacks weights, such as {missing.keys[0]}: it would run with random ones; get it again"
-        )
+        files += sorted(folder.rglob("*.py"))
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest() if files else ""
 
 
 def _load(folder: Path, kind: Kind, base: Source | None, device: str, is_trusted: bool, options: dict[str, Any]) -> Any:
@@ -189,7 +174,7 @@ class PromptingProcessor(ColModernVBertProcessor):
 
 @contextmanager
 def _without_video() -> Iterator[None]:
-    """Load processors without their video part, which needs torchvision; pages are images."""
+    """Load processors without their video part, which needs torchvision, and without bars outside of terminals."""
     own = vars(ProcessorMixin)["get_attributes"]
 
     def get_attributes(cls: type[ProcessorMixin]) -> list[str]:
@@ -197,20 +182,30 @@ def _without_video() -> Iterator[None]:
 
     ProcessorMixin.get_attributes = classmethod(get_attributes)
     try:
-        yield
+        with bars_in_terminals():
+            yield
     finally:
         ProcessorMixin.get_attributes = own
 
 
 class MissingWeights(logging.Handler):
-    """Collects the weights that transformers reports as missing, and makes up: `keys`.
+    """Gets the warnings of both libraries in a block, and collects the weights that transformers makes up: `keys`.
 
     Also those of an adapter that fit nothing. No model of sentence-transformers reads a pooler.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __enter__(self) -> None:
         self.keys: list[str] = []
+        self.loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers")]
+        self.before = [(logger.handlers, logger.level, logger.propagate) for logger in self.loggers]
+        for logger in self.loggers:
+            logger.handlers, logger.propagate = [self], False
+            logger.setLevel(logging.WARNING)
+
+    def __exit__(self, *error: object) -> None:
+        for logger, (handlers, level, propagate) in zip(self.loggers, self.before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
         wrong = ("MISSING", "UNEXPECTED") if record.name.endswith(".peft") else ("MISSING",)
@@ -220,43 +215,11 @@ class MissingWeights(logging.Handler):
                 self.keys.append(key.strip())
 
 
-@contextmanager
-def _only_log_to(handler: logging.Handler) -> Iterator[None]:
-    """Send the warnings of both libraries to one handler in place of the terminal."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers")]
-    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
-    for logger in loggers:
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-            logger.handlers, logger.propagate = handlers, propagate
-            logger.setLevel(level)
-
-
-# -- trusted code
-
-
-def _hash_code(folders: list[Path]) -> str:
-    """Return a hash of the Python files of a model and its base; "" if there are none."""
-    digest, files = blake2b(digest_size=12), []
-    for folder in folders:
-        files += sorted(folder.rglob("*.py"))
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest() if files else ""
-
-
 # -- readers of pages
 
 
 def adopt(model: Any) -> RandSlotModel | EmbeddingModel:
-    """Return a model that plain sentence-transformers has loaded as a page reader.
-
-    Errors: UsageError if it is something else.
-    """
+    """Return a model that plain sentence-transformers has loaded as a page reader; UsageError for something else."""
     if isinstance(model, MultiVectorEncoder) and isinstance(model[0], SlotEncoder):
         return RandSlotModel(modules=list(model), device=str(model.device))
     if isinstance(model, MultiVectorEncoder | SentenceTransformer):
@@ -269,13 +232,12 @@ def make_reader(model: MultiVectorEncoder | SentenceTransformer, source: Source,
     with in_one_line(f"run {source.name or 'this model'}"):  # a broken model fails here
         (found,) = model.encode_query(["a query"], show_progress_bar=False)
     vectors = torch.as_tensor(found).float().reshape(-1, found.shape[-1])
-    reads: Reads = "image" if model.supports("image") else "text"
     is_multi_vector = isinstance(model, MultiVectorEncoder)
     similarity = str(model.similarity_fn_name)
     settings = EmbeddingSettings(
         kind="multi-vector" if is_multi_vector else "one-vector",
         similarity=similarity,
-        reads=reads,
+        reads="image" if model.supports("image") else "text",
         unit=similarity == "cosine" or bool((vectors.norm(dim=-1) - 1).abs().max() < 0.02),
         prompts=dict(model.prompts),
         default_prompt_name=model.default_prompt_name,

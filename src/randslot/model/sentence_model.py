@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,21 +30,13 @@ from .encoder import narrow_tensor
 from .hub import Source
 from .preprocessing import hash_content
 from .reader import Identity, Reads, Side, Vectors, check_query
-from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
-from .settings import NO_REDUCTION, check_choice, check_limits
+from .reductions import REDUCTIONS, plain_name
+from .settings import NO_REDUCTION, VectorSettings, check_choice, check_limits
 from .text_reader import cut_windows
-
-TOKEN_STATES: dict[str, Any] = {
-    "kind": "token-states",
-    "similarity": "maxsim",
-    "unit": True,
-    "query_vectors": None,
-    "page_vectors": None,
-}
 
 
 @dataclass(frozen=True)
-class EmbeddingSettings:
+class EmbeddingSettings(VectorSettings):
     """How a model of sentence-transformers makes its vectors.
 
     kind: several vectors a text or page, or one; "token-states": of a model that pools one vector, the states of all
@@ -70,7 +62,6 @@ class EmbeddingSettings:
     trust_remote_code: bool = False
     code: str = ""
     width: int = 0
-    note: ClassVar[str] = ""  # a warning before an evaluation
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", plain_name(self.reduction))
@@ -92,11 +83,6 @@ class EmbeddingSettings:
         return self.kind != "one-vector"
 
     @property
-    def is_reduced(self) -> bool:
-        """Whether a reduction leaves pages fewer vectors than tokens."""
-        return self.reduction != NO_REDUCTION
-
-    @property
     def in_windows(self) -> bool:
         """Whether a model of one vector reads a page in several windows."""
         return not self.is_multi_vector and self.page_vectors != 1
@@ -114,33 +100,20 @@ class EmbeddingSettings:
 
     def vectors_name(self, side: Side) -> str:
         """Return a name for the vectors of one side under these settings, for caches."""
-        parts = ["query-text"] if side == "query" else [f"page-{self.reads}"]
-        if self.kind == "token-states":
-            parts.append("tokens")
+        name = "query-text" if side == "query" else f"page-{self.reads}"
+        name += "-tokens" if self.kind == "token-states" else ""
         if side == "page" and self.is_reduced:
-            parts.append(f"{self.reduction}-seed{self.seed}")
-        if self.width:
-            parts.append(f"width{self.width}")
-        return "-".join(parts)
-
-    def has_prefixes(self, side: Side) -> bool:
-        """Whether a smaller budget gives the first vectors of a larger one: never, here."""
-        return False
-
-    @property
-    def draws(self) -> bool:
-        """Whether encoding draws from the seed."""
-        return self.reduction in SEEDED_REDUCTIONS
+            name += f"-{self.reduction}-seed{self.seed}"
+        return name + (f"-width{self.width}" if self.width else "")
 
     def change(self, **changes: Any) -> EmbeddingSettings:
-        """Return these settings with some changed.
-
-        Errors: UsageError for a setting that such a model does not have, or that the model itself decides.
-        """
-        wants_states = changes.get("slots") == "tokens" or changes.get("kind") == TOKEN_STATES["kind"]
+        """Return these settings with some changed; UsageError for one that the model itself decides, or has not."""
+        wants_states = changes.get("slots") == "tokens" or changes.get("kind") == "token-states"
         if wants_states and not self.is_multi_vector:
             changes.pop("slots", None)
-            return replace(self, **TOKEN_STATES).change(**changes)
+            of_states: dict[str, Any] = {"query_vectors": None, "page_vectors": None, "unit": True}
+            states = replace(self, kind="token-states", similarity="maxsim", **of_states)
+            return states.change(**changes)
         own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name", "width")
         for name, value in changes.items():
             if name not in own or (name not in free and value != own[name]):
@@ -165,16 +138,13 @@ class EmbeddingModel:
         return f"EmbeddingModel({self.source.name}, {self.settings.kind}, {self.dimension} dimensions)"
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: reduction and page_vectors, width, seed, prompts.
-
-        Errors: UsageError for a wrong value, or for a setting that the model itself decides.
-        """
+        """Change settings of a model in use: reduction and page_vectors, width, seed, prompts."""
         settings = self.settings.change(**changes)
         if settings.width > self.full_width:
             raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} numbers")
         self.settings = settings
-        self.model.prompts = dict(self.settings.prompts)
-        self.model.default_prompt_name = self.settings.default_prompt_name
+        self.model.prompts = dict(settings.prompts)
+        self.model.default_prompt_name = settings.default_prompt_name
 
     # -- which model this is
 
@@ -234,11 +204,8 @@ class EmbeddingModel:
         most = getattr(self.model[0], "document_length", None) or self.model.max_seq_length
         if self.reads != "text" or most is None:
             return False
-        prompt = self.model.prompts.get("document", "")
-        for window in self._cut(page):
-            if len(self.model.tokenizer(prompt + window, verbose=False)["input_ids"]) > most:
-                return True
-        return False
+        texts = [self.model.prompts.get("document", "") + window for window in self._cut(page)]
+        return any(len(ids) > most for ids in self.model.tokenizer(texts, verbose=False)["input_ids"])
 
     def _cut(self, page: Any) -> list[Any]:
         num = self.settings.page_vectors or 1
@@ -249,10 +216,7 @@ class EmbeddingModel:
     # -- its own vectors and scores
 
     def encode_query(self, queries: Sequence[str], batch_size: int = 32) -> list[Tensor]:
-        """Return the vectors (L, D) of each query, as the model makes them.
-
-        Errors: UsageError for a query without text.
-        """
+        """Return the vectors (L, D) of each query, as the model makes them."""
         found = self._encode(self.model.encode_query, [check_query(query) for query in queries], batch_size)
         return [self._narrow(vectors) for vectors in found]
 
@@ -283,15 +247,13 @@ class EmbeddingModel:
 
     def _encode(self, encode: Callable[..., Any], inputs: list[Any], batch_size: int) -> list[Tensor]:
         """Return vectors as (L, D) each; one vector is a row of its own."""
-        of_kind: dict[str, dict[str, Any]] = {
-            "multi-vector": {},
-            "one-vector": {"convert_to_tensor": True},
-            "token-states": {"output_value": "token_embeddings"},
-        }
-        encoded = encode(inputs, batch_size=batch_size, show_progress_bar=False, **of_kind[self.settings.kind])
+        options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": False}
         if self.settings.kind == "token-states":
-            return [F.normalize(one.float(), dim=-1) for one in encoded]
-        return [one if one.ndim == 2 else one[None] for one in encoded]
+            states = encode(inputs, output_value="token_embeddings", **options)
+            return [F.normalize(one.float(), dim=-1) for one in states]
+        if self.settings.kind == "one-vector":
+            return list(encode(inputs, convert_to_tensor=True, **options)[:, None])
+        return list(encode(inputs, **options))
 
     def similarity(self, queries: Sequence[Tensor], pages: Sequence[Tensor], device: Any = None) -> Tensor:
         """Return the scores (Q, P) of pages for queries by the model's own measure."""
@@ -322,10 +284,7 @@ class EmbeddingModel:
         return self._for_maxsim(self.encode_document(pages, batch_size=len(pages))) if pages else []
 
     def _for_maxsim(self, encoded: list[Tensor]) -> list[Vectors]:
-        """Return vectors as a library compares them.
-
-        Errors: RandSlotError if they are not finite in half precision, in which libraries keep vectors.
-        """
+        """Return vectors as a library compares them; RandSlotError if half precision, as it keeps them, has no such."""
         found: list[Vectors] = []
         for vectors_LD in encoded:
             vectors_LD = vectors_LD.float()

@@ -22,8 +22,33 @@ LIMITS = {
 NO_REDUCTION = "none"
 
 
+class VectorSettings:
+    """What the settings of all kinds of models have in common."""
+
+    reduction: str
+
+    @property
+    def note(self) -> str:
+        """A note before an evaluation."""
+        return ""
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether pages are reduced to `page_vectors`."""
+        return self.reduction != NO_REDUCTION
+
+    @property
+    def draws(self) -> bool:
+        """Whether encoding draws from the seed."""
+        return self.reduction in SEEDED_REDUCTIONS
+
+    def has_prefixes(self, side: Side) -> bool:
+        """Whether the vectors of a smaller budget are the first ones of a larger one."""
+        return False
+
+
 @dataclass(frozen=True)
-class Settings:
+class Settings(VectorSettings):
     """How a model makes its vectors.
 
     slots: the strategy in training. inference: the strategy when encoding; by default the same, but zeros after random
@@ -76,15 +101,9 @@ class Settings:
         return STRATEGIES[self.inference]
 
     @property
-    def is_reduced(self) -> bool:
-        """Whether pages are reduced to `page_vectors`."""
-        return self.reduction != NO_REDUCTION
-
-    @property
     def draws(self) -> bool:
-        """Whether encoding draws from the seed."""
         strategy = self.inference_strategy
-        return (strategy.seeded and not strategy.constant) or self.reduction in SEEDED_REDUCTIONS
+        return (strategy.seeded and not strategy.constant) or super().draws
 
     @property
     def label(self) -> str:
@@ -129,7 +148,6 @@ class Settings:
         return "-".join(parts)
 
     def has_prefixes(self, side: Side) -> bool:
-        """Whether the vectors of a smaller budget are the first ones of a larger one."""
         return self.inference_strategy.prefix_stable and not (side == "page" and self.is_reduced)
 
     def as_dict(self) -> dict[str, Any]:

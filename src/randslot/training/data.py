@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -60,21 +60,15 @@ def load_pairs(
     texts: the page column holds texts. negatives: how many hard negatives each row has, in a column "negatives" or in
     several, negative_1, negative_2, ...
     """
-    dataset = read_rows(data, split)
     several = [f"negative_{number}" for number in range(1, negatives + 1)]
-    lists = ["negatives"] if negatives and "negatives" in dataset.column_names else several
-    for column in (query_column, page_column, *lists):
-        if column not in dataset.column_names:
-            raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
-    dataset = dataset.select_columns([query_column, page_column, *lists])
+    dataset = read_rows(data, split, [query_column, page_column], [*several, "negatives"] if negatives else [])
     dataset = dataset.rename_columns({query_column: "query", page_column: "page"})
-    if lists == several and negatives:
-        for column in lists:
-            if isinstance(dataset.features[column], Image):
-                dataset = dataset.cast_column(column, Image(decode=False))
-        dataset = dataset.map(lambda row: {"negatives": [row[name] for name in lists]}, remove_columns=lists)
-    if isinstance(dataset.features["page"], Image):
-        dataset = dataset.cast_column("page", Image(decode=False))
+    for column in dataset.column_names:
+        if isinstance(dataset.features[column], Image):
+            dataset = dataset.cast_column(column, Image(decode=False))
+    if negatives and "negatives" not in dataset.column_names:
+        _check_columns(data, dataset, several)
+        dataset = dataset.map(lambda row: {"negatives": [row[name] for name in several]}, remove_columns=several)
     texts_or_paths, images = ("string", "large_string"), ("binary", "large_binary", Image.dtype)
     if getattr(dataset.features["page"], "dtype", None) not in (texts_or_paths if texts else texts_or_paths + images):
         what = "texts" if texts else "images or paths"
@@ -84,8 +78,20 @@ def load_pairs(
     return Pairs(dataset.add_column("row", list(range(1, len(dataset) + 1))), data, base, texts)
 
 
-def read_rows(data: str, split: str) -> Dataset:
-    """Read the rows of a hub id, a folder, or a .jsonl or .parquet file."""
+def read_rows(data: str, split: str, columns: Sequence[str], more: Sequence[str] = ()) -> Dataset:
+    """Read some columns of a hub id, a folder, or a .jsonl or .parquet file; `more`: those that it may lack."""
+    dataset = _read_dataset(data, split)
+    _check_columns(data, dataset, columns)
+    return dataset.select_columns([*columns, *(column for column in more if column in dataset.column_names)])
+
+
+def _check_columns(data: str, dataset: Dataset, columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in dataset.column_names:
+            raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
+
+
+def _read_dataset(data: str, split: str) -> Dataset:
     path = Path(data)
     if not path.exists() and (path.suffix in (".jsonl", ".parquet") or not is_hub_id(data)):
         raise UsageError(f"no pairs at {data}: name a .jsonl or .parquet file, a folder, or a hub id like owner/name")

@@ -13,12 +13,10 @@ import gc
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,20 +25,21 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from torch import Tensor
 
 from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json, read_lines, write_json
-from ..machine import describe_checkout, describe_machine, list_versions
+from ..machine import describe_machine
 from ..model import open_torch_model
 from ..model.model import RandSlotModel, load, make_student
-from ..model.reader import Identity, check_query, is_url, read_identity
+from ..model.reader import Identity, check_query, find_teacher, is_url, read_identity
 from .data import list_queries, read_rows
+from .train import RUN, check_resumed, write_record
 
-OPTIONS, RUN, CHECKPOINT = "distill.json", "run.json", "checkpoint.pt"
+OPTIONS, CHECKPOINT = "distill.json", "checkpoint.pt"
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-POOL = 1024  # queries that are sorted by length before they are encoded in batches of 64
+AT_ONCE = 1024  # queries, of which similar lengths are encoded together
 
 
 @dataclass(frozen=True)
@@ -81,20 +80,14 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     """Train a student and save it in the output folder, with its options and the record of its run.
 
     `resume` resumes from the last checkpoint of a run with the same options.
-
-    Errors: UsageError for wrong options or a folder that holds another run. RandSlotError for an unreadable file.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     folder = Path(options.output)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError("distillation runs in one process: start it without torchrun")
     if (folder / OPTIONS).is_file() and (resume or (folder / CHECKPOINT).is_file() or (folder / RUN).is_file()):
-        if not resume:
-            raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
-        before, now = read_json(folder / OPTIONS), json.loads(json.dumps(asdict(options)))
-        for name in now.keys() - {"output", "cache", "save_every"}:
-            if (old := before.get(name)) != now[name]:
-                raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {now[name]!r}")
+        now = json.loads(json.dumps(asdict(options)))
+        check_resumed(folder, read_json(folder / OPTIONS), now, resume, {"output", "cache", "save_every"})
     elif (folder / "randslot.json").is_file() or (folder / "config.json").is_file():
         raise UsageError(f"{folder} holds a model already: choose another output")
     if (folder / RUN).is_file():
@@ -102,7 +95,6 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
         return load(folder)
     queries = read_queries(options.queries, options.query_column)
     with in_one_line(f"write into output {folder}", UsageError):
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / OPTIONS, asdict(options))
     try:
         place = Path(options.cache) if options.cache else folder / "teacher"
@@ -121,10 +113,7 @@ def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
         if path.is_file() and path.suffix not in (".jsonl", ".parquet"):
             found.update(dict.fromkeys(read_lines(path)))
             continue
-        rows = read_rows(place, "train")
-        if column not in rows.column_names:
-            raise UsageError(f"{place} has no column {column!r}; it has {', '.join(rows.column_names)}")
-        for number, row in enumerate(rows.select_columns([column]), start=1):
+        for number, row in enumerate(read_rows(place, "train", [column]), start=1):
             for query in list_queries(row[column]):
                 try:
                     found[check_query(query).strip()] = None
@@ -156,38 +145,27 @@ def teach(
     num, teacher = reader.num_vectors("query"), reader.identity
     if num is None:
         raise UsageError(f"{teacher} has a vector for every token of a query: a student needs a fixed number")
-    if (own := getattr(reader, "teacher", None)) is not None:
+    if (own := find_teacher(reader)) is not None:
         raise UsageError(f"{teacher} is a student itself: name its teacher, {own}")
     teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
     if before and (before.weights, before.settings) != (teacher.weights, teacher.settings):
         raise UsageError(f"{folder} has vectors of {before}, not of {teacher}: choose another folder")
     write_json(folder / TEACHER, {"queries": key, "teacher": teacher.as_dict()})
-    shape = len(queries), num, teacher.dimension
     row_bytes = 2 * num * teacher.dimension
     done = file.stat().st_size // row_bytes if file.is_file() else 0
-    with file.open("ab") as output, show_progress(console, "teacher") as progress:
+    with file.open("ab") as output:
         output.truncate(done * row_bytes)  # a kill may leave half a row
-        for start in progress.track(range(done, len(queries), POOL)):
-            pool = queries[start : start + POOL]
-            by_length, rows = sorted(pool, key=len), {}
-            for first in range(0, len(pool), 64):
-                batch = by_length[first : first + 64]
-                for query, vectors in zip(batch, reader.embed_queries(batch), strict=True):
-                    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-                    if vectors.shape != shape[1:] or not np.isfinite(lengths).all() or not lengths.all():
-                        raise RandSlotError(f"the teacher makes invalid vectors of {query[:80]!r}")
-                    rows[query] = (vectors / lengths).astype("<f2").tobytes()
-            output.write(b"".join(rows[query] for query in pool))
+        starts = range(done, len(queries), AT_ONCE)
+        for start in track(starts, "teacher", console=console, disable=not console.is_terminal):
+            vectors_BKD = np.stack(reader.embed_queries(queries[start : start + AT_ONCE]))
+            lengths = np.linalg.norm(vectors_BKD, axis=-1, keepdims=True)
+            if not (np.isfinite(lengths).all() and lengths.all()):
+                raise RandSlotError(f"the teacher makes invalid vectors of query {start + 1} or one after it")
+            output.write((vectors_BKD / lengths).astype("<f2").tobytes())
             output.flush()
     del reader
     gc.collect()  # its memory is for the student
-    return teacher, np.memmap(file, np.float16, "r", shape=shape)
-
-
-def show_progress(console: Console, what: str) -> Progress:
-    """Make a progress bar, which is shown on a terminal only."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    return teacher, np.memmap(file, np.float16, "r", shape=(len(queries), num, teacher.dimension))
 
 
 class StudentTraining:
@@ -211,18 +189,12 @@ class StudentTraining:
         on_gpu = self.student.device.type == "cuda"
         self.autocast = options.precision == "bf16-anywhere" or (options.precision == "bf16" and on_gpu)
         order = np.random.default_rng(options.seed).permutation(len(queries))
-        num = min(round(options.validation * len(order)), 1000)
-        num = max(num, 1) if options.validation else 0
+        num = min(max(round(options.validation * len(order)), 1), 1000) if options.validation else 0
         self.held_out, self.learned = np.sort(order[:num]), np.sort(order[num:])
         self.steps_per_epoch = math.ceil(len(self.learned) / options.batch)
         self.num_steps = options.epochs * self.steps_per_epoch
         self.step = 0
         self.cosines: list[float] = []  # on held-out queries, after each epoch
-        self.constant_cosine: float | None = None  # of a student that answers every query with the mean of the others
-        if num:
-            mean = vectors_NKD[self.learned[:1000]].astype(np.float32).mean(0)
-            mean /= np.linalg.norm(mean, axis=-1, keepdims=True)
-            self.constant_cosine = float((vectors_NKD[self.held_out].astype(np.float32) * mean).sum(-1).mean())
 
     def go(self) -> RandSlotModel:
         """Train and save the student."""
@@ -233,27 +205,22 @@ class StudentTraining:
             f"student {self.options.student}: {size:.1f} million weights, {len(self.learned):,} queries to learn, "
             f"{len(self.held_out):,} held out"
         )
-        if self.constant_cosine is not None:
-            self.console.print(f"baseline: the mean of all queries has cosine {self.constant_cosine:.4f}")
         if self.step:
             self.console.print(f"resuming from step {self.step} of {self.num_steps}")
         self.student.encoder.plain_queries = True  # as in a library
-        with show_progress(self.console, "student") as progress:
-            bar = progress.add_task("", total=self.num_steps)
-            for epoch in range(self.step // self.steps_per_epoch, self.options.epochs):
+        steps = range(self.step, self.num_steps)
+        for _ in track(steps, "student", console=self.console, disable=not self.console.is_terminal):
+            epoch, place = divmod(self.step, self.steps_per_epoch)
+            if place == 0 or self.step == steps[0]:
                 order = self.order_queries(epoch)
-                cosine = 0.0
-                while self.step < (epoch + 1) * self.steps_per_epoch:
-                    place = self.step % self.steps_per_epoch * batch
-                    cosine = 1 - self.train_step(order[place : place + batch])
-                    progress.update(bar, completed=self.step, description=f"cosine {cosine:.4f}")
-                    if self.step == (epoch + 1) * self.steps_per_epoch:
-                        self._end_epoch(epoch, cosine)
-                    if every and self.step % every == 0 and self.step < self.num_steps:
-                        part = self.folder / f"{CHECKPOINT}.part"
-                        state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
-                        torch.save(state | {"step": self.step, "cosines": self.cosines}, part)
-                        os.replace(part, self.folder / CHECKPOINT)
+            loss = self.train_step(order[place * batch : (place + 1) * batch])
+            if self.step % self.steps_per_epoch == 0:
+                self._end_epoch(epoch, 1 - loss)
+            if every and self.step % every == 0 and self.step < self.num_steps:
+                part = self.folder / f"{CHECKPOINT}.part"
+                state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
+                torch.save(state | {"step": self.step, "cosines": self.cosines}, part)
+                os.replace(part, self.folder / CHECKPOINT)
         self.student.encoder.plain_queries = False
         self._finish(time.perf_counter() - started)
         return self.student
@@ -286,10 +253,9 @@ class StudentTraining:
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
-        value = loss.item()
-        if not math.isfinite(value):
-            raise RandSlotError(f"the loss is {value} at step {self.step}. Try a lower rate.")
-        return value
+        if not loss.isfinite():
+            raise RandSlotError(f"the loss is {loss.item()} at step {self.step}. Try a lower rate.")
+        return loss.item()
 
     def compare(self, rows: NDArray[np.int64], widths: Sequence[int] = ()) -> Tensor:
         """Return the cosines (1 + widths, B, K) between vectors of student and teacher: full, then cut to widths."""
@@ -332,22 +298,14 @@ class StudentTraining:
         )
         self.student.save_pretrained(str(self.folder))
         record = {
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": sys.argv,
-            "trained_on": self.student.model_card_data.trained_on,
             "steps": self.step,
             "seconds_of_this_process": round(seconds, 1),
             "queries": len(self.learned),
             "held_out": len(self.held_out),
             "cosines": self.cosines,
-            "constant_cosine": self.constant_cosine,
             "teacher": self.teacher.as_dict(),
-            **describe_checkout(),
             "machine": describe_machine(),
-            "versions": list_versions(),
         }
-        write_json(self.folder / RUN, record)
-        for name in (OPTIONS, RUN):
-            self.student.encoder.record[name] = (self.folder / name).read_text(encoding="utf-8")
+        write_record(self.folder, self.student, record, OPTIONS)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.console.print(f"trained {self.step} steps in {seconds:.0f} s: {self.folder}")

@@ -1,40 +1,142 @@
-"""The dry run: steps, memory, disk, time and missing packages of a run, computed before anything is downloaded.
+"""What a run takes, before it starts: precision, attention and optimizer on this machine; steps, memory, disk and time.
 
-A page of the largest size goes through the model on the meta device, where tensors have shapes and no numbers.
+For the dry run, a page of the largest size goes through the model on the meta device, where tensors have shapes and no
+numbers: nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils import is_flash_attn_2_available
 
 from ..errors import RandSlotError, UsageError
 from ..model.backbone import find_shape
+from ..model.families.base import Family
 from ..model.hub import is_hub_id
 from ..model.model import RandSlotModel, untrained
 from ..tables import Cell, Table, write_table
 from .data import load_pairs
-from .hardware import add_kernels, choose_hardware, free_shared_memory, largest_page, share, shared_bytes
 from .recipe import Recipe
 
 aten = torch.ops.aten
 GB = 1e9
 # GB of memory, and the peak in 1e12 operations a second in bfloat16 by their vendors, without sparsity.
 GPUS = {"RTX 4090": (24, 165), "L40S": (48, 362), "A100": (80, 312), "H100": (80, 989)}
+SHARED_MEMORY = Path("/dev/shm")
+PREFETCH = 2  # batches that each worker keeps ready: the trainer's default
+
+
+# -- this machine
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a recipe gets on this machine; fallbacks: a line for each difference from what it asks for."""
+
+    on_gpu: bool
+    precision: str  # "bf16" or "fp32"
+    attention: str  # as transformers calls it
+    optimizer: str  # as transformers calls it
+    fallbacks: tuple[str, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that layers compute in."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+def choose_hardware(recipe: Recipe, family: Family | None = None) -> Hardware:
+    """Choose precision, attention and optimizer for this machine; with a family, report its missing kernels too."""
+    # A gradient cache runs backward inside the loss, which these two do not allow.
+    for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        if os.environ.get(variable, "").lower() in ("1", "true", "yes"):
+            raise UsageError(f"{name} is not supported. Use torchrun, or accelerate launch --multi_gpu.")
+    on_gpu = torch.cuda.is_available()
+    fallbacks = []
+    precision = "fp32" if recipe.precision == "fp32" else "bf16"
+    if recipe.precision == "bf16" and not on_gpu:
+        fallbacks.append("no GPU: float32 instead of bfloat16")
+        precision = "fp32"
+    elif on_gpu and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        fallbacks.append("this GPU has no bfloat16: float32 instead")
+        precision = "fp32"
+    attention = "sdpa"
+    if on_gpu and precision == "bf16" and recipe.lora and is_flash_attn_2_available():
+        attention = "flash_attention_2"
+    elif recipe.precision == "bf16" and recipe.lora:
+        why = "flash-attn is not installed" if on_gpu and precision == "bf16" else "no GPU with bfloat16"
+        fallbacks.append(f"{why}: PyTorch's attention (SDPA) instead of flash attention 2, same results")
+    optimizer = "adamw_torch"
+    if recipe.optimizer == "paged_adamw_8bit":
+        if on_gpu and find_spec("bitsandbytes"):
+            optimizer = "paged_adamw_8bit"
+        else:
+            fallbacks.append("no GPU with bitsandbytes: AdamW in float32 instead of PagedAdamW8bit")
+    for module, package in (family.kernels if family else {}).items():
+        if not (on_gpu and find_spec(module)):
+            fallbacks.append(f"no GPU with {package}: plain PyTorch instead of its kernels, slower, same results")
+    return Hardware(on_gpu, precision, attention, optimizer, tuple(fallbacks))
+
+
+def share(batch: int, world: int) -> int:
+    """Return how many pairs of a batch each process gets."""
+    if batch % world:
+        raise UsageError(f"batch = {batch} is not divisible by {world} processes")
+    return batch // world
+
+
+def largest_page(model: RandSlotModel) -> Image.Image | str:
+    """Make a page with the maximum number of tokens: 2 x 3, or square where pages are cut into square tiles."""
+    if model.reads == "text":
+        return "word " * model.settings.text_tokens
+    pages = []
+    for aspect in (3 / 2, 1):
+        width = (model.page_pixels / aspect) ** 0.5
+        pages.append(Image.new("RGB", (round(width), round(width * aspect)), "white"))
+    return max(pages, key=lambda page: model.preprocess([page], task="document")["input_ids"].shape[1])
+
+
+def shared_bytes(recipe: Recipe, page_bytes: int, pages: int, processes: int) -> int:
+    """Return the shared memory of the batches that the workers of this machine keep ready."""
+    batches = recipe.workers * PREFETCH + 1 if recipe.workers else 0
+    return batches * pages * page_bytes * processes
+
+
+def free_shared_memory() -> float:
+    """Return the free bytes of shared memory; infinite on a system without it."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else float("inf")
+
+
+def check_shared_memory(recipe: Recipe, model: RandSlotModel, dtype: torch.dtype, pairs: int) -> None:
+    """Raise UsageError if workers would die of a bus error in the middle of a run."""
+    features = replace(model.preprocessor, dtype=dtype)([largest_page(model)], task="document")
+    page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, Tensor))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    need = shared_bytes(recipe, page_bytes, pairs * recipe.pages_per_row, processes)
+    if need > (free := free_shared_memory()):
+        raise UsageError(
+            f"workers may need {need / 1e9:.1f} GB of {SHARED_MEMORY}, which has {free / 1e9:.1f} GB free. "
+            "Set fewer workers, or enlarge it (in Docker: --shm-size)."
+        )
+
+
+# -- a page on the meta device
 
 
 class MetaCounter(TorchDispatchMode):
@@ -203,6 +305,9 @@ def measure_page(model: RandSlotModel) -> PageCost:
     )
 
 
+# -- the dry run
+
+
 def is_cached(recipe: Recipe, pages: int) -> bool:
     """Return whether a gradient cache is used for this many pages of a device."""
     return recipe.gradient_cache and 0 < recipe.micro_batch < pages
@@ -232,12 +337,10 @@ def memory_by_part(
     gradients = sum(weight.nbytes for weight in trained) * (2 if devices > 1 else 1)  # and the buckets of DDP
     at_once = recipe.micro_batch or pages
     held_pages = min(at_once, pages) if is_cached(recipe, pages) else pages
-    times = count_passes(recipe)
     one_layer = at_once * cost.held // cost.layers
+    held = count_passes(recipe) * held_pages * (cost.inputs if recipe.gradient_checkpointing else cost.held)
     if recipe.gradient_checkpointing:
-        held = times * held_pages * cost.inputs + one_layer
-    else:
-        held = times * held_pages * cost.held
+        held += one_layer
     return {
         "weights": sum(weight.nbytes for weight in weights),
         "gradients and optimizer": gradients + moments,
@@ -258,27 +361,24 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     cost = measure_page(model)
     memory = memory_by_part(recipe, model, cost, devices, recipe.optimizer)
     num_rows, where = count_rows(recipe)
-    steps = recipe.epochs * (num_rows // recipe.batch) if num_rows else 0
-    steps = min(recipe.steps or steps, steps) if steps else recipe.steps
-    on_devices = f"{_count(devices, 'device')} with {pairs} each"
-    more = f", and {_count(recipe.negatives, 'negative')} a pair" if recipe.negatives else ""
-    num_vectors = f"{recipe.query_vectors} and {recipe.page_vectors} vectors"
-    execution = ", ".join(
-        (
-            "every prefix again (the paper's loop)" if recipe.execution == "loop" else "one pass",
-            f"{_count(recipe.micro_batch or pages, 'page')} at once",
-            "gradient cache" if is_cached(recipe, pages) else "no gradient cache",
-            "layers checkpointed" if recipe.gradient_checkpointing else "layers not checkpointed",
-        )
+    steps = count_steps(recipe, num_rows)
+    negatives = f", and {_count(recipe.negatives, 'negative')} a pair" if recipe.negatives else ""
+    execution = (
+        "every prefix again (the paper's loop)" if recipe.execution == "loop" else "one pass",
+        f"{_count(recipe.micro_batch or pages, 'page')} at once",
+        "gradient cache" if is_cached(recipe, pages) else "no gradient cache",
+        "layers checkpointed" if recipe.gradient_checkpointing else "layers not checkpointed",
     )
     rows: list[list[Cell]] = [[part, num / GB] for part, num in memory.items()]
     rows.append(["all", sum(memory.values()) / GB])
     table = Table("Memory of each device, computed for the largest pages", ["part", "GB"], rows, digits=2)
     lines = [
-        f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, {num_vectors}",
+        f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, "
+        f"{recipe.query_vectors} and {recipe.page_vectors} vectors",
         f"pairs      {where}",
-        f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs: {on_devices}{more}",
-        f"execution  {execution}",
+        f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs: "
+        f"{_count(devices, 'device')} with {pairs} each{negatives}",
+        f"execution  {', '.join(execution)}",
         f"page       at most {cost.positions:,} positions, {cost.sent / 1e6:.0f} MB from worker to device",
         "",
         write_table(table, "md"),
@@ -303,6 +403,12 @@ def count_rows(recipe: Recipe) -> tuple[int, str]:
     return num, f"{num:,} of {recipe.data}"
 
 
+def count_steps(recipe: Recipe, num_rows: int) -> int:
+    """Return the steps of a run over some rows; 0 if these are unknown, and so are the steps."""
+    whole = recipe.epochs * (num_rows // recipe.batch)
+    return min(recipe.steps or whole, whole) if whole else recipe.steps
+
+
 def run_bytes(recipe: Recipe, model: RandSlotModel) -> int:
     """Return the disk space of a run: the model, and two checkpoints with the state of the optimizer."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -318,23 +424,19 @@ def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, device
         memory = sum(memory_by_part(saving, model, cost, devices, recipe.optimizer).values())
         yield f"less memory    {memory / GB:.1f} GB with --set gradient_cache=true, for one more forward pass"
     need, free = shared_bytes(recipe, cost.sent, pages, on_machine), free_shared_memory()
-    has = "" if free is None else f"; this machine has {free / GB:.1f} GB free"
     workers = f"{_count(recipe.workers, 'worker')} on each of {_count(on_machine, 'device')}"
-    yield f"shared memory  at most {need / GB:.1f} GB for {workers}{has}"
-    if free is not None and need > free:
+    yield f"shared memory  at most {need / GB:.1f} GB for {workers}; this machine has {free / GB:.1f} GB free"
+    if need > free:
         yield "missing        shared memory: set fewer workers, or enlarge it (in Docker: --shm-size)"
-    kept = run_bytes(recipe, model)
     place = Path(recipe.output or ".").absolute()
     while not place.exists():
         place = place.parent
-    weights = sum(weight.nbytes for weight in model.parameters() if not weight.requires_grad)
-    fetched = (
-        f", and {weights / GB:.1f} GB of weights from the hub"
-        if recipe.backbone and not Path(recipe.backbone).exists()
-        else ""
-    )
-    free_disk = shutil.disk_usage(place).free
-    yield f"disk           {kept / GB:.1f} GB for model and checkpoints{fetched}; {free_disk / GB:.0f} GB are free"
+    fetched = ""
+    if recipe.backbone and not Path(recipe.backbone).exists():
+        weights = sum(weight.nbytes for weight in model.parameters() if not weight.requires_grad)
+        fetched = f", and {weights / GB:.1f} GB of weights from the hub"
+    kept, free = run_bytes(recipe, model), shutil.disk_usage(place).free
+    yield f"disk           {kept / GB:.1f} GB for model and checkpoints{fetched}; {free / GB:.0f} GB are free"
 
 
 def _predict_speed(recipe: Recipe, cost: PageCost, devices: int, steps: int, memory: int) -> Table:
@@ -344,25 +446,23 @@ def _predict_speed(recipe: Recipe, cost: PageCost, devices: int, steps: int, mem
     rows: list[list[Cell]] = []
     for name, (size, peak) in GPUS.items():
         seconds = operations / (0.4 * peak * 1e12)
+        positions = round(pages * cost.positions / seconds)
         hours = steps * seconds / 3600 if steps else None
         fits = "yes" if memory <= size * GB else "no"
-        positions = round(pages * cost.positions / seconds)
         rows.append([f"{name}, {size} GB", fits, positions, recipe.batch / seconds, seconds, hours])
     title = f"Expected at 40% of the peak in bfloat16 (assumed), {_count(devices, 'device')}, workers that keep up"
-    heads = ["GPU", "fits", "positions/s of a device", "pages/s of all", "s a step", "hours"]
-    return Table(title, heads, rows, digits=1)
+    return Table(title, ["GPU", "fits", "positions/s of a device", "pages/s of all", "s a step", "hours"], rows)
 
 
 def _describe_machine(recipe: Recipe, model: RandSlotModel) -> Iterator[str]:
-    hardware = add_kernels(choose_hardware(recipe), model.family)
+    hardware = choose_hardware(recipe, model.family)
     device = torch.cuda.get_device_name() if hardware.on_gpu else "CPU"
     yield f"this machine   {device}: {hardware.precision}, attention {hardware.attention}, {hardware.optimizer}"
     for line in hardware.fallbacks:
         yield f"missing        {line}"
     wanted = {"bitsandbytes": '"randslot[gpu]"', "flash_attn": "--no-build-isolation flash-attn"}
-    wanted.update(model.family.kernels)
-    for module, package in wanted.items():
-        if importlib.util.find_spec(module) is None:
+    for module, package in (wanted | dict(model.family.kernels)).items():
+        if find_spec(module) is None:
             yield f"not installed  {module}: pip install {package}"
 
 

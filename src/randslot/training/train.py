@@ -31,8 +31,7 @@ from ..files import write_json
 from ..machine import describe_checkout, list_versions
 from ..model.encoder import FrozenVision
 from ..model.model import RandSlotModel, load, untrained
-from ..model.own_code import list_code
-from ..model.trust import hash_code, remember_code
+from ..model.own_code import hash_code, list_code, trust_code
 from ..plots import draw_losses
 from .data import (
     ColumnPreprocessor,
@@ -44,17 +43,8 @@ from .data import (
     in_windows,
     load_pairs,
 )
-from .hardware import (
-    PREFETCH,
-    Hardware,
-    add_kernels,
-    check_shared_memory,
-    choose_hardware,
-    largest_page,
-    share,
-    shared_bytes,
-)
 from .loss import Loss
+from .plan import PREFETCH, Hardware, check_shared_memory, choose_hardware, share
 from .recipe import RUNTIME_KEYS, Recipe, make_recipe, read_recipe, write_recipe
 
 RECIPE, RUN, LOSSES, SKIPPED = "recipe.toml", "run.json", "losses.csv", "skipped_rows.txt"
@@ -106,8 +96,7 @@ class TrainingRun:
             return self._train()
         except RandSlotError as error:
             # The error of a worker has its traceback as its message; the last line is ours.
-            line = str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]
-            raise type(error)(line) from error
+            raise type(error)(str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]) from error
         except torch.OutOfMemoryError as error:
             raise RandSlotError(
                 "the GPU has too little memory: set gradient_cache = true, then a smaller micro_batch or fewer "
@@ -124,7 +113,7 @@ class TrainingRun:
     def _train(self) -> RandSlotModel:
         started = time.perf_counter()
         pairs, evaluator, model = self.load_pairs(), self.make_evaluator(), self.make_model()
-        self.hardware = add_kernels(self.hardware, model.family)
+        self.hardware = choose_hardware(self.recipe, model.family)
         if self.rank == 0:
             with in_one_line(f"write into output {self.folder}", UsageError):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -134,11 +123,7 @@ class TrainingRun:
         for line in self.hardware.fallbacks:
             self.console.print(line)
         if self.recipe.workers:
-            features = replace(model.preprocessor, dtype=self.hardware.dtype)([largest_page(model)], task="document")
-            page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, torch.Tensor))
-            num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            num_pages = self.batch * self.recipe.pages_per_row
-            check_shared_memory(shared_bytes(self.recipe, page_bytes, num_pages, num_processes))
+            check_shared_memory(self.recipe, model, self.hardware.dtype, self.batch)
         trainer = self.make_trainer(model, pairs, evaluator)
         if self.checkpoint:
             self.console.print(f"resuming from {self.checkpoint}")
@@ -153,9 +138,7 @@ class TrainingRun:
     def load_pairs(self) -> Pairs:
         """Load the training pairs and drop bad rows."""
         recipe = self.recipe
-        pairs, bad = self._load(
-            recipe.data, recipe.split, keep_empty=recipe.keep_empty_queries, negatives=recipe.negatives
-        )
+        pairs, bad = self._load(recipe.data, recipe.split, recipe.keep_empty_queries, recipe.negatives)
         if bad:
             more = ", ..." if len(bad) > 1 else ""
             self.console.print(f"skipped {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}{more}")
@@ -166,7 +149,7 @@ class TrainingRun:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
         return pairs
 
-    def _load(self, data: str, split: str, *, keep_empty: bool = False, negatives: int = 0) -> tuple[Pairs, list[str]]:
+    def _load(self, data: str, split: str, keep_empty: bool = False, negatives: int = 0) -> tuple[Pairs, list[str]]:
         recipe = self.recipe
         columns = recipe.query_column, recipe.page_column
         pairs = load_pairs(data, split, *columns, texts=recipe.page_texts, negatives=negatives)
@@ -265,35 +248,43 @@ class TrainingRun:
         )
         self.save(model)
         rows = read_losses(self.folder / LOSSES)
-        losses, rates = [float(row["loss"]) for row in rows], [float(row["learning_rate"]) for row in rows]
-        draw_losses([int(row["step"]) for row in rows], losses, rates, self.folder / "losses.png")
+        steps_of, losses, rates = ([float(row[name]) for row in rows] for name in COLUMNS[:3])
+        draw_losses(steps_of, losses, rates, self.folder / "losses.png")
         skipped = self.folder / SKIPPED
         num_skipped = len(set(skipped.read_text(encoding="utf-8").splitlines())) if skipped.is_file() else 0
         record = {
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": sys.argv,
-            "trained_on": model.model_card_data.trained_on,
             "steps": steps,
             "seconds_of_this_process": round(seconds, 1),
             "processes": self.world,
             **self.rows,
             "seed": self.recipe.seed,
-            **describe_checkout(),
             "optimizer": trainer.args.optim,
             "attention": model.backbone.model.config._attn_implementation,
             "precision": self.hardware.precision,
             "fallbacks": list(self.hardware.fallbacks),
             "broken_images_passed_over": num_skipped,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
-            "versions": list_versions(),
         }
-        write_json(self.folder / RUN, record)
-        for text in list_code([model.settings.slots, model.settings.inference], model.family).values():
-            remember_code(hash_code(text), str(self.folder))  # this user has run it
-        model.encoder.record = {name: (self.folder / name).read_text(encoding="utf-8") for name in (RECIPE, RUN)}
+        write_record(self.folder, model, record, RECIPE)
+        for text in list_code(model.settings).values():
+            trust_code(hash_code(text), str(self.folder))  # this user has run it
         if num_skipped:
             self.console.print(f"skipped {num_skipped} broken images: see {skipped}")
         self.console.print(f"trained {steps} steps in {seconds:.0f} s: {self.folder}")
+
+
+def write_record(folder: Path, model: RandSlotModel, values: dict[str, Any], options: str) -> None:
+    """Write run.json, and give it to the model with the file of its options: both are saved with it later."""
+    record = {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "trained_on": model.model_card_data.trained_on,
+        **values,
+        **describe_checkout(),
+        "versions": list_versions(),
+    }
+    write_json(folder / RUN, record)
+    model.encoder.record = {name: (folder / name).read_text(encoding="utf-8") for name in (options, RUN)}
 
 
 class Trainer(MultiVectorEncoderTrainer):
@@ -412,15 +403,17 @@ def check_folder(recipe: Recipe, folder: Path, checkpoint: Path | None, resume: 
     """Refuse to overwrite another run or the backbone, and to resume with another recipe."""
     if recipe.backbone and Path(recipe.backbone).is_dir() and Path(recipe.backbone).resolve() == folder.resolve():
         raise UsageError(f"output {folder} is the backbone's own folder: choose another output")
-    if checkpoint is None and not (folder / RUN).is_file():
-        return
+    if checkpoint is not None or (folder / RUN).is_file():
+        check_resumed(folder, asdict(read_recipe(folder / RECIPE)), asdict(recipe), resume, set(RUNTIME_KEYS))
+
+
+def check_resumed(folder: Path, before: dict[str, Any], now: dict[str, Any], resume: bool, free: set[str]) -> None:
+    """Refuse to continue a run unasked, or with options that differ in more than the free ones."""
     if not resume:
         raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
-    before, now = asdict(read_recipe(folder / RECIPE)), asdict(recipe)
-    for name in now.keys() - set(RUNTIME_KEYS):
-        if before[name] != now[name]:
-            old, new = before[name], now[name]
-            raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {new!r}: choose another output")
+    for name in now.keys() - free:
+        if (old := before.get(name)) != now[name]:
+            raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {now[name]!r}: choose another output")
 
 
 def find_checkpoint(folder: Path, world: int) -> Path | None:
