@@ -21,9 +21,9 @@ from typing import Any
 from record import ROOT, keep, print_table
 
 import randslot
-from randslot.evaluation.compare import ComparedSearch, compare_models, find_frontier
+from randslot.evaluation.compare import find_frontier
 from randslot.evaluation.evaluate import evaluate_model
-from randslot.evaluation.evaluate_search import WORDS, evaluate_search
+from randslot.evaluation.evaluate_search import WORDS, ComparedSearch, compare_models, evaluate_search
 from randslot.evaluation.metrics import ndcg
 from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import Task, own_task

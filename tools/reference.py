@@ -41,7 +41,7 @@ PARTS = {
 # Classes whose members other classes use, and members that the package itself uses.
 WITHOUT_MEMBERS = ("Settings", "SlotEncoder", "Recipe")
 INTERNAL = {
-    "RandSlotModel": "page_grid prepare_page encode_prepared index search preprocessor mteb_model_meta",
+    "RandSlotModel": "prepare_page encode_prepared index search preprocessor mteb_model_meta",
     "Library": "write count_without_text list_gone forget find_files choose_by notes",
 }
 COMMON = 4  # commands that share an option before it is described once

@@ -25,7 +25,7 @@ from record import keep, print_table
 
 import randslot
 from randslot.evaluation.profile import Protocol, page_size, synchronize
-from randslot.model.batching import Ahead, in_groups
+from randslot.model.batching import ahead, in_groups
 from randslot.model.model import RandSlotModel
 from randslot.model.preprocessing import Preprocessor
 from randslot.pages import open_page
@@ -50,15 +50,17 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int) -> dic
         for file in files[: protocol.warmup]:
             prepare(file)
         alone = (time.perf_counter() - started) / max(protocol.warmup, 1)
-        ahead = Ahead(prepare, files, depth=4 * batch)
-        for number, group in enumerate(in_groups(ahead, batch), 1):
+        busy = 0.0
+        for number, group in enumerate(in_groups(ahead(prepare, files, depth=4 * batch), batch), 1):
+            begun = time.perf_counter()
             model.embed_pages([page for _, page in group])
             synchronize()
+            busy += time.perf_counter() - begun
             if number == protocol.warmup:
-                started, ahead.waited = time.perf_counter(), 0.0
+                started, busy = time.perf_counter(), 0.0
         seconds = time.perf_counter() - started
     speeds = {"pages/s": protocol.samples / seconds, "ms to make one ready": 1000 * alone}
-    return {"pages at once": batch, **speeds, "the model waits": f"{ahead.waited / seconds:.1%}"}
+    return {"pages at once": batch, **speeds, "the model waits": f"{1 - busy / seconds:.1%}"}
 
 
 def make_files(model: RandSlotModel, num: int) -> list[bytes]:

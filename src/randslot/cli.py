@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from . import __version__
 from .commands.options import OnceCommand, use_quick_values, write_sections
-from .errors import RandSlotError, UsageError
+from .errors import RandSlotError, UsageError, first_line
 from .extras import describe_missing
 
 # The base class of all usage errors, which Typer does not export.
@@ -122,13 +122,16 @@ def main() -> None:
         _fail("stopped", 1)
     except KeyboardInterrupt:
         _fail("stopped", 130)
-    except (RandSlotError, ModuleNotFoundError) as error:
-        line = str(error) if isinstance(error, RandSlotError) else describe_missing(error)
-        if not line:
-            raise
+    except Exception as error:
         if os.environ.get("RANDSLOT_DEBUG"):
             traceback.print_exc()
-        _fail(line, 2 if isinstance(error, UsageError) else 1)
+        line = describe_missing(error) if isinstance(error, ModuleNotFoundError) else ""
+        if isinstance(error, RandSlotError):
+            line = str(error)
+        _fail(
+            line or f"{type(error).__name__}: {first_line(error)} (--debug shows where)",
+            2 if isinstance(error, UsageError) else 1,
+        )
 
 
 def _fail(line: str, code: int) -> None:

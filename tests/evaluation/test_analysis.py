@@ -36,7 +36,7 @@ from randslot.evaluation.analysis import (
     score_views,
     sweep_budgets,
 )
-from randslot.evaluation.cost import PAPER, list_costs
+from randslot.evaluation.analysis_report import PAPER, list_costs
 from randslot.evaluation.evaluate import Evaluation
 from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import find_tasks, own_task

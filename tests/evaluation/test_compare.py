@@ -12,15 +12,9 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.errors import UsageError
-from randslot.evaluation.compare import (
-    ComparedSearch,
-    compare_models,
-    compare_runs,
-    describe_interval,
-    find_frontier,
-    list_compared,
-)
+from randslot.evaluation.compare import compare_runs, describe_interval, find_frontier
 from randslot.evaluation.evaluate import evaluate_model
+from randslot.evaluation.evaluate_search import ComparedSearch, compare_models, list_compared
 from randslot.evaluation.result_files import read_results
 from randslot.evaluation.tasks import NativeTask, own_task
 from research.samples.sets import write_set

@@ -21,7 +21,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.model import EmbeddingModel, RandSlotModel, open_model
 from randslot.model.hub import Source
 from randslot.model.own_code import is_code_trusted
-from randslot.model.sentence_loading import find_kind
+from randslot.model.sentence_model import find_kind
 from support import others
 
 CODE = """

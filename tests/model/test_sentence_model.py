@@ -17,7 +17,7 @@ from transformers import ColQwen2ForRetrieval
 from randslot.errors import RandSlotError, UsageError
 from randslot.model import EmbeddingModel, open_model
 from randslot.model.reader import read_identity
-from randslot.model.sentence_loading import _without_video, adopt
+from randslot.model.sentence_model import _without_video, adopt
 from randslot.model.text_reader import cut_windows
 from support import others
 from support.models import noise

@@ -237,7 +237,8 @@ def compare(
     randslot compare runs/a runs/tokens,reduction=semcluster,page_vectors=4,width=256 --data data/manuals/test
     randslot compare words embedded sentence-transformers/all-MiniLM-L6-v2 --data data/manuals/test --both
     """
-    from ..evaluation.compare import compare_models, compare_runs, evaluate_named, find_frontier, list_compared
+    from ..evaluation.compare import compare_runs, find_frontier
+    from ..evaluation.evaluate_search import compare_models, evaluate_named, list_compared
     from ..evaluation.tasks import own_task
 
     folders = [Path(one) for one in searches]

@@ -80,12 +80,6 @@ class CachedRun:
     has_prefixes: bool = True
     unit: bool = True
 
-    def page_shape(self) -> tuple[int, int]:
-        """Return the number of vectors of a page, and their dimension."""
-        first, *_ = self.tasks.values()
-        num, dim = first[0].load()[1].shape[1:]
-        return num, dim
-
     def check_readouts(self, num: int, *, sweep: bool = False) -> None:
         """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
         if self.num_vectors < num:

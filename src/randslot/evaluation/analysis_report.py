@@ -9,12 +9,11 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError, in_one_line
 from ..model.reader import SIDES
 from ..tables import Cell, Table, write_table
-from .cost import BYTES, PAPER, Budget, list_costs
 from .published import published_tables
 
 if TYPE_CHECKING:  # what needs torch and matplotlib is imported where it is used: the cost needs neither
@@ -27,6 +26,7 @@ PARTS = {
     "readouts": {"readouts": "table13", "gains": "figure5"},
     "cost": {"cost": "table5"},
 }
+BUDGETS = ("query_vectors", "page_vectors")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,13 @@ def analyse(
     if not sources and not is_cost:
         raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
     if benchmarks or data:
-        _evaluate(sources, results, benchmarks, data, data_root)
+        from .analysis import MAX_BUDGET
+        from .evaluate import evaluate_model
+        from .tasks import choose_tasks
+
+        tasks, largest = choose_tasks(benchmarks, [], data, data_root), dict.fromkeys(BUDGETS, MAX_BUDGET)
+        for model in sources:
+            evaluate_model(model, tasks, results, settings=largest)
         sources = [str(results)]
     folders = [Path(source) for source in sources]
     for folder in folders:
@@ -86,7 +92,9 @@ def analyse(
             if part == "budgets" and len(parts) > 1 and not all(run.has_prefixes for run in runs):
                 tell("left out: budgets, since the first vectors of a run are not those of a smaller budget")
                 continue
-            section = _show_part(part, runs, num_vectors)
+            section = SHOWN[part](runs, num_vectors)
+            for name, key in PARTS[part].items() if runs[0].benchmark == "ViDoRe(v3)" else ():
+                section.tables[f"{name}-paper"] = _paper_table(key)
             sections.append(replace(section, benchmark=benchmark))
     return sections
 
@@ -99,34 +107,6 @@ def group_runs(runs: Sequence[CachedRun], tell: Callable[[str], None]) -> dict[s
         for line in run.left_out:
             tell(f"left out: {line}")
     return groups if len(groups) > 1 else {"": list(runs)}
-
-
-def _evaluate(
-    models: Sequence[str], results: Path, benchmarks: Sequence[str], data: Path | None, data_root: Path | None
-) -> None:
-    """Evaluate models with the largest budget that is analysed."""
-    from .analysis import MAX_BUDGET
-    from .evaluate import evaluate_model
-    from .tasks import choose_tasks
-
-    tasks = choose_tasks(benchmarks, [], data, data_root)
-    for model in models:
-        evaluate_model(model, tasks, results, settings={"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET})
-
-
-def _show_part(part: str, runs: Sequence[CachedRun], num_vectors: int) -> Section:
-    if part == "budgets":
-        section = _show_budgets(runs, num_vectors)
-    elif part == "winners":
-        section = _show_winners(runs, num_vectors)
-    elif part == "readouts":
-        section = _show_readouts(runs, num_vectors)
-    else:
-        section = _show_cost(runs, num_vectors, None)
-    if runs[0].benchmark == "ViDoRe(v3)":
-        for name, key in PARTS[part].items():
-            section.tables[f"{name}-paper"] = _paper_table(key)
-    return section
 
 
 # -- sections
@@ -204,9 +184,40 @@ def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     return Section("readouts", text, tables, {"readouts": partial(draw_readouts, full, without, gains)})
 
 
-def _show_cost(runs: Sequence[CachedRun], num_vectors: int, dim: int | None) -> Section:
+BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "1-bit": 0.125}  # of one number
+
+
+class Budget(NamedTuple):
+    """The vectors of a query and a page, their dimension and type of number."""
+
+    name: str
+    query_vectors: int
+    page_vectors: int
+    dim: int = 2048
+    dtype: str = "fp16"
+
+
+# The budgets that the paper compares.
+PAPER = (Budget("CausalEmbed", 16, 32), Budget("RandSlot", 4, 4), Budget("RandSlot", 6, 6))
+
+
+def list_costs(budgets: Sequence[Budget], pages: int = 100_000) -> Table:
+    """Return the cost of each budget: of one page, of many, and of comparing a query with a page."""
+    rows: list[list[Cell]] = []
+    for one in budgets:
+        products = one.query_vectors * one.page_vectors
+        size = one.page_vectors * one.dim * BYTES[one.dtype]
+        rows.append([*one, size / 1024, pages * size / 1024**3, products, products * one.dim])
+    pages_head = f"GiB for {pages:,} pages"
+    heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB a page", pages_head, "dot products", "multiply-adds"]
+    return Table("Cost of the vectors only; products are those of one query with one page", heads, rows, digits=2)
+
+
+def _show_cost(runs: Sequence[CachedRun], num_vectors: int, dim: int | None = None) -> Section:
     budgets = [*PAPER]
-    dim = runs[0].page_shape()[1] if runs else dim
+    if runs:
+        first, *_ = runs[0].tasks.values()
+        dim = first[0].load()[1].shape[-1]
     if dim is not None:
         budgets += [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in BYTES]
     text = (
@@ -214,6 +225,14 @@ def _show_cost(runs: Sequence[CachedRun], num_vectors: int, dim: int | None) -> 
         "a page and with both budgets; an index adds its own."
     )
     return Section("cost", text, {"cost": list_costs(budgets)})
+
+
+SHOWN: dict[str, Callable[[Sequence[CachedRun], int], Section]] = {
+    "budgets": _show_budgets,
+    "winners": _show_winners,
+    "readouts": _show_readouts,
+    "cost": _show_cost,
+}
 
 
 def _paper_table(key: str) -> Table:

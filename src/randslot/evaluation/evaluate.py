@@ -21,7 +21,7 @@ from torch import Tensor, distributed
 
 from ..errors import RandSlotError, UsageError
 from ..model import open_torch_model
-from ..model.batching import Ahead, in_groups, return_freed_memory
+from ..model.batching import ahead, in_groups, return_freed_memory
 from ..model.model import RandSlotModel
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
@@ -198,7 +198,7 @@ class Evaluation:
         failed = None
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             bar = progress.add_task(what, total=len(missing), speed="")
-            opened = Ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
+            opened = ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
             try:
                 for group in in_groups(opened, size):
                     found = {keys[i]: page for i, page in group if page is not None}

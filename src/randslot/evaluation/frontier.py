@@ -21,9 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..model.reader import narrow
 from ..tables import Cell, Table
 from .analysis import BLOCK_BYTES, CachedRun, CachedSubset, read_runs
-from .analysis_report import Section, group_runs
+from .analysis_report import BYTES, Section, group_runs
 from .compare import find_frontier
-from .cost import BYTES
 from .metrics import ndcg_of_each
 from .published import TASKS, published_tables
 

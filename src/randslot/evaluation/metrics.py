@@ -11,19 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def rank_pages(scores_QP: NDArray[np.float32], page_ids: Sequence[str], k: int) -> NDArray[np.int64]:
-    """Return the indexes of the k best pages of each query (Q, k), best first."""
-    by_id = np.argsort(np.array(page_ids))[::-1]
-    order = np.argsort(-scores_QP[:, by_id], axis=1, kind="stable")[:, :k]
-    return by_id[order]
-
-
 def ndcg_of_each(
     scores_QP: NDArray[np.float32], page_ids: Sequence[str], grades: Sequence[Mapping[str, int]], k: int
 ) -> list[float]:
     """Return nDCG@k of each query, from its scores and the grades of its relevant pages."""
-    ranked = ([page_ids[i] for i in best] for best in rank_pages(scores_QP, page_ids, k))
-    return [ndcg(pages, graded, k) for pages, graded in zip(ranked, grades, strict=True)]
+    by_id = np.argsort(np.array(page_ids))[::-1]
+    best_QK = by_id[np.argsort(-scores_QP[:, by_id], axis=1, kind="stable")[:, :k]]
+    return [ndcg([page_ids[i] for i in best], graded, k) for best, graded in zip(best_QK, grades, strict=True)]
 
 
 def ndcg(ranked: Sequence[str], grades: Mapping[str, int], k: int) -> float:

@@ -46,6 +46,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if (least := min(self.rows, self.columns, self.query_tokens, self.samples, *self.budgets)) < 1:
             raise UsageError(f"sizes, samples and budgets must be 1 or more, not {least}")
+        if max(self.rows, self.columns) > 200 * min(self.rows, self.columns):
+            raise UsageError(f"a page of {self.rows} x {self.columns} visual tokens is too long: at most 200 to 1")
 
 
 class Way(NamedTuple):
@@ -76,10 +78,11 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
     for way in ways:
         speeds = [1000 * statistics.median(seconds["query"][way]), protocol.samples / sum(seconds["page"][way])]
         rows.append([way.strategy, way.vectors, "one pass" if way.one_pass else "step by step", *speeds])
-    grid = model.page_grid(pages[0])
-    size = f"{grid[0]} x {grid[1]} merged visual tokens" if grid else f"{pages[0]['input_ids'].shape[1]} positions"
-    title = f"Encoding: queries of {protocol.query_tokens} tokens, pages of {size}, one at a time, "
-    title += f"{protocol.samples} samples"
+    size = f"{pages[0]['input_ids'].shape[1]} positions"
+    if "image_grid_thw" in pages[0]:  # it has no tiles, and is no text
+        size = f"{protocol.rows} x {protocol.columns} merged visual tokens"
+    queries = f"queries of {protocol.query_tokens} tokens"
+    title = f"Encoding: {queries}, pages of {size}, one at a time, {protocol.samples} samples"
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
 
 
@@ -124,8 +127,6 @@ def _make_pages(model: RandSlotModel, protocol: Protocol) -> list[Features]:
             page = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
             page.paste((number, number, number), (0, 0, side // 2, side // 2))
         pages.append(model.preprocess([page], task="document"))
-    if model.page_grid(pages[0]) not in (None, (protocol.rows, protocol.columns)):
-        raise UsageError(f"a page of {protocol.rows} x {protocol.columns} visual tokens is too long: at most 200 to 1")
     return pages
 
 
@@ -134,7 +135,7 @@ def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Feat
     backbone, num = model.backbone, way.vectors - 1
     device = next(backbone.model.parameters()).device
     counts: dict[Side, int] = {"query": max(num, 1), "page": max(num, 1)}
-    slots: Strategy = STRATEGIES[way.strategy](model.dimension, counts, model.settings.seed)
+    slots: Strategy = STRATEGIES[way.strategy](model.encoder.hidden_size, counts, model.settings.seed)
     slots.to(device).eval()
 
     def encode(features: Features) -> Tensor:

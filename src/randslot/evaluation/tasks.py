@@ -124,16 +124,18 @@ class Task(ABC):
     revision: str | None
 
     @abstractmethod
-    def load(self) -> Iterator[Subset]:
-        """Load the subsets one by one, also without pages or queries."""
-
     def subsets(self) -> Iterator[Subset]:
         """Load the subsets one by one."""
-        for subset in self.load():
-            if not subset.pages.ids or not subset.queries:
-                lacks = "has no query with a relevant page" if subset.pages.ids else "has no pages"
-                raise RandSlotError(f"{self.name}: {self.dataset} ({subset.name}) {lacks}")
-            yield subset
+
+    def make_subset(
+        self, name: str, pages: Pages, queries: dict[str, str], grades: dict[str, dict[str, int]]
+    ) -> Subset:
+        """Make a subset of the queries that have grades: pytrec_eval ignores the others."""
+        kept = {id: text for id, text in queries.items() if grades.get(id)}
+        if not pages.ids or not kept:
+            lacks = "has no query with a relevant page" if pages.ids else "has no pages"
+            raise RandSlotError(f"{self.name}: {self.dataset} ({name}) {lacks}")
+        return Subset(name, pages, kept, {id: grades[id] for id in kept}, len(queries) - len(kept))
 
 
 def choose_tasks(
@@ -173,15 +175,15 @@ def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path 
         name = MTEB_NAMES[task]
         middle = name.removesuffix("Retrieval").removeprefix("Vidore").lstrip("23")
         for alias in (task, name, re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", middle)):  # Fin-E, Vidore3..., Finance_En
-            by_alias[_plain(alias)] = task
-    if unknown := [name for name in names if _plain(name) not in by_alias]:
-        raise UsageError(f"unknown task {unknown[0]!r}. Known: {', '.join(chosen)}")
-    wanted = {by_alias[_plain(name)] for name in names} or chosen
-    return [_vidore_task(benchmark, task, data_root) for task, benchmark in chosen.items() if task in wanted]
-
-
-def _plain(name: str) -> str:
-    return name.lower().rstrip(".").replace("-", "_")
+            by_alias[alias.lower().rstrip(".").replace("-", "_")] = task
+    wanted = set()
+    for name in names:
+        alias = name.lower().rstrip(".").replace("-", "_")
+        if alias not in by_alias:
+            raise UsageError(f"unknown task {name!r}. Known: {', '.join(chosen)}")
+        wanted.add(by_alias[alias])
+    tasks = [task for task in chosen if task in wanted or not names]
+    return [_vidore_task(chosen[task], task, data_root) for task in tasks]
 
 
 def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
@@ -208,7 +210,7 @@ class MtebTask(Task):
     task: Any
     folder: Path | None = None
 
-    def load(self) -> Iterator[Subset]:
+    def subsets(self) -> Iterator[Subset]:
         offline = "" if self.folder else check_dataset(self.dataset, self.revision) or ""
         with _loading(self.dataset, self.folder, offline):
             self.task.data_loaded = False  # another run may have freed its subsets
@@ -217,14 +219,14 @@ class MtebTask(Task):
         for name, splits in self.task.dataset.items():
             data = splits["test"]
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
-            yield make_subset(name, DatasetPages(data["corpus"], "id"), queries, data["relevant_docs"])
+            yield self.make_subset(name, DatasetPages(data["corpus"], "id"), queries, data["relevant_docs"])
             self.task.dataset[name] = {}  # free its memory
 
 
 class NativeTask(Task):
     """A ViDoRe V3 repository in its own layout: corpus, queries in all languages, qrels."""
 
-    def load(self) -> Iterator[Subset]:
+    def subsets(self) -> Iterator[Subset]:
         from datasets import load_dataset
 
         with _loading(self.dataset, Path(self.dataset)):
@@ -239,7 +241,7 @@ class NativeTask(Task):
             by_language.setdefault(row["language"], {})[str(row["query_id"])] = row["query"]
         pages = DatasetPages(corpus, "corpus_id")
         for language, texts in by_language.items():
-            yield make_subset(language, pages, texts, grades)
+            yield self.make_subset(language, pages, texts, grades)
 
 
 @contextmanager
@@ -277,15 +279,6 @@ def _loading(dataset: str, folder: Path | None, offline: str = "") -> Iterator[N
             datasets.enable_progress_bars()
 
 
-def make_subset(name: str, pages: Pages, queries: dict[str, str], grades: dict[str, dict[str, int]]) -> Subset:
-    """Keep the queries that have grades: pytrec_eval ignores the others."""
-    subset = Subset(name, pages, {}, {}, sum(not grades.get(id) for id in queries))
-    for id, text in queries.items():
-        if grades.get(id):
-            subset.queries[id], subset.grades[id] = text, grades[id]
-    return subset
-
-
 # -- your own set
 
 
@@ -319,7 +312,7 @@ Row = TypeVar("Row", bound=BaseModel)
 class FolderTask(Task):
     """A folder with pages/, queries.jsonl and qrels.jsonl."""
 
-    def load(self) -> Iterator[Subset]:
+    def subsets(self) -> Iterator[Subset]:
         pages = FolderPages(Path(self.dataset, "pages"))
         by_language: dict[str, dict[str, str]] = {}
         known: set[str] = set()
@@ -337,7 +330,7 @@ class FolderTask(Task):
             grades.setdefault(str(row.query), {})[row.page] = row.grade
         relevant = {query: by_page for query, by_page in grades.items() if any(by_page.values())}
         for language, texts in by_language.items() or [("default", {})]:
-            yield make_subset(language, pages, texts, relevant)
+            yield self.make_subset(language, pages, texts, relevant)
 
 
 def _read_rows(file: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:

@@ -4,13 +4,12 @@ import asyncio
 import os
 from typing import Any
 
-from ..errors import UsageError
 from ..library.library import Library
 from ..library.results import By
 from .pages import PICTURE_TYPE, Finder, importing, read_picture
 
 with importing("haystack-ai", "haystack"):
-    from haystack import component, default_from_dict, default_to_dict
+    from haystack import component
     from haystack.dataclasses import ByteStream, Document
 
 
@@ -31,7 +30,9 @@ class RandSlotRetriever:
         pictures: put the picture of each page into `blob`, as a JPEG; `randslot.integrations.pages.read_picture` gives
         it later, too.
         """
-        self.library, self.top_k, self.by, self.filters, self.pictures = library, top_k, by, filters, pictures
+        # As attributes and plain values, Haystack saves them with a pipeline.
+        self.library = library if isinstance(library, Library) else os.fspath(library)
+        self.top_k, self.by, self.filters, self.pictures = top_k, by, filters, pictures
         self.finder = Finder(library, top_k, by, filters)
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
@@ -53,26 +54,6 @@ class RandSlotRetriever:
         """Return the best pages, without blocking."""
         found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, top_k, filters)
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings, for the file of a pipeline.
-
-        Errors: UsageError if it was given an open library.
-        """
-        if isinstance(self.library, Library):
-            raise UsageError(
-                "a pipeline is saved with the place of its library: give the retriever a folder or address"
-            )
-        place = os.fspath(self.library)
-        options = {"top_k": self.top_k, "by": self.by, "filters": self.filters, "pictures": self.pictures}
-        values: dict[str, Any] = default_to_dict(self, library=place, **options)
-        return values
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "RandSlotRetriever":
-        """Make a retriever from what `to_dict` returned."""
-        made: RandSlotRetriever = default_from_dict(cls, data)
-        return made
 
     def close(self) -> None:
         """Close the library, if it was opened here."""

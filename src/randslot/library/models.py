@@ -232,7 +232,7 @@ class LibraryModels:
             reader: PageReader = model
             return reader
         with needs_extra():
-            from ..model.sentence_loading import adopt
+            from ..model.sentence_model import adopt
 
         return adopt(model)
 

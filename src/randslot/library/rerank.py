@@ -55,7 +55,7 @@ class CrossEncoderReranker:
 
     def __init__(self, name: str, pages: int, seconds: float, trust_remote_code: bool) -> None:
         from ..model.hub import MODEL_FILES, WITH_CODE, find
-        from ..model.sentence_loading import load_checked
+        from ..model.sentence_model import load_checked
 
         self.name, self.pages, self.seconds = name, pages, seconds
         source = find(name, files=WITH_CODE if trust_remote_code else MODEL_FILES)

@@ -44,8 +44,7 @@ _HOMES = {
     "untrained": "model",
 }
 
-# How a model of sentence-transformers is loaded.
-LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "known_code")
+LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "known_code")  # not settings
 
 
 def __getattr__(name: str) -> Any:
@@ -62,9 +61,6 @@ def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | Us
     A folder or hub id holds a saved RandSlot model, a backbone, which gets new slots, or a model of
     sentence-transformers, with several vectors a page or one. With a `template`, it is a backbone. Options are those of
     `load`, or those in `LOADING` and the settings of `EmbeddingSettings` that can change; None means the default.
-
-    Errors: UsageError for an option that this kind of model does not have. RandSlotError if there is no such model, or
-    it cannot run here. MissingError without the extra that it needs.
     """
     from .text_reader import NAME, UseReader
 
@@ -88,7 +84,7 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
         raise UsageError(f"no model {name!r}: did you mean {NAME}?")
     given = {option: value for option, value in options.items() if value is not None}
     with needs_extra():
-        from . import sentence_loading
+        from . import sentence_model
         from .hub import MODEL_FILES, WITH_CODE, find
         from .model import load
         from .remote_model import remote
@@ -99,12 +95,12 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
         return remote(name, **given)
     has_code = given.get("trust_remote_code") or given.get("known_code")
     source = find(name, given.pop("revision", None), files=WITH_CODE if has_code else MODEL_FILES)
-    kind = sentence_loading.find_kind(source)
+    kind = sentence_model.find_kind(source)
     if kind in ("randslot", "backbone") or "template" in given:
         given.pop("known_code", None)
         return load(source, **given)
     loading = {option: given.pop(option) for option in LOADING if option in given}
-    model, code = sentence_loading.load_checked(source, kind, **loading)
-    reader = sentence_loading.make_reader(model, source, code)
+    model, code = sentence_model.load_checked(source, kind, **loading)
+    reader = sentence_model.make_reader(model, source, code)
     reader.use(**given)
     return reader

@@ -215,12 +215,6 @@ def build_backbone(
     return Backbone(family, family.prepare(model), processors, Source())
 
 
-def find_shape(name: str) -> str | None:
-    """Return the shape of a published backbone by its hub id or folder name; None if it is unknown."""
-    shape = Path(name).name.lower().replace("-instruct", "").replace("-embedding", "")
-    return shape if shape in list_shapes() else None
-
-
 def list_shapes() -> list[str]:
     """Return the names of all shapes in the package."""
     files = (resources.files(__package__) / "shapes").iterdir()

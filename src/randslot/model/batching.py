@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,38 +23,22 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-class Ahead(Generic[T, R]):
-    """Runs `do` on each piece of work in threads, at most `depth` ahead of the consumer; yields results in order.
-
-    waited: how many seconds the consumer has waited for results.
-    """
-
-    def __init__(self, do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> None:
-        self.do, self.work, self.depth = do, work, depth
-        self.threads = threads or min(max((os.cpu_count() or 2) - 1, 1), 16)  # one core drives the model
-        self.waited = 0.0
-
-    def __iter__(self) -> Iterator[tuple[T, R]]:
-        waiting: deque[tuple[T, Future[R]]] = deque()
-        with ThreadPoolExecutor(self.threads) as pool:
-            try:
-                for piece in self.work:
-                    waiting.append((piece, pool.submit(self.do, piece)))
-                    if len(waiting) > self.depth:
-                        yield self._take(waiting)
-                while waiting:
-                    yield self._take(waiting)
-            finally:  # also if the consumer stops
-                for _, future in waiting:
-                    future.cancel()
-
-    def _take(self, waiting: deque[tuple[T, Future[R]]]) -> tuple[T, R]:
-        piece, future = waiting.popleft()
-        started = time.perf_counter()
+def ahead(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> Iterator[tuple[T, R]]:
+    """Run `do` on each piece of work in threads, at most `depth` ahead of the consumer; yield results in order."""
+    threads = threads or min(max((os.cpu_count() or 2) - 1, 1), 16)  # one core drives the model
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
         try:
-            return piece, future.result()
-        finally:
-            self.waited += time.perf_counter() - started
+            for piece in work:
+                waiting.append((piece, pool.submit(do, piece)))
+                if len(waiting) > depth:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for first, future in waiting:
+                yield first, future.result()
+        finally:  # also if the consumer stops
+            for _, future in waiting:
+                future.cancel()
 
 
 def cut_by_positions(lengths: Sequence[int], most: int) -> list[list[int]]:

@@ -187,7 +187,17 @@ def read_files(
 ) -> tuple[Backbone, dict[str, Any]]:
     """Read the backbone of a saved model with its adapter, and randslot.json; `backbone`: its place, if moved."""
     config = _read_config(source)
-    place = _find_backbone(source, config, backbone)
+    name, revision = config["backbone"]["name"], config["backbone"]["revision"]
+    place = source
+    if config["adapter"] and backbone is not None:
+        place = find(backbone)
+    elif config["adapter"] and name is None:
+        place = Source(source.name, source.revision, source.file(INNER_BACKBONE))
+    elif config["adapter"]:
+        try:
+            place = find(name, revision or None)
+        except RandSlotError as error:
+            raise RandSlotError(f"{source.name} needs its backbone: {error} (or pass backbone=)") from error
     parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
     family = config["backbone"]["family"]
     if parts.family.name != family:
@@ -217,20 +227,6 @@ def _read_config(source: Source) -> dict[str, Any]:
         if "teacher" in config:
             config["teacher"] = read_identity(config["teacher"])
     return config
-
-
-def _find_backbone(source: Source, config: dict[str, Any], backbone: str | Path | None) -> Source:
-    if not config["adapter"]:
-        return source
-    if backbone is not None:
-        return find(backbone)
-    name, revision = config["backbone"]["name"], config["backbone"]["revision"]
-    if name is None:
-        return Source(source.name, source.revision, source.file(INNER_BACKBONE))
-    try:
-        return find(name, revision or None)
-    except RandSlotError as error:
-        raise RandSlotError(f"{source.name} needs its backbone: {error} (or pass backbone=)") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

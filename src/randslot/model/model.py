@@ -62,20 +62,13 @@ class RandSlotModel(MultiVectorEncoder):
         return self.encoder.settings
 
     def use(self, **settings: Any) -> None:
-        """Change settings of a model in use: any of `Settings` except `slots`, `template` and `widths`.
-
-        Errors: UsageError for a wrong value, or another value of these three.
-        """
+        """Change settings of a model in use: any of `Settings` except `slots`, `template` and `widths`."""
         self.encoder.use(**settings)
 
     @property
     def preprocessor(self) -> Preprocessor:
         """The preprocessing of queries and pages; it can be sent to other processes."""
         return self.encoder.preprocessor
-
-    def page_grid(self, features: dict[str, Any]) -> tuple[int, int] | None:
-        """Return the rows and columns of visual tokens of the first page; None if it has no grid."""
-        return self.family.page_grid(self.encoder.processors, features)
 
     # -- a `PageReader`
 
@@ -307,9 +300,6 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
     name: a folder or hub id of a text model to start from, adapter merged; or a shape to build with random weights: its
     name, "tiny", or a JSON file. layers: keep only this many, the first ones, and the last one if the start makes
     vectors; 0: all. A student of the same teacher continues from its weights.
-
-    Errors: UsageError for a teacher without a fixed number of vectors, a start that is no text model, or a student of
-    another teacher.
     """
     num = teacher.num_vectors("query")
     if num is None:

@@ -66,10 +66,7 @@ class Identity:
         return self.settings.get(f"{side}_vectors")
 
     def narrowed(self, page_vectors: int | None, width: int | None) -> Identity:
-        """Return this model with fewer vectors a page, or narrower ones, where those are a part of the others.
-
-        Errors: UsageError if they are not, or are more.
-        """
+        """Return this model with fewer vectors a page, or narrower ones; UsageError if they are no part of it."""
         settings, dimension = dict(self.settings), self.dimension
         if page_vectors is not None:
             own = self.num_vectors("page")

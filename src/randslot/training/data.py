@@ -111,15 +111,15 @@ def _read_jsonl(file: Path) -> Dataset:
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             with in_one_line(f"read row {number} of {file}"):
-                if line.strip():
-                    rows.append({name: _as_text(value) for name, value in json.loads(line).items()})
+                row = json.loads(line) if line.strip() else {}
+                for name, value in row.items():
+                    texts = value if isinstance(value, list) else [value]
+                    if value is not None and not all(isinstance(text, str) for text in texts):
+                        row[name] = json.dumps(value)
+                if row:
+                    rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
-
-
-def _as_text(value: Any) -> str | list[str] | None:
-    is_list = isinstance(value, list) and all(isinstance(text, str) for text in value)
-    return value if value is None or isinstance(value, str) or is_list else json.dumps(value)
 
 
 def list_queries(query: Any) -> list[Any]:

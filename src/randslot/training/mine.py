@@ -97,13 +97,10 @@ def name_page(source: str, number: int) -> str:
 
 def write_mined(rows: list[dict[str, Any]], file: Path) -> None:
     """Write rows as JSON lines with page paths relative to the file."""
-
-    def relative(page: str) -> str:
-        return os.path.relpath(page, file.parent.resolve())
-
-    lines = []
+    lines, base = [], file.parent.resolve()
     for row in rows:
-        pages = {"image": relative(row["image"]), "negatives": [relative(page) for page in row["negatives"]]}
+        negatives = [os.path.relpath(page, base) for page in row["negatives"]]
+        pages = {"image": os.path.relpath(row["image"], base), "negatives": negatives}
         lines.append(json.dumps(row | pages, ensure_ascii=False) + "\n")
     with in_one_line(f"write {file}", UsageError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import is_flash_attn_2_available
 
 from ..errors import RandSlotError, UsageError
-from ..model.backbone import find_shape
+from ..model.backbone import list_shapes
 from ..model.families.base import Family
 from ..model.hub import is_hub_id
 from ..model.model import RandSlotModel, untrained
@@ -265,8 +265,9 @@ class PageCost:
 def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
     """Make the model of a recipe on the meta device, from the shape of its backbone."""
     config = Path(recipe.backbone, "config.json")
-    shape = recipe.untrained or (str(config) if config.is_file() else find_shape(recipe.backbone))
-    if shape is None:
+    published = Path(recipe.backbone).name.lower().replace("-instruct", "").replace("-embedding", "")
+    shape = recipe.untrained or (str(config) if config.is_file() else published)
+    if shape == published and shape not in list_shapes():
         raise UsageError(f"the shape of {recipe.backbone} is unknown: name a folder that has its config.json")
     adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
     settings = asdict(recipe.settings())

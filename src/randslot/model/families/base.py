@@ -136,10 +136,6 @@ class Family(ABC):
             joined[name] = torch.cat([part[name] for part in parts])
         return joined
 
-    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int] | None:
-        """Return the rows and columns of visual tokens of the first page; None if it has no grid."""
-        return None
-
     # -- from features to the input of the language model
 
     def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:

@@ -98,10 +98,6 @@ class QwenVL(VisionFamily):
         ids = [first + before + [image_token] * count + after + last for count in counts]
         return processors.pad(ids) | {"pixel_values": pixels, "image_grid_thw": grids}
 
-    def page_grid(self, processors: Processors, features: Features) -> tuple[int, int] | None:
-        _, rows, columns = features["image_grid_thw"][0].tolist()
-        return rows // processors.image.merge_size, columns // processors.image.merge_size
-
     # -- from features to the input of the language model
 
     def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
