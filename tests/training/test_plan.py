@@ -150,11 +150,10 @@ def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
 def test_a_dry_run_says_what_a_run_takes(tmp_path):
     recipe = tiny_recipe("qwen3-vl", data=str(tmp_path / "none.jsonl"), steps=7)
     text = describe_run(recipe, 2)
-    assert "steps      7, each of 4 pairs: 2 devices with 2 each" in text
+    assert "steps      7, each of 4 pairs with 0 negatives, 2 pairs on each device" in text
     assert "missing: no pairs at" in text
-    for words in ("| weights |", "| activations |", "shared memory", "disk", "| A100, 80 GB |", "this machine"):
+    for words in ("| weights |", "| activations |", "disk", "| A100, 80 GB |"):
         assert words in text
-    assert "AdamW in float32 instead of PagedAdamW8bit" in text
 
 
 def test_a_dry_run_counts_feedback_step_by_step(tmp_path):
@@ -162,21 +161,11 @@ def test_a_dry_run_counts_feedback_step_by_step(tmp_path):
     assert "| A100, 80 GB |" in describe_run(recipe, 2)
 
 
-def test_a_dry_run_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(plan, "free_shared_memory", lambda: 1000)
-    text = describe_run(tiny_recipe("qwen3.5", workers=1, gradient_cache=False, micro_batch=1), 1)
-    assert "1 worker on each of 1 device;" in text
-    assert "| RTX 4090, 24 GB | yes |" in text
-    assert "GB with --set gradient_cache=true, for one more forward pass" in text
-    assert "missing        shared memory: set fewer workers" in text
-    assert "no GPU with flash-linear-attention: plain PyTorch instead of its kernels" in text
-    assert "not installed  fla: pip install flash-linear-attention" in text
+def test_a_dry_run_says_what_fits(monkeypatch):
+    assert "| RTX 4090, 24 GB | yes |" in describe_run(tiny_recipe("qwen3.5", workers=1, micro_batch=1), 1)
     monkeypatch.setattr(plan, "GPUS", {"Small": (1, 100)})
     text = describe_run(tiny_recipe("qwen3-vl", workers=0, gradient_cache=True, micro_batch=1), 1)
     assert "| Small, 1 GB | no |" in text  # CUDA alone takes more
-    assert "less memory" not in text
-    assert "missing        shared memory" not in text
-    assert "kernels" not in text
 
 
 # What the hub has of Qwen2.5-VL-7B: the text settings at the top level, as in all of its config.json.

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from torch import Tensor, distributed
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..model import open_torch_model
 from ..model.batching import ahead, in_groups, return_freed_memory
 from ..model.model import RandSlotModel
@@ -95,8 +95,6 @@ class Evaluation:
     def run(self, tasks: Sequence[Task]) -> list[Result]:
         """Evaluate on each task, write its scores to a file, and return them; of several processes, the first does."""
         settings, weights = self.model.settings, self.model.weights_key
-        if settings.note:
-            self.console.print(f"note: {self.name} {settings.note}")
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
         if self.windows > 1:
             folder = caches["page"].folder
@@ -193,23 +191,18 @@ class Evaluation:
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
         size = 2 * self.batch  # two batches are gathered, so that pages of one length come together
         missing = self.processes.share(missing, size)
-        speed = TextColumn("{task.fields[speed]}")
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
         failed = None
-        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
-            bar = progress.add_task(what, total=len(missing), speed="")
-            opened = ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
-            try:
-                for group in in_groups(opened, size):
-                    found = {keys[i]: page for i, page in group if page is not None}
-                    cache.add(list(found), self._encode(list(found.values())))
-                    progress.update(bar, advance=len(group))
-                    progress.update(bar, speed=f"{progress.tasks[bar].speed or 0:.1f} pages/s")
-                    return_freed_memory()
-            except RandSlotError as error:  # a damaged page: also the other processes stop
-                failed = error
-            finally:
-                cache.flush()  # also when stopped
+        opened = ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
+        shown: dict[str, Any] = {"console": self.console, "transient": True, "disable": not self.console.is_terminal}
+        try:
+            for group in in_groups(track(opened, what, len(missing), **shown), size):
+                found = {keys[i]: page for i, page in group if page is not None}
+                cache.add(list(found), self._encode(list(found.values())))
+                return_freed_memory()
+        except RandSlotError as error:  # a damaged page: also the other processes stop
+            failed = error
+        finally:
+            cache.flush()  # also when stopped
         self.processes.join(failed)
         cache.refresh()
         return keys
@@ -263,10 +256,8 @@ def evaluate_model(
     """
     cache = cache or output / "vectors"
     for folder in (output, cache):
-        try:
+        with in_one_line(f"write into {folder}", UsageError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
     opened = open_torch_model(model, **settings)
     evaluation = Evaluation(opened, name or model, output, cache, batch, windows)
     results = evaluation.run(tasks)

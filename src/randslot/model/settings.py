@@ -28,11 +28,6 @@ class VectorSettings:
     reduction: str
 
     @property
-    def note(self) -> str:
-        """A note before an evaluation."""
-        return ""
-
-    @property
     def is_reduced(self) -> bool:
         """Whether pages are reduced to `page_vectors`."""
         return self.reduction != NO_REDUCTION
@@ -109,13 +104,6 @@ class Settings(VectorSettings):
     def label(self) -> str:
         """The name of runs with these settings in tables: "random", or "tokens by kmeans"."""
         return f"{self.inference} by {self.reduction}" if self.is_reduced else self.inference
-
-    @property
-    def note(self) -> str:
-        """A note before an evaluation, if the model encodes differently than it was trained to."""
-        if self.inference in (self.slots, self.strategy.inference):
-            return ""
-        return f"was trained with {self.slots} slots, and gets {self.inference} ones here"
 
     def vectors(self, side: Side) -> int:
         """Return the budget of one side."""

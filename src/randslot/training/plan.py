@@ -112,26 +112,16 @@ def largest_page(model: RandSlotModel) -> Image.Image | str:
     return max(pages, key=lambda page: model.preprocess([page], task="document")["input_ids"].shape[1])
 
 
-def shared_bytes(recipe: Recipe, page_bytes: int, pages: int, processes: int) -> int:
-    """Return the shared memory of the batches that the workers of this machine keep ready."""
-    batches = recipe.workers * PREFETCH + 1 if recipe.workers else 0
-    return batches * pages * page_bytes * processes
-
-
-def free_shared_memory() -> float:
-    """Return the free bytes of shared memory; infinite on a system without it."""
-    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else float("inf")
-
-
 def check_shared_memory(recipe: Recipe, model: RandSlotModel, dtype: torch.dtype, pairs: int) -> None:
     """Raise UsageError if workers would die of a bus error in the middle of a run."""
     features = replace(model.preprocessor, dtype=dtype)([largest_page(model)], task="document")
     page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, Tensor))
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    need = shared_bytes(recipe, page_bytes, pairs * recipe.pages_per_row, processes)
-    if need > (free := free_shared_memory()):
+    batches = (recipe.workers * PREFETCH + 1) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    need = batches * pairs * recipe.pages_per_row * page_bytes
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else float("inf")
+    if need > free:
         raise UsageError(
-            f"workers may need {need / 1e9:.1f} GB of {SHARED_MEMORY}, which has {free / 1e9:.1f} GB free. "
+            f"workers may need {need / GB:.1f} GB of {SHARED_MEMORY}, which has {free / GB:.1f} GB free. "
             "Set fewer workers, or enlarge it (in Docker: --shm-size)."
         )
 
@@ -357,36 +347,44 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     devices = devices or int(os.environ.get("WORLD_SIZE", "0")) or max(torch.cuda.device_count(), 1)
     pairs = share(recipe.batch, devices)
     pages = pairs * recipe.pages_per_row
-    dtype = torch.bfloat16 if recipe.precision == "bf16" and recipe.lora else torch.float32  # as on a GPU
-    model = make_model_on_meta(recipe, dtype)
+    model = make_model_on_meta(recipe, torch.bfloat16 if recipe.precision == "bf16" and recipe.lora else torch.float32)
     cost = measure_page(model)
     memory = memory_by_part(recipe, model, cost, devices, recipe.optimizer)
     num_rows, where = count_rows(recipe)
     steps = count_steps(recipe, num_rows)
-    negatives = f", and {_count(recipe.negatives, 'negative')} a pair" if recipe.negatives else ""
     execution = (
         "every prefix again (the paper's loop)" if recipe.execution == "loop" else "one pass",
-        f"{_count(recipe.micro_batch or pages, 'page')} at once",
+        f"pages at once: {recipe.micro_batch or pages}",
         "gradient cache" if is_cached(recipe, pages) else "no gradient cache",
         "layers checkpointed" if recipe.gradient_checkpointing else "layers not checkpointed",
     )
-    rows: list[list[Cell]] = [[part, num / GB] for part, num in memory.items()]
-    rows.append(["all", sum(memory.values()) / GB])
-    table = Table("Memory of each device, computed for the largest pages", ["part", "GB"], rows, digits=2)
+    parts: list[list[Cell]] = [[part, num / GB] for part, num in memory.items()]
+    parts.append(["all", sum(memory.values()) / GB])
+    disk = f"{run_bytes(recipe, model) / GB:.1f} GB for model and checkpoints"
+    if recipe.backbone and not Path(recipe.backbone).exists():
+        weights = sum(weight.nbytes for weight in model.parameters() if not weight.requires_grad)
+        disk += f", and {weights / GB:.1f} GB of weights from the hub"
+    # 40 % of the peak is what well-fed training of this size reaches (assumed).
+    operations = 2 * step_multiply_adds(recipe, cost, pages)
+    speeds: list[list[Cell]] = []
+    for name, (size, peak) in GPUS.items():
+        seconds = operations / (0.4 * peak * 1e12)
+        hours = steps * seconds / 3600 if steps else None
+        fits = "yes" if sum(memory.values()) <= size * GB else "no"
+        speeds.append([f"{name}, {size} GB", fits, recipe.batch / seconds, seconds, hours])
+    title = f"Expected at 40% of the peak in bfloat16 (assumed), devices: {devices}, workers that keep up"
     lines = [
         f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, "
         f"{recipe.query_vectors} and {recipe.page_vectors} vectors",
         f"pairs      {where}",
-        f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs: "
-        f"{_count(devices, 'device')} with {pairs} each{negatives}",
+        f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs with {recipe.negatives} negatives, "
+        f"{pairs} pairs on each device",
         f"execution  {', '.join(execution)}",
         f"page       at most {cost.positions:,} positions, {cost.sent / 1e6:.0f} MB from worker to device",
+        f"disk       {disk}",
         "",
-        write_table(table, "md"),
-        *_describe_space(recipe, model, cost, devices),
-        "",
-        write_table(_predict_speed(recipe, cost, devices, steps, sum(memory.values())), "md"),
-        *_describe_machine(recipe, model),
+        write_table(Table("Memory of each device for the largest pages", ["part", "GB"], parts, digits=2), "md"),
+        write_table(Table(title, ["GPU", "fits", "pages/s of all", "s a step", "hours"], speeds), "md"),
     ]
     return "\n".join(lines)
 
@@ -415,57 +413,3 @@ def run_bytes(recipe: Recipe, model: RandSlotModel) -> int:
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     saved: int = 4 * trained if recipe.lora else sum(weight.nbytes for weight in model.parameters())
     return saved + (2 * (saved + 8 * trained) if recipe.save_every else 0)
-
-
-def _describe_space(recipe: Recipe, model: RandSlotModel, cost: PageCost, devices: int) -> Iterator[str]:
-    """Yield lines about savings of memory, shared memory and disk."""
-    pages, on_machine = recipe.batch // devices * recipe.pages_per_row, min(devices, 8)
-    saving = replace(recipe, gradient_cache=True)
-    if is_cached(saving, pages) and not is_cached(recipe, pages):
-        memory = sum(memory_by_part(saving, model, cost, devices, recipe.optimizer).values())
-        yield f"less memory    {memory / GB:.1f} GB with --set gradient_cache=true, for one more forward pass"
-    need, free = shared_bytes(recipe, cost.sent, pages, on_machine), free_shared_memory()
-    workers = f"{_count(recipe.workers, 'worker')} on each of {_count(on_machine, 'device')}"
-    yield f"shared memory  at most {need / GB:.1f} GB for {workers}; this machine has {free / GB:.1f} GB free"
-    if need > free:
-        yield "missing        shared memory: set fewer workers, or enlarge it (in Docker: --shm-size)"
-    place = Path(recipe.output or ".").absolute()
-    while not place.exists():
-        place = place.parent
-    fetched = ""
-    if recipe.backbone and not Path(recipe.backbone).exists():
-        weights = sum(weight.nbytes for weight in model.parameters() if not weight.requires_grad)
-        fetched = f", and {weights / GB:.1f} GB of weights from the hub"
-    kept, free = run_bytes(recipe, model), shutil.disk_usage(place).free
-    yield f"disk           {kept / GB:.1f} GB for model and checkpoints{fetched}; {free / GB:.0f} GB are free"
-
-
-def _predict_speed(recipe: Recipe, cost: PageCost, devices: int, steps: int, memory: int) -> Table:
-    """Predict the speed of some GPUs at 40 % of their peak, which well-fed training of this size reaches (assumed)."""
-    pages = recipe.batch // devices * recipe.pages_per_row
-    operations = 2 * step_multiply_adds(recipe, cost, pages)
-    rows: list[list[Cell]] = []
-    for name, (size, peak) in GPUS.items():
-        seconds = operations / (0.4 * peak * 1e12)
-        positions = round(pages * cost.positions / seconds)
-        hours = steps * seconds / 3600 if steps else None
-        fits = "yes" if memory <= size * GB else "no"
-        rows.append([f"{name}, {size} GB", fits, positions, recipe.batch / seconds, seconds, hours])
-    title = f"Expected at 40% of the peak in bfloat16 (assumed), {_count(devices, 'device')}, workers that keep up"
-    return Table(title, ["GPU", "fits", "positions/s of a device", "pages/s of all", "s a step", "hours"], rows)
-
-
-def _describe_machine(recipe: Recipe, model: RandSlotModel) -> Iterator[str]:
-    hardware = choose_hardware(recipe, model.family)
-    device = torch.cuda.get_device_name() if hardware.on_gpu else "CPU"
-    yield f"this machine   {device}: {hardware.precision}, attention {hardware.attention}, {hardware.optimizer}"
-    for line in hardware.fallbacks:
-        yield f"missing        {line}"
-    wanted = {"bitsandbytes": '"randslot[gpu]"', "flash_attn": "--no-build-isolation flash-attn"}
-    for module, package in (wanted | dict(model.family.kernels)).items():
-        if find_spec(module) is None:
-            yield f"not installed  {module}: pip install {package}"
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num} {what}" if num == 1 else f"{num} {what}s"

@@ -83,6 +83,7 @@ class TrainingRun:
         self.hardware = choose_hardware(recipe)
         self.frozen: FrozenVision | None = None
         self.rows: dict[str, int] = {}  # how many there are, for the record
+        self.num_queries = 1  # of each page
         self.checkpoint = find_checkpoint(self.folder, self.world)
         if self.rank == 0:  # the others may look when the first one has begun to write
             check_folder(recipe, self.folder, self.checkpoint, resume)
@@ -145,6 +146,7 @@ class TrainingRun:
         if recipe.keep_empty_queries:
             self.console.print(f"{pairs.num_empty} of {len(pairs)} rows have an empty query; they are kept")
         self.rows = {"pairs": len(pairs), "skipped_rows": len(bad), "empty_queries": pairs.num_empty}
+        self.num_queries = count_queries(pairs)  # unequal numbers would be compared with the wrong pages
         if len(pairs) < recipe.batch:
             raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
         return pairs
@@ -240,8 +242,8 @@ class TrainingRun:
 
     def _finish(self, model: RandSlotModel, trainer: MultiVectorEncoderTrainer, pairs: Pairs, seconds: float) -> None:
         """Save the model, the loss curve and the record of the run."""
-        steps, num_queries = trainer.state.global_step, count_queries(pairs)
-        what = "pairs" if num_queries == 1 else f"pages with {num_queries} queries each"
+        steps = trainer.state.global_step
+        what = "pairs" if self.num_queries == 1 else f"pages with {self.num_queries} queries each"
         model.model_card_data.trained_on = (
             f"{steps} steps of {self.recipe.batch} {what} out of {len(pairs):,} from "
             f"{self.recipe.data}; `recipe.toml` has every setting, `run.json` versions and time."
