@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from ..model.batching import ahead, in_groups, return_freed_memory
 from ..model.model import RandSlotModel
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
-from ..model.sentence_model import EmbeddingModel
+from ..model.sentence_model import EmbeddingModel, cut_strips
 from ..model.text_reader import cut_evenly
 from ..pages import NoTextError, open_page, read_page_text
 from .cache import Judged, VectorCache, open_cache
@@ -219,8 +218,7 @@ class Evaluation:
             return None
         except RandSlotError as error:
             raise RandSlotError(f"page {pages.ids[i]}: {error}") from error
-        edges = [image.height * place // self.windows for place in range(self.windows + 1)]
-        opened: list[Any] = [image.crop((0, top, image.width, bottom)) for top, bottom in pairwise(edges)]
+        opened: list[Any] = cut_strips(image, self.windows)
         return [self.model.prepare_page(one) for one in opened] if isinstance(self.model, RandSlotModel) else opened
 
     def _encode(self, pages: list[list[Any]]) -> list[Tensor]:

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError
 
-from ..errors import RandSlotError, UsageError, first_line
-from ..model.hub import check_dataset
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..pages import list_pages, page_file
 from .published import TASKS
 
@@ -211,8 +210,7 @@ class MtebTask(Task):
     folder: Path | None = None
 
     def subsets(self) -> Iterator[Subset]:
-        offline = "" if self.folder else check_dataset(self.dataset, self.revision) or ""
-        with _loading(self.dataset, self.folder, offline):
+        with _loading(self.dataset, self.folder):
             self.task.data_loaded = False  # another run may have freed its subsets
             self.task.load_data()
             self.task.convert_v1_dataset_format_to_v2(num_proc=None)
@@ -245,35 +243,27 @@ class NativeTask(Task):
 
 
 @contextmanager
-def _loading(dataset: str, folder: Path | None, offline: str = "") -> Iterator[None]:
+def _loading(dataset: str, folder: Path | None) -> Iterator[None]:
     """Load without progress bars and logs; RandSlotError in one line if it fails.
 
     A local copy gets its own cache, keyed by its files: `datasets` would mistake it for another folder of that name.
-    offline: why the hub cannot be reached. Then only downloads count; `datasets` would retry for half a minute.
     """
     import datasets
-    import huggingface_hub.constants as hub
 
     config, logger, hidden = datasets.config, logging.getLogger("datasets"), datasets.are_progress_bars_disabled()
-    before = config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, logger.level
+    cache, level = config.HF_DATASETS_CACHE, logger.level
     logger.setLevel(logging.CRITICAL)
     datasets.disable_progress_bars()
     if folder is not None:
-        state = []
-        for file in sorted(folder.resolve().rglob("*")):
-            if file.is_file():
-                state.append((str(file), file.stat().st_size, file.stat().st_mtime_ns))
-        config.HF_DATASETS_CACHE = Path(config.HF_DATASETS_CACHE) / f"randslot-{content_key(repr(state).encode())}"
-    if offline:
-        hub.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+        files = [(file, file.stat()) for file in sorted(folder.resolve().rglob("*")) if file.is_file()]
+        state = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in files]
+        config.HF_DATASETS_CACHE = Path(cache) / f"randslot-{content_key(repr(state).encode())}"
+    hint = "" if folder else ". Without network, --data-root takes copies."
     try:
-        yield
-    except Exception as error:  # datasets and the hub raise many kinds
-        reason = f"not in the local cache, and the hub does not answer ({offline})" if offline else first_line(error)
-        hint = "" if folder else ". Without network, --data-root takes copies."
-        raise RandSlotError(f"cannot load {dataset}: {reason}{hint}") from error
+        with in_one_line(f"load {dataset}", hint=hint):
+            yield
     finally:
-        config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, level = before
+        config.HF_DATASETS_CACHE = cache
         logger.setLevel(level)
         if not hidden:
             datasets.enable_progress_bars()

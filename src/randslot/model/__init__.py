@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -80,8 +78,6 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
 
     if name == NAME:
         raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
-    if get_close_matches(name, [NAME], cutoff=0.9) and not Path(name).exists():
-        raise UsageError(f"no model {name!r}: did you mean {NAME}?")
     given = {option: value for option, value in options.items() if value is not None}
     with needs_extra():
         from . import sentence_model

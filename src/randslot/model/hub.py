@@ -9,10 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -60,8 +59,12 @@ def find(
         raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
     try:
         snapshot = snapshot_download(name, revision=revision, allow_patterns=list(files), **options)
-    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _explain(error, "model", name, revision) from error
+    except GatedRepoError as error:
+        line = f"model {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
+        raise RandSlotError(line) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
+        raise RandSlotError(f"no model {name} {where} on the hub, and no folder of that name here") from error
     except Exception as error:  # no network, a proxy, a full disk
         absent = "not in the local cache: " if isinstance(error, LocalEntryNotFoundError) else ""
         line = f"cannot get model {name}: {absent}{first_line(error)}"
@@ -72,21 +75,3 @@ def find(
 def is_hub_id(name: str) -> bool:
     """Whether a name has the form owner/name."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and not name.startswith(".")
-
-
-def check_dataset(name: str, revision: str | None) -> str | None:
-    """Return None if the hub has a dataset, or why it cannot be asked; RandSlotError if it has none, or a gated one."""
-    try:
-        HfApi().repo_info(name, revision=revision, repo_type="dataset", timeout=10)
-    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _explain(error, "dataset", name, revision) from error
-    except Exception as error:  # no network, offline mode, a proxy: the cache may still have it
-        return first_line(error)
-    return None
-
-
-def _explain(error: HfHubHTTPError, kind: str, name: str, revision: str | None) -> RandSlotError:
-    if isinstance(error, GatedRepoError):
-        return RandSlotError(f"{kind} {name} is gated: accept its terms on the hub and log in with 'hf auth login'")
-    where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
-    return RandSlotError(f"no {kind} {name} {where} on the hub, and no folder of that name here")
