@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from ..library.results import By
 from .pages import PICTURE_TYPE, Finder, encode_picture, importing
 
 with importing("langchain-core", "langchain"):
-    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
     from pydantic import ConfigDict, PrivateAttr
@@ -45,11 +44,6 @@ class RandSlotRetriever(BaseRetriever):
                 metadata |= {"picture": encode_picture(metadata), "picture_type": PICTURE_TYPE}
             documents.append(Document(id=metadata["id"], page_content=text, metadata=metadata))
         return documents
-
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
-    ) -> list[Document]:
-        return await asyncio.to_thread(self._get_relevant_documents, query)
 
     def close(self) -> None:
         """Close the library, if it was opened here."""

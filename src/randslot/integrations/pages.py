@@ -74,10 +74,7 @@ class Finder:
 
 
 def read_picture(metadata: Mapping[str, Any], pixels: int = PICTURE_PIXELS) -> bytes:
-    """Return the picture of a page as a JPEG of limited size; metadata: of a page that a retriever returned.
-
-    Errors: RandSlotError if its file does not exist any more, or cannot be read.
-    """
+    """Return the picture of a page as a JPEG of limited size; metadata: of a page that a retriever returned."""
     return to_jpeg(render_file_page(Path(metadata["source"]), int(metadata["page"]), pixels), PICTURE_BYTES)
 
 
