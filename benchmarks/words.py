@@ -381,7 +381,9 @@ def measure_shell(manuals: Path, folder: Path) -> list[dict[str, Any]]:
         rows.append(
             {"search by": what} | time_command(command) | {"imports of torch and the like": list_heavy(command)}
         )
-    rows.append({"search by": "python alone"} | time_command(["-c", "pass"]) | {"imports of torch and the like": ""})
+    others = {"--help": ["-m", "randslot", "--help"], "import typer": ["-c", "import typer"], "python": ["-c", ""]}
+    for what, command in others.items():
+        rows.append({"search by": what} | time_command(command) | {"imports of torch and the like": ""})
     return [*rows, *list_imports(["-m", "randslot", "search", "words", "-l", str(folder / "library-dev")])]
 
 

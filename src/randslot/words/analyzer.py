@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from .language import DEFAULT, IS_UNSPACED, NO_STEMS, UNSPACED, list_function_words
 
 T = TypeVar("T")
-# The second class: vowels and accents that `\w` does not know.
-LETTER = rf"(?:[^\W_]|[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0dff{UNSPACED}])"
+# Vowels and accents that `\w` does not know.
+MARKS = r"\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
+LETTER = rf"(?:[^\W_]|[{MARKS}])"
 COMPOUND = re.compile(rf"{LETTER}+(?:[-._/:,'\u2019\u2010\u2011]{LETTER}+)*(?:(?:\+\+|#)(?!{LETTER}))?")
 PART = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}]){LETTER})+")
 MAX_LENGTH = 200  # characters of a token that count; a longer run of letters is not a word
