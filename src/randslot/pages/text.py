@@ -192,7 +192,9 @@ def is_legible(words: Sequence[str]) -> bool:
     They are not if more words are lost than found, or if they become text when their letters are moved.
     """
     distinct = set(words)
-    lost_words = {word for word in distinct if not (word.isascii() and word.isalnum()) and _is_lost(word)}
+    text, lost_words = " ".join(distinct), set()
+    if not (text.isascii() and text.isprintable()) or re.search(r"\(cid:|[!-/:-@\[-`{-~]{4}", text):  # few pages
+        lost_words = {word for word in distinct if not (word.isascii() and word.isalnum()) and _is_lost(word)}
     if lost_words:
         # A word is found by three letters in a row, a number, or one sign of a script that has no spaces.
         sign = re.compile(r"[^\W\d_]{3}|\d\d|[\u0900-\u11ff\u2e80-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")

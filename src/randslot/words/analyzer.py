@@ -245,9 +245,14 @@ class Memo(dict[str, T]):
 
 def is_contents(text: str) -> bool:
     """Whether a page is a list of contents: most of its lines are words and a number, and the numbers rise."""
-    numbers = [int(number) for number in re.findall(r"[^\W\d_][)?]?[ .]+(\d{1,4})$", text, re.MULTILINE)]
+    lines = text.split("\n")
+    with_number = [line for line in lines if line[-1:].isdecimal()]
+    if len(with_number) <= max(5, (len(lines) - 1) / 2):  # most pages
+        return False
+    found = [re.search(r"[^\W\d_][)?]?[ .]+(\d{1,4})$", line) for line in with_number]
+    numbers = [int(match[1]) for match in found if match]
     num_rising = sum(0 <= after - before <= 60 for before, after in pairwise(numbers))
-    return len(numbers) >= 6 and num_rising >= 0.8 * len(numbers) and len(numbers) > text.count("\n") / 2
+    return len(numbers) >= 6 and num_rising >= 0.8 * len(numbers) and len(numbers) > (len(lines) - 1) / 2
 
 
 def make_name_term(term: str) -> str:
