@@ -57,7 +57,7 @@ def test_few_files_know_an_engine():
         },
         "rapidocr": {"pages.ocr"},
         "ray": {"library.ray_reader"},
-        "fastapi": {"serve.app", "serve.embeddings"},
+        "fastapi": {"serve.app", "serve.documents", "serve.embeddings", "serve.searches"},
         "uvicorn": {"serve.run"},
         "mcp.server.mcpserver": {"serve.mcp_server"},
         "langchain_core.retrievers": {"integrations.langchain"},

@@ -22,7 +22,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,8 @@ class Soak:
             return
         chosen = dice.choice(answer["documents"])
         status, _ = self.ask("DELETE", f"/api/documents/{chosen['id']}")
-        self.kept.pop(Path(chosen["name"]).stem) if status == 0 else None  # nobody knows whether it is gone
+        if status == 0:  # nobody knows whether it is gone
+            self.kept.pop(Path(chosen["name"]).stem, None)
         if status == 204:
             self.kept[Path(chosen["name"]).stem] = None
             self.counts["removals"] += 1
@@ -152,8 +155,15 @@ class Soak:
 
     def run(self) -> None:
         """Do all of it at once, until it is time."""
+
+        def work(do: Callable[[], None]) -> None:
+            try:
+                do()
+            except Exception:  # else a thread would end silently, and the check would be of nothing
+                self.errors.append(traceback.format_exc())
+
         works = [self.upload, self.kill, *[lambda: self.search(self.dice.random())] * 3]
-        threads = [threading.Thread(target=work) for work in works]
+        threads = [threading.Thread(target=work, args=[do]) for do in works]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -161,11 +171,18 @@ class Soak:
 
     def check(self) -> list[str]:
         """Wait until the queue is empty, and return what is lost, doubled or wrong."""
-        deadline = time.monotonic() + 600
-        while self.ask("GET", "/api/status")[1]["uploads_waiting"] and time.monotonic() < deadline:
+        if self.process.poll() is not None:
+            return [*self.errors, f"the service ended by itself: exit {self.process.returncode}"]
+        num_waiting, deadline = 1, time.monotonic() + 600
+        while num_waiting and time.monotonic() < deadline:
+            status, answer = self.ask("GET", "/api/status")
+            num_waiting = answer["uploads_waiting"] if status == 200 else 1
+            print(f"{num_waiting} uploads are waiting", file=sys.stderr, flush=True)
             time.sleep(1)
         problems = list(self.errors)
-        for name, pages in self.kept.items():
+        for number, (name, pages) in enumerate(self.kept.items()):
+            if number % 50 == 0:
+                print(f"checked {number} of {len(self.kept)} uploads", file=sys.stderr, flush=True)
             for page in range(1, (pages or 1) + 1):
                 wanted = [(f"{name}.pdf", page)] if pages else []
                 if (found := self.find(f"{name}x{page}")) != wanted:

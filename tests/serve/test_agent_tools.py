@@ -9,15 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
-from randslot.errors import RandSlotError
 from randslot.library.library import Library
 from randslot.serve import agent_tools
-from randslot.serve.access import Access, Token
+from randslot.serve.access import Access
 from support.models import noise
 from support.pdf import write_drawings, write_pages
 from support.services import TOKEN, client_of, serving
@@ -31,7 +29,7 @@ HEADERS = {"Accept": "application/json, text/event-stream"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A library of words; other documents in a folder beside it."""
+    """A library of words."""
     folder = tmp_path_factory.mktemp("agents")
     (folder / "papers").mkdir()
     plain = "BT /F1 12 Tf 14 TL 50 550 Td (Deferred tax of the year) Tj T* (is twelve million) Tj ET"
@@ -43,15 +41,12 @@ def place(tmp_path_factory) -> Path:
         write_pages(folder / "papers" / name / "twin.pdf", [["The tides turn"]])
     with Library(folder / "lib") as library:
         library.add(folder / "papers", workers=1)
-    (folder / "more").mkdir()
-    write_pages(folder / "more" / "late.pdf", [["Zebras are striped"]])
-    (folder / "more" / "notes.xyz").write_text("secret")
     return folder
 
 
 @pytest.fixture
 def tools(place) -> Iterator[LocalTools]:
-    with closing(LocalTools(str(place / "lib"), agent_tools.check_folders([place / "more"]))) as made:
+    with closing(LocalTools(str(place / "lib"))) as made:
         yield made
 
 
@@ -93,30 +88,6 @@ def test_a_page_whose_file_is_gone_keeps_its_text_and_shows_no_path(tools, place
         os.rename(place / "gone", west)
     assert (text, picture) == ("The tides turn", None)
     assert "cannot be drawn" in about
-
-
-def test_a_document_is_added_within_limits(tools, monkeypatch):
-    started, ends = Event(), Event()
-    add = tools._add
-
-    def wait(source: str) -> Any:
-        started.set()
-        ends.wait(60)
-        return add(source)
-
-    monkeypatch.setattr(tools, "_add", wait)
-    for _ in range(tools.max_waiting):
-        assert "is still being read" in tools.add("late.pdf", seconds=0.01)
-    with pytest.raises(RandSlotError, match="10 documents are waiting"):
-        tools.add("late.pdf")
-    ends.set()
-    while not tools.search("zebras", 1, None).pages:
-        pass
-    tools.adding.submit(int).result()
-    assert tools.add("late.pdf").startswith("late.pdf is in the library already, document ")
-    for path in ("/etc/passwd", "../papers/report.pdf", "notes.xyz", "missing.pdf", "a\0b.pdf"):
-        with pytest.raises(RandSlotError, match="only documents below"):
-            tools.add(path)
 
 
 def test_invisible_characters_do_not_reach_an_agent():
@@ -164,17 +135,3 @@ def test_a_missing_or_broken_package_breaks_only_this_address(place, monkeypatch
 def test_a_service_does_not_import_mcp_before_an_agent_comes():
     code = "import sys, randslot.serve.app; print('mcp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
-
-
-def test_a_token_that_may_only_read_adds_nothing(place):
-    token = Token("ann", TOKEN, can_write=False)
-    folders = agent_tools.check_folders([place / "more"])
-    call = {"name": "add_document", "arguments": {"path": "late.pdf"}}
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
-    known = HEADERS | {"Authorization": f"Bearer {TOKEN}"}
-    with (
-        serving(place / "lib", None, add_from=folders) as service,
-        client_of(service, Access(tokens=[token])) as client,
-    ):
-        answer = client.post("/mcp", json=asked, headers=known).json()["result"]
-    assert (answer["isError"], answer["content"][0]["text"]) == (True, "this token may only read")

@@ -215,7 +215,7 @@ def test_indexing_an_upload_does_not_block_searches(client, service, tmp_path, m
 
 
 def test_an_explanation_of_many_readouts_shows_those_that_are_nearest(papers, tmp_path, monkeypatch):
-    monkeypatch.setattr("randslot.serve.service.MAX_COLUMNS", 8)
+    monkeypatch.setattr("randslot.serve.searches.MAX_COLUMNS", 8)
     model = open_model(str(others.save_colqwen2(tmp_path / "model")))
     with Library(tmp_path / "lib", model) as library:
         library.add(papers / "alpha.pdf", workers=1)

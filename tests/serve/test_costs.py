@@ -62,7 +62,7 @@ def test_a_slow_search_does_not_hold_up_the_next():
         assert kind == "quick" or gate.wait(60)
         return items
 
-    batches: Batches[str, int, int] = Batches("searches", answer, batch=32, max_waiting=10, num_threads=2)
+    batches = Batches("searches", answer, batch=32, max_waiting=10, num_threads=2)
     slow = batches.ask("slow", 1)
     assert batches.ask("quick", 2).result(60) == 2
     assert not slow.done()

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-import time
 from io import BytesIO
 
 import numpy as np
@@ -175,26 +173,6 @@ def test_the_token_is_needed(service):
         assert client.post(path, json={"input": "a"}).status_code == 401
     assert client.get("/v1/models").status_code == 401
     assert client.post("/pooling", json={"input": "a"}, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-
-
-def test_what_is_asked_together_is_encoded_together(service, monkeypatch):
-    batches: list[int] = []
-    gate = threading.Event()
-    encode = service.library.models.embed_queries
-
-    def slow(texts):
-        batches.append(len(texts))
-        assert gate.wait(60)
-        return encode(texts)
-
-    monkeypatch.setattr(service.library.models, "embed_queries", slow)
-    futures = [service.embeddings.queries.ask("query", "first")]
-    while not batches:
-        time.sleep(0.01)
-    futures += [service.embeddings.queries.ask("query", f"number {i}") for i in range(10)]
-    gate.set()
-    assert all(len(future.result(60)) == 4 for future in futures)
-    assert batches == [1, 10]
 
 
 def test_remote_gives_the_vectors_of_the_model_itself(model, service, pages):

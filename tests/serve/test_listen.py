@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.xdist_group("listen"), pytest.mark.slow]
         (Settings(origins=("https://example.org/page",)), "https://example.org/page"),
         (Settings("no such host", token=TOKEN), "no such host"),
         (Settings(port=99999), "99999"),
-        (Settings(read_only=True, add_from=("/tmp",)), "--add-from"),
     ],
 )
 def test_wrong_usage_is_refused_and_makes_no_library(tmp_path, settings, offending):

@@ -25,11 +25,6 @@ from .watch import Poll, check_folders
 
 app = make_app()
 
-AddFrom = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FOLDER", rich_help_panel=ADVANCED, help="Agents may add files from here; repeatable."),
-]
-
 
 @app.command()
 def serve(
@@ -63,7 +58,6 @@ def serve(
     query_model: QueryModel = None,
     rerank: Rerank = None,
     trust_remote_code: TrustRemoteCode = False,
-    add_from: AddFrom = None,
     watch: Annotated[
         list[str] | None, typer.Option(metavar="FOLDER", help="Keep in step with this folder; repeatable.")
     ] = None,
@@ -93,7 +87,6 @@ def serve(
         model=model,
         query_model=query_model,
         rerank=rerank,
-        add_from=tuple(add_from or ()),
         watch=tuple(check_folders(watch or [])),
         poll=poll,
         trust_remote_code=trust_remote_code,
@@ -102,15 +95,14 @@ def serve(
 
 
 @app.command()
-def mcp(library: Place, add_from: AddFrom = None, model: ModelPlace = None, query_model: QueryModel = None) -> None:
+def mcp(library: Place, model: ModelPlace = None, query_model: QueryModel = None) -> None:
     """Let an agent use a library (MCP on stdin/stdout).
 
     randslot mcp -l mylib
-    randslot mcp -l mylib --add-from ~/papers
     """
     from ..serve.mcp_server import serve_stdio
 
-    serve_stdio(library, add_from or (), model, query_model)
+    serve_stdio(library, model, query_model)
 
 
 @app.command()

@@ -6,31 +6,25 @@ A page is named by the id of its document and its number. Text from documents is
 from __future__ import annotations
 
 import logging
-import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from threading import BoundedSemaphore
 from typing import Literal
 
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from ..errors import BusyError, RandSlotError, UsageError
+from ..errors import BusyError, RandSlotError
 from ..library.library import Library
 from ..library.manifest import File, show_name, tell_apart
-from ..library.results import QueryResult, Summary
+from ..library.results import QueryResult
 from ..library.sharing import LibraryClient
 from ..library.stores.points import page_id
-from ..pages import DOCUMENT_SUFFIXES, short
 from ..pages.formats import show_pages
 from ..pages.images import to_jpeg
-from ..pages.ocr import find_engine, show_advice
+from ..pages.ocr import show_advice
 from .access import BUSY, Refused
-from .service import Options, Service
+from .service import Service
 
 LOG = logging.getLogger("randslot")
 TEXT_CHARACTERS = 8_000  # of one answer; the rest is asked for by `start`
@@ -50,36 +44,6 @@ def clean_line(text: str, max_characters: int = 120) -> str:
     """Return clean text in one line of limited length."""
     line = " ".join(clean(text).split())
     return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"
-
-
-def check_folders(folders: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Return the real paths of folders that agents may add documents from."""
-    found = []
-    for folder in folders:
-        real = Path(os.path.realpath(os.path.expanduser(folder)))
-        if not os.fspath(folder) or not real.is_dir():
-            raise UsageError(f"--add-from takes a folder, not {os.fspath(folder)!r}")
-        if real == Path(real.anchor):
-            raise UsageError("--add-from / would allow every file of this machine: name a folder of documents")
-        found.append(real)
-    return tuple(found)
-
-
-def find_allowed(path: str, folders: Sequence[Path]) -> Path:
-    """Return the real path of a document below one of the folders; a relative path is tried in each.
-
-    Links are followed first. The answer for a file outside does not tell whether it exists.
-    """
-    for folder in folders if "\0" not in path else ():
-        real = Path(os.path.realpath(folder / path))
-        for allowed in folders:
-            is_inside = real.is_relative_to(allowed) and real.suffix.lower() in DOCUMENT_SUFFIXES and real.is_file()
-            if is_inside and not any(part.startswith(".") for part in real.relative_to(allowed).parts):
-                return real
-    raise RandSlotError(
-        f"only documents below folders that were allowed can be added, not {short(clean_line(path))}: give the path of "
-        f"a file that is not hidden and ends in {', '.join(DOCUMENT_SUFFIXES)}"
-    )
 
 
 class Document(BaseModel):
@@ -126,12 +90,11 @@ class SearchResult(BaseModel):
 
     def show(self) -> list[str]:
         """Return blocks of text: what was found, and the snippets, which others wrote."""
-        lines = (
-            [f"showing results for: {self.corrected} (put words in quotes to search as typed)"]
-            if self.corrected
-            else []
-        )
-        lines += [] if self.pages else ["no page was found"]
+        lines = []
+        if self.corrected:
+            lines.append(f"showing results for: {self.corrected} (put words in quotes to search as typed)")
+        if not self.pages:
+            lines.append("no page was found")
         snippets = []
         for place, page in enumerate(self.pages, 1):
             name = f"{page.name} in {page.place}" if page.place else page.name
@@ -158,14 +121,6 @@ class SearchResult(BaseModel):
 class AgentTools:
     """The tools on a library. A subclass says how to reach the library and how to draw and link its pages."""
 
-    max_waiting = 10  # documents to add
-
-    def __init__(self, folders: Sequence[Path] = ()) -> None:
-        """folders: that agents may add documents from."""
-        self.folders = tuple(folders)
-        self.adding = ThreadPoolExecutor(1, "adding")
-        self.room = BoundedSemaphore(self.max_waiting)
-
     def use(self) -> AbstractContextManager[Library | LibraryClient]:
         """Give the library for a few calls."""
         raise NotImplementedError
@@ -183,10 +138,6 @@ class AgentTools:
         filters = {} if document is None else {"source": document.source}
         with self.use() as library:
             return library.search_results([query], k, filters=filters, collapse=True)[0]
-
-    def close(self) -> None:
-        """Finish the document that is being added, and drop the others."""
-        self.adding.shutdown(cancel_futures=True)
 
     def search(self, query: str, k: int, document: str | None, base: str = "") -> SearchResult:
         """Find the best pages for a query, at most k."""
@@ -264,32 +215,6 @@ class AgentTools:
                 about.append("the page cannot be drawn: its file is gone, or has changed or broken")
         return "\n".join(about), text[start:end], image
 
-    def add(self, path: str, seconds: float = 20.0) -> str:
-        """Index one file below the allowed folders; return in one line what happened within some seconds."""
-        file = find_allowed(path, self.folders)
-        source, name = str(file), clean_line(file.name)
-        if not self.room.acquire(blocking=False):
-            raise RandSlotError(f"{self.max_waiting} documents are waiting to be read: try again later")
-        future = self.adding.submit(self._add, source)
-        future.add_done_callback(lambda _: self.room.release())
-        try:
-            summary = future.result(seconds)
-        except NotYet:
-            return f"{name} is still being read: list_documents shows it when it is done"
-        if source in summary.failed:
-            raise RandSlotError(f"{name} could not be read: {clean_line(summary.failed[source], 300)}")
-        is_new = summary.added or summary.changed or summary.moved
-        told = f"{name} was added: {show_pages(summary.pages)}" if is_new else f"{name} is in the library already"
-        ids = [one.id for one in self._list()[0].values() if one.source == source]
-        return f"{told}, document {ids[0]}" if ids else told
-
-    def _add(self, source: str) -> Summary:
-        with self.use() as library:
-            summary = library.add([source])
-            if summary.without_text and find_engine() is not None:
-                summary.by_ocr = library.read_words(ocr="missing")
-        return summary
-
 
 def _get(files: dict[str, File], id: str) -> File:
     if id not in files:
@@ -301,7 +226,6 @@ class ServiceTools(AgentTools):
     """The tools on the library of a service: searches join the batches of all others, pages are drawn with limits."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service.add_from if service.uploads is not None else ())
         self.service = service
 
     @contextmanager
@@ -315,7 +239,7 @@ class ServiceTools(AgentTools):
     def find(self, query: str, k: int, document: File | None) -> QueryResult:
         sources = None if document is None else frozenset([document.source])
         with self.use():
-            return self.service.searches.ask(Options(k, sources, collapse=True), query).result(60)[0]
+            return self.service.ask(query, sources, {"k": k, "collapse": True}).result(60)[0]
 
     def draw(self, file: File, number: int, pixels: int) -> Image.Image:
         path = str(self.service.check_file(file))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +21,8 @@ from ..library.library import Library
 from ..model.reader import PageReader, Side, Vectors
 from ..pages import open_page
 from .access import MAX_QUERY, Refused, Whole
-from .batches import Batches
 
 MAX_PIXELS = 50_000_000  # of an image
-PageContent = Image.Image | str
 
 
 class EmbedBody(BaseModel):
@@ -48,6 +47,13 @@ class EmbedBody(BaseModel):
             raise Refused(400, "send either input, of queries, or messages, with a page")
         return "page" if self.messages is not None or self.input_type == "document" else "query"
 
+    def pack(self, vectors: Vectors) -> Any:
+        """Return vectors as lists of numbers, or as base64 of little-endian float32."""
+        vectors = np.asarray(vectors, "<f4")
+        if self.encoding_format == "float":
+            return vectors.tolist()
+        return base64.b64encode(vectors.tobytes()).decode()
+
 
 class PoolingBody(EmbedBody):
     task: Literal["token_embed"] | None = Field(None, description="several vectors an input")
@@ -55,99 +61,41 @@ class PoolingBody(EmbedBody):
     endianness: Literal["native", "little"] = "little"
 
 
-class Usage(BaseModel):
-    prompt_tokens: int = Field(description="here, the number of vectors")
-    total_tokens: int
-
-
-class EmbeddingItem(BaseModel):
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingAnswer(BaseModel):
-    object: Literal["list"] = "list"
-    model: str
-    data: list[EmbeddingItem]
-    usage: Usage
-
-
-class PoolingItem(BaseModel):
-    object: Literal["pooling"] = "pooling"
-    index: int
-    data: list[list[float]] | str = Field(description="a row for each vector; or base64 of little-endian float32")
-
-
-class PoolingAnswer(BaseModel):
-    object: Literal["list"] = "list"
-    id: str
-    created: int
-    model: str
-    data: list[PoolingItem]
-    usage: Usage
-
-
-class Problem(BaseModel):
-    message: str
-    type: str
-    code: int
-
-
-class ProblemAnswer(BaseModel):
-    error: Problem
-
-
-class ModelEntry(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: Literal["randslot"] = "randslot"
-    root: str
-    randslot: dict[str, Any] = Field(description="what `randslot.remote` needs to know of the model")
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelEntry]
-
-
 class Embeddings:
     """Encodes queries and pages; each has a thread, so that queries do not wait for pages."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self.queries: Batches[Side, str, Vectors] = Batches(
-            "queries", lambda _, texts: library.models.embed_queries(texts), batch=32, max_waiting=2_000
-        )
-        self.pages: Batches[Side, PageContent, Vectors] = Batches(
-            "pages", lambda _, pages: library.models.model.embed_pages(pages), batch=4, max_waiting=2_000
-        )
+        self.threads = {"query": ThreadPoolExecutor(1, "queries"), "page": ThreadPoolExecutor(1, "pages")}
 
     def close(self) -> None:
         """Answer what is waiting, then stop."""
-        self.queries.close()
-        self.pages.close()
+        for thread in self.threads.values():
+            thread.shutdown()
 
-    def model(self) -> PageReader:
+    async def find_model(self) -> PageReader:
         """Return the model that encodes queries, and pages if it is the library's own."""
         if self.library.binding is None:
             raise Refused(404, "this library has no model: it finds pages by their words")
-        return self.library.models.query_model
+        return await asyncio.to_thread(lambda: self.library.models.query_model)
 
-    async def encode(self, body: EmbedBody, model: PageReader) -> tuple[str, list[Vectors]]:
-        """Return the name of the model and the vectors of each input."""
+    async def encode(self, body: EmbedBody, model: PageReader) -> list[Vectors]:
+        """Return the vectors of each input."""
         if body.dimensions not in (None, model.dimension):
             raise Refused(400, f"vectors of this model have {model.dimension} dimensions, and no others")
-        name = _show_name(model)
-        if body.model not in (None, name):
-            raise Refused(404, f"there is no such model here, only {name}")
+        if body.model not in (None, show_name(model)):
+            raise Refused(404, f"there is no such model here, only {show_name(model)}")
         side = body.find_side()
-        inputs: Sequence[PageContent]
+        inputs: Any = body.input
         if body.messages is not None:
             inputs = [await asyncio.to_thread(read_message, body.messages)]
-        else:
-            inputs = [body.input] if isinstance(body.input, str) else body.input or []
+        elif isinstance(inputs, str):
+            inputs = [inputs]
+        self._check(inputs, side, model)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.threads[side], self._encode, inputs, side)
+
+    def _check(self, inputs: list[Any], side: Side, model: PageReader) -> None:
         wanted = {"image": "messages with an image_url", "text": "text"}
         max_characters = MAX_QUERY if side == "query" else 20_000
         for place, one in enumerate(inputs):
@@ -159,15 +107,23 @@ class Embeddings:
                 raise Refused(400, f"this model reads pages as {model.reads}: send {wanted[model.reads]}")
         if side == "page" and self.library.has_student:
             raise Refused(400, "this service has a distilled query model, which cannot encode pages")
-        if side == "query":
-            futures = [self.queries.ask(side, str(text)) for text in inputs]
-        else:
-            futures = [self.pages.ask(side, page) for page in inputs]
-        found = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        return name, [np.asarray(vectors, np.float32) for vectors in found]
+
+    def _encode(self, inputs: list[Any], side: Side) -> list[Vectors]:
+        models, size = self.library.models, 32 if side == "query" else 4
+        embed: Callable[[list[Any]], list[Vectors]]
+        embed = models.embed_queries if side == "query" else models.model.embed_pages
+        vectors: list[Vectors] = []
+        for start in range(0, len(inputs), size):
+            vectors += embed(inputs[start : start + size])
+        return vectors
 
 
-def read_message(messages: list[dict[str, Any]]) -> PageContent:
+def show_name(model: PageReader) -> str:
+    """Return the public name of a model, without its folders on this machine."""
+    return Path(model.identity.name or "randslot").name
+
+
+def read_message(messages: list[dict[str, Any]]) -> Image.Image | str:
     """Return the page in one message of a user: an image as a data: URL, or text.
 
     Nothing is fetched: a visitor must not make the service ask other machines.
@@ -198,56 +154,43 @@ def read_image(url: str) -> Image.Image:
 
 
 def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
-    """Add the routes to an app."""
+    """Add the routes to an app. Answers have the fields of OpenAI and of vLLM."""
     errors: dict[int | str, dict[str, Any]] = {}
     for status in (422, "4XX", "5XX"):
-        errors[status] = {"model": ProblemAnswer, "description": "refused, and why"}
+        errors[status] = {"description": "refused, and why, as OpenAI has it"}
 
     @app.get("/v1/models", tags=["vectors"], responses=errors)
-    async def models() -> ModelList:
+    async def models() -> dict[str, Any]:
         """The model of the library, if it has one."""
         if embeddings.library.binding is None:
-            return ModelList(data=[])
-        model = await asyncio.to_thread(embeddings.model)
-        name = _show_name(model)
+            return {"object": "list", "data": []}
+        model = await embeddings.find_model()
+        name = show_name(model)
         about = model.identity.as_dict() | {"name": name, "reads": model.reads, "page_pixels": model.page_pixels}
-        return ModelList(data=[ModelEntry(id=name, root=name, randslot=about)])
+        entry = {"id": name, "object": "model", "created": 0, "owned_by": "randslot", "root": name, "randslot": about}
+        return {"object": "list", "data": [entry]}
 
     @app.post("/v1/embeddings", tags=["vectors"], responses=errors)
-    async def embed(body: EmbedBody) -> EmbeddingAnswer:
+    async def embed(body: EmbedBody) -> dict[str, Any]:
         """One vector for each input, from a model that gives one; others are asked at /pooling."""
-        model = await asyncio.to_thread(embeddings.model)
+        model = await embeddings.find_model()
         if (num := model.num_vectors(body.find_side())) != 1:
             raise Refused(400, f"this model gives {num or 'several'} vectors an input, not one: ask at /pooling")
-        name, encoded = await embeddings.encode(body, model)
         data = []
-        for index, vectors in enumerate(encoded):
-            data.append(EmbeddingItem(index=index, embedding=_pack(vectors[0], body)))
-        return EmbeddingAnswer(model=name, data=data, usage=_count(encoded))
+        for index, vectors in enumerate(await embeddings.encode(body, model)):
+            data.append({"object": "embedding", "index": index, "embedding": body.pack(vectors[0])})
+        usage = {"prompt_tokens": len(data), "total_tokens": len(data)}
+        return {"object": "list", "model": show_name(model), "data": data, "usage": usage}
 
     @app.post("/pooling", tags=["vectors"], responses=errors)
-    async def pool(body: PoolingBody) -> PoolingAnswer:
+    async def pool(body: PoolingBody) -> dict[str, Any]:
         """All vectors of each input, as the model gives them: unit vectors, to be compared by MaxSim."""
-        name, encoded = await embeddings.encode(body, await asyncio.to_thread(embeddings.model))
+        model = await embeddings.find_model()
         data = []
-        for index, vectors in enumerate(encoded):
-            data.append(PoolingItem(index=index, data=_pack(vectors, body)))
-        now = int(time.time())
-        return PoolingAnswer(id=f"pooling-{now}", created=now, model=name, data=data, usage=_count(encoded))
-
-
-def _show_name(model: PageReader) -> str:
-    """Return the public name of a model, without its folders on this machine."""
-    return Path(model.identity.name or "randslot").name
-
-
-def _pack(vectors: Vectors, body: EmbedBody) -> Any:
-    """Return vectors as lists of numbers, or as base64 of little-endian float32."""
-    if body.encoding_format == "float":
-        return vectors.tolist()
-    return base64.b64encode(vectors.astype("<f4").tobytes()).decode()
-
-
-def _count(encoded: list[Vectors]) -> Usage:
-    num = sum(map(len, encoded))
-    return Usage(prompt_tokens=num, total_tokens=num)
+        num = 0
+        for index, vectors in enumerate(await embeddings.encode(body, model)):
+            data.append({"object": "pooling", "index": index, "data": body.pack(vectors)})
+            num += len(vectors)
+        now, usage = int(time.time()), {"prompt_tokens": num, "total_tokens": num}
+        about = {"object": "list", "id": f"pooling-{now}", "created": now, "model": show_name(model)}
+        return about | {"data": data, "usage": usage}

@@ -27,7 +27,6 @@ from ..library.sharing import LibraryClient, LibraryServer, SharedLibrary
 from ..library.terminal import plural
 from ..library.watch import Watch
 from .access import LOCAL, Access, read_tokens
-from .agent_tools import check_folders
 from .app import make_app
 from .service import Service
 
@@ -37,8 +36,8 @@ class Settings:
     """Where to listen, who may connect, and how to open the library.
 
     tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled model for
-    searches. rerank: a reranker of all searches. add_from: folders from which agents may add documents. watch: folders
-    to keep the library in step with; poll: by looking at them.
+    searches. rerank: a reranker of all searches. watch: folders to keep the library in step with; poll: by looking at
+    them.
     """
 
     host: str = "127.0.0.1"
@@ -51,7 +50,6 @@ class Settings:
     model: str | None = None
     query_model: str | None = None
     rerank: str | None = None
-    add_from: tuple[str, ...] = ()
     watch: tuple[str, ...] = ()
     poll: bool = False
     trust_remote_code: bool = False
@@ -65,8 +63,6 @@ class Settings:
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
-        if self.read_only and self.add_from:
-            raise UsageError("--add-from and --read-only exclude each other")
         if self.read_only and self.watch:
             raise UsageError("--watch and --read-only exclude each other")
         if not 0 <= self.port <= 65535:
@@ -117,7 +113,6 @@ def is_local(host: str) -> bool:
 def serve(folder: str, settings: Settings) -> None:
     """Serve a library until SIGTERM or Ctrl-C."""
     settings.check()
-    allowed = check_folders(settings.add_from)
     tokens = read_tokens(settings.tokens) if settings.tokens else ()
     if tokens:  # say who changes documents
         logging.basicConfig(format="%(asctime)s %(message)s")
@@ -142,7 +137,7 @@ def serve(folder: str, settings: Settings) -> None:
         ):
             library.models.reranker = settings.rerank
             library.models.find_reranker(None)  # the first search should not wait for it
-            service = Service(library, read_only=settings.read_only, add_from=allowed)
+            service = Service(library, read_only=settings.read_only)
             app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}, tokens))
             where = show_address(settings.host, listener.getsockname()[1])
             print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)

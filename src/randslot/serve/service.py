@@ -1,4 +1,4 @@
-"""A library as a service: what the API answers, without HTTP. One process owns the library."""
+"""A library as a service, without HTTP: its documents, images and searches. One process owns the library."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -24,33 +22,27 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import RandSlotError, first_line
-from ..library.facets import count_values, explain_none, is_meant, show_modified
+from ..library.facets import explain_none, is_meant, show_modified
 from ..library.library import Library
 from ..library.location import IMAGES, UPLOADS
 from ..library.manifest import File, show_folder, show_name, tell_apart
-from ..library.results import By, QueryResult
-from ..library.stores.points import page_id
+from ..library.results import QueryResult
 from ..library.workers import WorkerPool
-from ..pages import Box, Word
+from ..pages import Box
 from ..pages.formats import show_pages
-from ..words.analyzer import tokenize
-from ..words.snippets import Snippet
 from .access import Refused
 from .batches import Batches
 from .embeddings import Embeddings
 from .uploads import UploadLimits, Uploads
 
 LOG = logging.getLogger("randslot")
-MAX_HITS = 100  # of one answer
 MAX_NAME = 300  # characters of a name or pattern
-MAX_COLUMNS = 64  # page vectors that an explanation shows in full
 MAX_IMAGES = 30  # that one visitor may wait for
-MAX_LAYER, MAX_OUTLINE = 5_000, 2_000  # words of a page to select, entries of an outline
 SEARCH_SECONDS = 2.0  # of work on the hits of a query, after which what was found is the answer
 HEALTH_SECONDS = 3.0  # for a library to answer, and for how long its answer is cached
-Sort = Literal["name", "folder", "pages", "size", "modified"]
 ImageSize = Literal["small", "large", "full"]
 Part = tuple[Box, int]  # of a page, and its width in pixels
+Answer = tuple[QueryResult, dict[str, File]]  # of a search: what was found, and the documents by their ids
 
 
 class Filters(BaseModel):
@@ -119,110 +111,18 @@ class Choice(Filters):
         return self.metadata.keys() <= file.metadata.keys() and super().allows(file, root)
 
 
-@dataclass(frozen=True)
-class Facets:
-    """Values to filter documents by, each with the number of documents: most frequent first, years latest first."""
-
-    folders: dict[str, int]
-    years: dict[int, int]
-    types: dict[str, int]
-    languages: dict[str, int]
-    metadata: dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a search; queries with equal options are answered together. sources: the files to search, or all."""
-
-    k: int = 10
-    sources: frozenset[str] | None = None
-    exact: bool = False
-    by: By | None = None
-    collapse: bool = False
-    offset: int = 0
-    verbatim: bool = False
-    prefix: bool = False
-    boxes: bool = False
-    group: Literal["document"] | None = None
-
-
-Answer = tuple[QueryResult, dict[str, File]]  # of a search: what was found, and the documents by their ids
-
-
-@dataclass(frozen=True)
-class WordCount:
-    """A word of a query, and how often a page has it in any form."""
-
-    word: str
-    count: int
-
-
-@dataclass(frozen=True)
-class PageWords:
-    """The words of a query on a page.
-
-    snippet: None if the page has no text. boxes: left, top, right, bottom of marked words, in fractions of the page.
-    best: the one to look at first. passage: lines of the text that the vector was made of.
-    """
-
-    snippet: Snippet | None
-    boxes: tuple[Box, ...]
-    best: Box | None
-    passage: tuple[Box, ...]
-    words: list[WordCount]
-
-
-@dataclass(frozen=True)
-class OutlineEntry:
-    """An entry of a document's outline: its level from 0, its title, and its page."""
-
-    level: int
-    title: str
-    page: int
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The rank of a page by words and by vectors, from 1; null if it is not among the first hundred."""
-
-    words: int | None = None
-    vectors: int | None = None
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The similarity of each query vector (row) to each page vector (column), and the MaxSim score."""
-
-    similarities: list[list[float]]
-    winners: list[int] = field(metadata={"description": "the nearest page vector of each row, from 1"})
-    score: float
-    columns: list[int] = field(
-        metadata={"description": "the page vectors that are shown, from 1; of many, the winners"}
-    )
-
-
 class Service:
     """Searches, pages, documents and uploads of one library."""
 
-    def __init__(
-        self,
-        library: Library,
-        *,
-        read_only: bool = False,
-        upload_limits: UploadLimits | None = None,
-        add_from: Sequence[Path] = (),
-    ) -> None:
-        """add_from: folders from which agents may add documents."""
-        self.library, self.add_from = library, tuple(add_from)
+    def __init__(self, library: Library, *, read_only: bool = False, upload_limits: UploadLimits | None = None) -> None:
+        self.library = library
         self.own_folders = tuple(os.path.join(library.folder.absolute(), name, "") for name in (IMAGES, UPLOADS))
         if library.choose_by() != "words":
             _ = library.models.query_model  # the first search should not wait for it
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
         self.drawing: Counter[str] = Counter()  # images that visitors wait for, by address
-        self.searches: Batches[Options, str, Answer] = Batches(
-            "searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3
-        )
+        self.searches = Batches("searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3)
         self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, upload_limits or UploadLimits())
         self._draw_cached = lru_cache(300)(self._draw)
@@ -243,38 +143,11 @@ class Service:
 
     # -- documents and pages
 
-    def documents(
-        self, choice: Filters, sort: Sort, descending: bool, offset: int, limit: int
-    ) -> tuple[int, list[File]]:
-        """Return how many documents match, and some of them in order; equal ones by name."""
+    def find(self, choice: Filters) -> list[File]:
+        """Return the documents that match a filter, by name."""
         root = self.library.words.root
         found = [file for file in self.library.manifest.find(state="done") if choice.allows(file, root)]
-        found.sort(key=lambda file: (show_name(file).lower(), file.source), reverse=descending and sort == "name")
-        if sort == "folder":
-            found.sort(key=lambda file: show_folder(file).lower(), reverse=descending)
-        elif sort != "name":
-            attribute = {"pages": "num_pages"}.get(sort, sort)
-            found.sort(key=lambda file: getattr(file, attribute), reverse=descending)
-        return len(found), found[offset : offset + limit]
-
-    def facets(self, chosen: Filters, limit: int = 200) -> Facets:
-        """Return the values to filter documents by, each counted among those that pass all other filters."""
-        files, root = self.library.manifest.find(state="done"), self.library.words.root
-
-        def count(key: str, own: str | None = None) -> dict[str, int]:
-            others = chosen.model_copy(update={own: None}) if own else chosen
-            values = count_values((file for file in files if others.allows(file, root)), key)
-            return dict(values.most_common(limit))
-
-        years = {int(year): num for year, num in count("year", "year").items() if year.isdecimal()}
-        metadata = {key: count(key) for key in sorted({key for file in files for key in file.metadata})[:limit]}
-        return Facets(
-            count("in", "folder"),
-            dict(sorted(years.items(), reverse=True)),
-            count("type", "type"),
-            count("language", "language"),
-            metadata,
-        )
+        return sorted(found, key=lambda file: (show_name(file).lower(), file.source))
 
     def place(self, file: File) -> str:
         """Return the folder of a document if others have its name; cached for two seconds."""
@@ -363,61 +236,31 @@ class Service:
         image.save(buffer, "JPEG", quality=88)
         return buffer.getvalue()
 
-    def outline(self, id: str) -> list[OutlineEntry]:
-        """Return the outline of a document; nothing if its file has none."""
-        entries = self.pool.read_outline(str(self.check_file(self.document(id))))
-        return [OutlineEntry(level, title, page) for level, title, page in entries[:MAX_OUTLINE] if title]
-
-    def text_layer(self, id: str, number: int) -> list[list[Word]]:
-        """Return the lines of a page's text, as words with their boxes."""
-        self.page(id, number)
-        text = self.library.read_text(page_id(id, number), boxes=True)
-        words = iter(text.words[:MAX_LAYER])
-        lines = [list(islice(words, len(line.split()))) for line in text.text.splitlines()]
-        return [line for line in lines if line]
-
-    def similar(self, id: str, number: int, k: int) -> Answer:
-        """Return the pages most like one, of other documents, and these documents by id."""
-        self.page(id, number)
-        hits = self.library.find_similar(page_id(id, number), k, seconds=SEARCH_SECONDS)
-        result = QueryResult(hits[0].by if hits else "words", hits)
-        return result, self._find_documents(result)
-
     # -- searches
 
-    async def search(self, query: str, options: Options, choice: Choice) -> Answer:
-        """Find the best pages of the documents that match; return also their documents."""
-        if choice.is_given:
-            options = await asyncio.to_thread(self._filter, options, choice)
-        result, documents = await asyncio.wrap_future(self.searches.ask(options, query))
-        if options.sources is not None and not options.sources:
+    async def search(self, query: str, choice: Choice, **options: Any) -> Answer:
+        """Find the best pages of the documents that match; return also their documents. Options as `Library.search`."""
+        sources = await asyncio.to_thread(self._find_sources, choice) if choice.is_given else None
+        result, documents = await asyncio.wrap_future(self.ask(query, sources, options))
+        if sources is not None and not sources:
             files = await asyncio.to_thread(self.library.manifest.find, state="done")
             result.filter_note = explain_none(files, choice.values(), self.library.words.root)
         return result, documents
 
-    def _search_together(self, options: Options, queries: list[str]) -> list[Answer]:
-        results = self.library.search_results(
-            queries,
-            options.k,
-            by=options.by,
-            filters={} if options.sources is None else {"source": options.sources},
-            exact=options.exact,
-            collapse=options.collapse,
-            offset=options.offset,
-            verbatim=options.verbatim,
-            prefix=options.prefix,
-            boxes=options.boxes,
-            group=options.group,
-            seconds=SEARCH_SECONDS,
-        )
-        return [(result, self._find_documents(result)) for result in results]
+    def _find_sources(self, choice: Choice) -> frozenset[str]:
+        return frozenset(file.source for file in self.find(choice))
 
-    def _filter(self, options: Options, choice: Choice) -> Options:
-        """Add the documents that match to the options."""
-        _, files = self.documents(choice, "name", False, 0, 2**31)
-        return replace(options, sources=frozenset(file.source for file in files))
+    def ask(self, query: str, sources: frozenset[str] | None, options: Mapping[str, Hashable]) -> Future[Answer]:
+        """Queue a search in some files or in all; queries with equal options are answered together."""
+        return self.searches.ask((sources, tuple(options.items())), query)
 
-    def _find_documents(self, result: QueryResult) -> dict[str, File]:
+    def _search_together(self, kind: tuple[frozenset[str] | None, Any], queries: list[str]) -> list[Answer]:
+        sources, options = kind
+        filters = {} if sources is None else {"source": sources}
+        results = self.library.search_results(queries, filters=filters, seconds=SEARCH_SECONDS, **dict(options))
+        return [(result, self.find_documents(result)) for result in results]
+
+    def find_documents(self, result: QueryResult) -> dict[str, File]:
         """Return the documents of hits and of their copies by id; drop hits of documents that were just removed."""
         ids = {hit.file for hit in result.hits}
         for hit in result.hits:
@@ -429,51 +272,6 @@ class Service:
                 self.place(file)  # fills the cache in this thread, not in the event loop
         result.hits = [hit for hit in result.hits if hit.file in documents]
         return documents
-
-    async def rank(self, query: str, id: str, number: int, choice: Choice) -> Ranks:
-        """Return the rank of a page by words and by vectors."""
-        await asyncio.to_thread(self.page, id, number)
-        default = await asyncio.to_thread(self.library.choose_by)
-        ranks: dict[str, int] = {}
-        for by in ("words", "vectors") if default == "both" else (default,):
-            found, _ = await self.search(query, Options(MAX_HITS, by=by), choice)
-            for place, hit in enumerate(found.hits, 1):
-                if hit.id == page_id(id, number):
-                    ranks[by] = place
-                    break
-        return Ranks(**ranks)
-
-    def explain(self, query: str, id: str, number: int) -> Explanation:
-        """Return the similarities behind the score of a page."""
-        self.page(id, number)
-        similarities = self.library.compare(query, page_id(id, number))
-        winners = (similarities.argmax(1) + 1).tolist()
-        columns = list(range(1, similarities.shape[1] + 1))
-        if len(columns) > MAX_COLUMNS:
-            columns = sorted(set(winners))
-        shown = similarities[:, [column - 1 for column in columns]]
-        return Explanation(shown.tolist(), winners, float(similarities.max(1).sum()), columns)
-
-    def find_words(self, query: str, id: str, number: int, prefix: bool = False, vector: int = 0) -> PageWords:
-        """Find the words of a query on a page, and count them; words that are not on it count 0."""
-        self.page(id, number)
-        found = self.library.find_on_page(query, page_id(id, number), prefix=prefix, vector=vector)
-        parsed = self.library.words.read_query(query)
-        on_page = Counter(map(parsed.analyzer.find_terms, tokenize(self.library.read_text(page_id(id, number)).text)))
-
-        def count(terms: tuple[str, ...]) -> int:
-            return sum(num for others, num in on_page.items() if not set(terms).isdisjoint(others))
-
-        words: dict[tuple[str, ...], WordCount] = {}
-        for token in tokenize(parsed.plain):
-            terms = parsed.analyzer.find_terms(token)
-            if parsed.marked.issuperset(terms) and terms not in words:
-                words[terms] = WordCount(parsed.plain[token.start : token.end], count(terms))
-        for joined in parsed.joined:
-            if count(joined.terms) and joined.terms not in words:
-                words[joined.terms] = WordCount(joined.text, count(joined.terms))
-        snippet = found.snippet if found.snippet.text else None
-        return PageWords(snippet, found.boxes, found.best, found.passage, list(words.values()))
 
     # -- state
 
