@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,15 +92,6 @@ def test_a_search_scores_as_sentence_transformers_does(
             file = library.files()[0]
             library.store.add([StoredPage(file.id, 1, "x", np.zeros((1, 32), np.float32))])
             assert library.verify() == [f"{file.source}: 1 of {file.num_pages} pages are damaged"]
-
-
-def test_what_a_page_takes_is_told_before(
-    folders: dict[str, Path], papers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "randslot"), Library(tmp_path / "lib", folders["minilm"]) as library:
-        library.add(papers, workers=1)
-        library.add(papers, workers=1)
-    assert caplog.messages == ["1 vector of 32: 0.1 KB a page, 0.004 times RandSlot"]
 
 
 def test_pages_are_reduced(folders: dict[str, Path], papers: Path, tmp_path: Path) -> None:

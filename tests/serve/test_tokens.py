@@ -31,11 +31,11 @@ def service(tmp_path_factory):
 
 @pytest.fixture
 def client(service):
-    tokens = [
-        Token("ann", READ, can_write=False),
-        Token("bob", WRITE, expires=TODAY),
-        Token("cy", OLD, expires=TODAY - timedelta(1)),
-    ]
+    tokens = {
+        "ann": Token(token=READ),
+        "bob": Token(token=WRITE, rights="write", expires=TODAY),
+        "cy": Token(token=OLD, rights="write", expires=TODAY - timedelta(1)),
+    }
     return client_of(service, Access(TOKEN, tokens=tokens))
 
 
@@ -94,10 +94,10 @@ def test_many_guesses_are_refused(client):
 def test_a_file_of_tokens(tmp_path):
     file = tmp_path / "tokens.toml"
     file.write_text(f'[ann]\ntoken = "{READ}"\n[bob]\ntoken = "{WRITE}"\nrights = "write"\nexpires = 2027-01-31\n')
-    assert read_tokens(str(file)) == [
-        Token("ann", READ, can_write=False),
-        Token("bob", WRITE, can_write=True, expires=date(2027, 1, 31)),
-    ]
+    assert read_tokens(str(file)) == {
+        "ann": Token(token=READ),
+        "bob": Token(token=WRITE, rights="write", expires=date(2027, 1, 31)),
+    }
 
 
 @pytest.mark.parametrize(

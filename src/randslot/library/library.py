@@ -34,11 +34,11 @@ from .languages import LibraryWords, read_stored_text
 from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, open_location
 from .manifest import File
 from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
-from .readers import FileReader, LocalReader, LoggingReader
+from .readers import FileReader, LocalReader
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import find_passage, find_similar, search
-from .sketches import LOOK_SECONDS, LibrarySketches, Made
+from .sketches import LOOK_SECONDS, LibrarySketches, Made, count_pages
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
 from .stores.store import mean_numbers
@@ -194,13 +194,7 @@ class Library:
                 reader = self._make_reader(pool, batch, ray)
                 Ingest(self, pool, reader, metadata, progress, summary).run([*listing.files, *images])
                 summary.encoded += Backfill(self, pool, progress).complete(reader)
-                if self.models.loaded is not None:  # does it read these pages? Searches want to know
-                    check = self.models.check_reading(
-                        self.store, {file.id for file in self.manifest.find(state="done")}
-                    )
-                    if check is not None and check != self.models.reading_check:
-                        self.models.reading_check = check
-                        self._update({"trust": asdict(check)})
+                self._check_reading()
             if prune:
                 summary.removed = self.forget(self.list_gone(listing.folders))
             summary.without_text = self.count_without_text()
@@ -257,21 +251,24 @@ class Library:
         with self.write():
             self.sketches.remove()
 
-    def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
-        reader: FileReader
-        if ray is None:
-            reader = LocalReader(pool, lambda: self.models.model if self.binding else None, batch)
-        elif self.binding is None:
-            raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
-        else:
-            from .ray_reader import RayReader
+    def _check_reading(self) -> None:
+        """Check whether the model, if it was used, reads the pages: searches rely on it."""
+        if self.models.loaded is None:
+            return
+        check = self.models.check_reading(self.store, {file.id for file in self.manifest.find(state="done")})
+        if check is not None and check != self.models.reading_check:
+            self.models.reading_check = check
+            self._update({"trust": asdict(check)})
 
-            models = self.models
-            reader = RayReader(ray, self.binding, self.name, lambda: models.model, batch, models.trust_remote_code)
-        is_foreign = self.binding is not None and "kind" in self.binding.settings
-        if is_foreign and not self.store.contents(()).with_vectors:
-            return LoggingReader(reader)  # of other people's models, before the first page
-        return reader
+    def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
+        models = self.models
+        if ray is None:
+            return LocalReader(pool, lambda: models.model if self.binding else None, batch)
+        if self.binding is None:
+            raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
+        from .ray_reader import RayReader
+
+        return RayReader(ray, self.binding, self.name, lambda: models.model, batch, models.trust_remote_code)
 
     def _save_image(self, image: Image.Image) -> str:
         """Save an image that has no file in the library, and return its path there."""
@@ -506,10 +503,10 @@ class Library:
 
     def notes(self) -> list[str]:
         """Return notes for people who search this library, one line each; visitors of a service see them."""
-        notes = []
+        notes, check = [], self.models.reading_check
         if self.binding is not None and self.binding.name == EMBEDDED:
             notes.append("the embedded model of this library reads sample pages only, and no real documents")
-        if self.models.reading_check is not None and not self.models.reading_check.reads:
+        if check is not None and not check.reads:
             notes.append("the vectors of this library rank its pages little better than chance: words find them better")
         if self.words.begun:
             notes.append("not all words are counted for its language and ranking: randslot library words completes it")
@@ -521,15 +518,15 @@ class Library:
             return []
         tokens = self.binding.settings.get("text_tokens")
         limit = f" ({tokens} tokens)" if tokens else ""
-        cut = self.store.count_cut(self.manifest.hidden())
-        counts = {
-            f"more text than the model reads{limit}: the rest has no part in the vectors": cut,
-            "no text, and so no vectors: the model of this library reads text": without_text,
-        }
         notes = []
-        for what, num in counts.items():
-            if num:
-                notes.append(f"{'1 page has' if num == 1 else f'{num:,} pages have'} {what}")
+        if cut := self.store.count_cut(self.manifest.hidden()):
+            notes.append(
+                f"{count_pages(cut)} more text than the model reads{limit}: the rest has no part in the vectors"
+            )
+        if without_text:
+            notes.append(
+                f"{count_pages(without_text)} no text, and so no vectors: the model of this library reads text"
+            )
         return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:

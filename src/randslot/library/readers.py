@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -12,7 +11,7 @@ from ..errors import RandSlotError
 from ..model.batching import page_share, return_freed_memory
 from ..model.reader import PageReader, Reads
 from ..pages.text import NO_TEXT, PageText
-from .stores.points import BYTES_PER_NUMBER, Vectors
+from .stores.points import Vectors
 from .workers import WorkerPool
 
 
@@ -150,31 +149,3 @@ def _encode(model: PageReader, pages: list[ReadPage]) -> list[ReadPage]:
     for page in pages:
         encoded.append(page if page.content is None else replace(page, content=None, vectors=next(vectors)))
     return encoded
-
-
-class LoggingReader:
-    """Reads as another reader does, and logs what the first pages take: before an hour has gone into it."""
-
-    def __init__(self, reader: FileReader) -> None:
-        self.reader, self.logged = reader, False
-
-    def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
-        for pages in self.reader.read(wanted):
-            vectors = [page.vectors for page in pages if page.vectors is not None]
-            if vectors and not self.logged:
-                logging.getLogger("randslot").warning("%s", describe_size(vectors))
-                self.logged = True
-            yield pages
-
-
-def describe_size(pages: Sequence[Vectors]) -> str:
-    """Return what pages like these take: "about 760 vectors of 128: 195 KB a page, 11.9 times RandSlot"."""
-    counts = [len(vectors) for vectors in pages]
-    num, dim = round(sum(counts) / len(counts)), pages[0].shape[1]
-    size = BYTES_PER_NUMBER * num * dim
-    about = "" if len(set(counts)) == 1 else "about "
-    what = "1 vector" if num == 1 else f"{num:,} vectors"
-    shown = f"{size / 1000:.0f} KB" if size >= 10_000 else f"{size / 1000:.1f} KB"
-    ratio = size / (BYTES_PER_NUMBER * 4 * 2048)  # four vectors a page, as the paper's models make them
-    times = f"{ratio:.1f}" if ratio > 0.1 else f"{ratio:.1g}"
-    return f"{about}{what} of {dim:,}: {shown} a page, {times} times RandSlot"

@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
 from typing import Any
@@ -72,7 +72,7 @@ class Sketcher:
     def to_bytes(self) -> bytes:
         """Serialize it."""
         content = BytesIO()
-        np.savez(content, **{field.name: getattr(self, field.name) for field in fields(self)})
+        np.savez(content, **vars(self))
         return content.getvalue()
 
     @property
@@ -85,8 +85,8 @@ class Sketcher:
         """Read what `to_bytes` wrote."""
         try:
             with np.load(BytesIO(content), allow_pickle=False) as values:
-                return cls(**{field.name: values[field.name] for field in fields(cls)})
-        except (BadZipFile, EOFError, KeyError, ValueError) as error:
+                return cls(**values)
+        except (BadZipFile, EOFError, TypeError, ValueError) as error:
             raise RandSlotError(f"sketches are damaged: {first_line(error)}") from error
 
 
@@ -154,6 +154,11 @@ def _choose(vectors: Vectors, max_num: int, dice: np.random.Generator) -> Vector
 
 
 # -- of a library
+
+
+def count_pages(num: int) -> str:
+    """Return the beginning of a sentence: "2 pages have"."""
+    return "1 page has" if num == 1 else f"{num:,} pages have"
 
 
 @dataclass(frozen=True)
@@ -225,10 +230,7 @@ class LibrarySketches:
         if store.sketches is None or not store.sketches.candidates:
             return []
         without = sum(1 for _ in store.find(None, vectors=True, sketch=False))
-        if not without:
-            return []
-        pages = "1 page has" if without == 1 else f"{without:,} pages have"
-        return [f"{pages} no sketch: randslot library sketch makes them all again"]
+        return [f"{count_pages(without)} no sketch: randslot library sketch makes them all again"] if without else []
 
     def remove(self) -> None:
         """Delete all sketches."""

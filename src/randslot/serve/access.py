@@ -14,8 +14,7 @@ import hmac
 import logging
 import time
 import tomllib
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, date, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -75,42 +74,35 @@ def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
     return {"error": {"message": reason, "type": HTTPStatus(status).phrase, "code": status}}
 
 
-class TokenRow(BaseModel):
-    """A token in a file of tokens."""
+class Token(BaseModel):
+    """A token, as a file of tokens has it: whether it may change documents, and its last day (UTC)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: str = Field(min_length=16, pattern=r"^[!-~]+$")
     rights: Literal["read", "write"] = "read"
-    expires: date | None = Field(None, description="the last day, UTC")
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token: its name in the log, whether it may change documents, and its last day."""
-
-    name: str
-    value: str
-    can_write: bool = True
     expires: date | None = None
 
     @property
     def is_valid(self) -> bool:
         return self.expires is None or datetime.now(UTC).date() <= self.expires
 
+    def sign(self, text: str) -> str:
+        return hmac.digest(self.token.encode(), f"randslot session {text}".encode(), "sha256").hex()
 
-def read_tokens(file: str) -> list[Token]:
+
+def read_tokens(file: str) -> dict[str, Token]:
     """Read a TOML file of tokens: a table for each name, with `token`, and perhaps `rights` and `expires`."""
     try:
-        rows = TypeAdapter(dict[str, TokenRow]).validate_python(tomllib.loads(Path(file).read_text(encoding="utf-8")))
+        tokens = TypeAdapter(dict[str, Token]).validate_python(tomllib.loads(Path(file).read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         raise UsageError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read tokens from {file}: {first_line(error)}") from error
-    if not rows:
+    if not tokens:
         raise UsageError(f"{file} has no token")
-    return [Token(name, row.token, row.rights == "write", row.expires) for name, row in rows.items()]
+    return tokens
 
 
 class Access:
@@ -121,10 +113,12 @@ class Access:
         token: str | None = None,
         origins: Sequence[str] = (),
         hosts: Set[str] = LOCAL,
-        tokens: Sequence[Token] = (),
+        tokens: Mapping[str, Token] | None = None,
     ) -> None:
-        """token: one that may change documents. tokens: others."""
-        self.tokens = [*tokens, Token("token", token)] if token else [*tokens]
+        """token: one that may change documents. tokens: others, by their names in the log."""
+        self.tokens = dict(tokens or {})
+        if token:
+            self.tokens["token"] = Token.model_construct(token=token, rights="write", expires=None)
         self.origins, self.hosts = tuple(origins), hosts
         self.ended: set[str] = set()  # sessions
         self.wrong: dict[tuple[str, int], list[float]] = {}  # when wrong tokens came, by address and limit
@@ -152,48 +146,47 @@ class Access:
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind:
-            token = self.find_token(given.strip(), request) if kind.lower() == "bearer" else None
+            name = self.find_token(given.strip(), request) if kind.lower() == "bearer" else None
         else:
-            token = self.find_session(request.cookies.get(COOKIE, ""))
-        if token is None:
+            name = self.find_session(request.cookies.get(COOKIE, ""))
+        if name is None:
             raise Refused(401, "this needs the token: send it as Authorization: Bearer TOKEN")
-        request.scope["can_write"] = token.can_write
+        can_write = request.scope["can_write"] = self.tokens[name].rights == "write"
         if method == "DELETE" or (method == "POST" and path == "/api/uploads"):
-            LOG.info("%s: %s %s", token.name, method, path)
-            if not token.can_write:
-                raise Refused(403, f"the token {token.name} may only read")
+            LOG.info("%s: %s %s", name, method, path)
+            if not can_write:
+                raise Refused(403, f"the token {name} may only read")
 
-    def find_token(self, given: str, request: HTTPConnection) -> Token | None:
-        """Return the token that was given, compared in constant time; refuse many wrong ones a minute."""
+    def find_token(self, given: str, request: HTTPConnection) -> str | None:
+        """Return the name of a token, compared in constant time; refuse many wrong ones a minute."""
         max_wrong = 10 if request.scope["path"] == "/api/session" else 300
         visitor = (request.client.host if request.client else "", max_wrong)
         recent = [at for at in self.wrong.get(visitor, ()) if at > time.monotonic() - 60]
         if len(recent) >= max_wrong:
             raise Refused(429, "too many wrong tokens: wait a minute")
         found = None
-        for token in self.tokens:
-            if hmac.compare_digest(given.encode(), token.value.encode()) and token.is_valid:
-                found = token
+        for name, token in self.tokens.items():
+            if hmac.compare_digest(given.encode(), token.token.encode()) and token.is_valid:
+                found = name
         if found is None:
             if len(self.wrong) > 10_000:
                 self.wrong.clear()
             self.wrong[visitor] = [*recent, time.monotonic()]
         return found
 
-    def begin_session(self, token: Token) -> str:
-        """Return the value of a session cookie: the time when it ends, signed with the token."""
+    def begin_session(self, name: str) -> str:
+        """Return the value of a session cookie: the time when it ends, signed with the token of that name."""
         ends = int(time.time()) + SESSION_SECONDS
-        return f"{ends}.{hmac.digest(token.value.encode(), f'randslot session {ends}'.encode(), 'sha256').hex()}"
+        return f"{ends}.{self.tokens[name].sign(str(ends))}"
 
-    def find_session(self, cookie: str) -> Token | None:
-        """Return the token that a session began with, if it has not ended."""
+    def find_session(self, cookie: str) -> str | None:
+        """Return the name of the token that a session began with, if it has not ended."""
         ends, _, signature = cookie.partition(".")
         if not (ends.isdecimal() and len(ends) < 12 and int(ends) > time.time()) or cookie in self.ended:
             return None
-        for token in self.tokens:
-            wanted = hmac.digest(token.value.encode(), f"randslot session {ends}".encode(), "sha256").hex()
-            if hmac.compare_digest(signature.encode(), wanted.encode()) and token.is_valid:
-                return token
+        for name, token in self.tokens.items():
+            if hmac.compare_digest(signature.encode(), token.sign(ends).encode()) and token.is_valid:
+                return name
         return None
 
 

@@ -176,12 +176,12 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
         """Exchange a token for a cookie, as the page does."""
         if not access.tokens:
             return
-        token = access.find_token(body.token, request)
-        if token is None:
+        name = access.find_token(body.token, request)
+        if name is None:
             raise Refused(401, "wrong token")
         response.set_cookie(
             COOKIE,
-            access.begin_session(token),
+            access.begin_session(name),
             max_age=SESSION_SECONDS,
             httponly=True,
             samesite="strict",

@@ -12,10 +12,9 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Timer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -113,26 +112,17 @@ def is_local(host: str) -> bool:
 def serve(folder: str, settings: Settings) -> None:
     """Serve a library until SIGTERM or Ctrl-C."""
     settings.check()
-    tokens = read_tokens(settings.tokens) if settings.tokens else ()
+    tokens = read_tokens(settings.tokens) if settings.tokens else {}
     if tokens:  # say who changes documents
         logging.basicConfig(format="%(asctime)s %(message)s")
         logging.getLogger("randslot").setLevel(logging.INFO)
-
-    def open_library() -> Library:
-        return Library(
-            folder,
-            settings.model,
-            query_model=settings.query_model,
-            create=settings.new,
-            trust_remote_code=settings.trust_remote_code,
-        )
 
     watchdog = Timer(4.0, os._exit, [0])  # the library survives a kill at any moment
     watchdog.daemon = True
     try:
         with (
             listen(settings.host, settings.port) as listener,
-            take_over(folder, open_library) as library,
+            take_over(folder, settings) as library,
             LibraryServer(library),
         ):
             library.models.reranker = settings.rerank
@@ -141,7 +131,9 @@ def serve(folder: str, settings: Settings) -> None:
             app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}, tokens))
             where = show_address(settings.host, listener.getsockname()[1])
             print(f"serving {library.name} at {where} (Ctrl-C stops)", flush=True)
-            watch = start_watching(library, settings) if settings.watch else None
+            watch = Watch(SharedLibrary(library), list(settings.watch), say, settings.poll) if settings.watch else None
+            if watch:
+                watch.start()
             _run(uvicorn.Config(app, http=LimitedProtocol, log_level="warning", timeout_graceful_shutdown=5), listener)
             watchdog.start()
             if watch:
@@ -152,33 +144,27 @@ def serve(folder: str, settings: Settings) -> None:
         os._exit(130)
     finally:
         watchdog.cancel()
-    print(f"stopped: {plural(waiting, 'upload')} left for the next start" if waiting else "stopped", file=sys.stderr)
+    say(f"stopped: {plural(waiting, 'upload')} left for the next start" if waiting else "stopped")
 
 
-def start_watching(library: Library, settings: Settings) -> Watch:
-    """Keep the library in step with folders, in a thread."""
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    watch = Watch(SharedLibrary(library), list(settings.watch), say, settings.poll)
-    watch.start()
-    return watch
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-def take_over(folder: str, open_library: Callable[[], Library]) -> Library:
+def take_over(folder: str, settings: Settings) -> Library:
     """Open a library; ask an agent or application that has it open to release it."""
-    for _ in range(3):  # the other process may need it again at once
+    options: dict[str, Any] = {"query_model": settings.query_model, "trust_remote_code": settings.trust_remote_code}
+    for attempt in range(4):  # the other process may need it again at once
         try:
-            return open_library()
+            return Library(folder, settings.model, create=settings.new, **options)
         except InUseError as error:
-            if error.socket is None:
+            if error.socket is None or attempt == 3:
                 raise
-            print("taking the library over from the process that has it open", file=sys.stderr, flush=True)
+            say("taking the library over from the process that has it open")
             with LibraryClient(folder, error.socket) as other:
                 if not other.ask_to_release():
                     raise
-    return open_library()
+    raise AssertionError
 
 
 def show_address(host: str, port: int) -> str:

@@ -77,6 +77,15 @@ class UploadJob:
         return self.state not in ("waiting", "reading")
 
 
+def check_name(name: str) -> None:
+    """Refuse what is no file name, or that of no document."""
+    is_path = os.path.basename(name) != name or "\0" in name or name in (".", "..")
+    if is_path or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise Refused(400, f"that is not a file name: it is a path, or longer than {MAX_NAME_BYTES} bytes")
+    if Path(name).suffix.lower() not in KINDS:
+        raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
+
+
 def check_head(name: str, head: bytes) -> None:
     """Refuse a file whose first bytes do not match its name."""
     suffix = Path(name).suffix.lower()
@@ -132,11 +141,7 @@ class Uploads:
 
         A place in the queue is taken by a body that has arrived. Until then an upload counts for its address only.
         """
-        is_path = os.path.basename(name) != name or "\0" in name or name in (".", "..")
-        if is_path or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-            raise Refused(400, f"that is not a file name: it is a path, or longer than {MAX_NAME_BYTES} bytes")
-        if Path(name).suffix.lower() not in KINDS:
-            raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
+        check_name(name)
         self._check_size(size)
         self._check_room()
         await asyncio.to_thread(check_space, self.folder, size)
@@ -200,17 +205,15 @@ class Uploads:
             except OSError as error:
                 part.unlink(missing_ok=True)
                 raise Refused(400, f"the file cannot be kept under this name: {error.strerror}") from error
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
+            handle = os.open(self.folder, os.O_RDONLY)
+            os.fsync(handle)  # of the new name
             os.close(handle)
         return file
 
     def _queue(self, file: Path) -> UploadJob:
         job = UploadJob(str(uuid.uuid4()), file.name)
         with self.changed:
-            self._store(job)
+            self.jobs[job.id] = job
             self.queue.append(job.id)
             self.changed.notify_all()
         self._end_turn()
@@ -336,18 +339,14 @@ class Uploads:
             pool.close()
 
     def _update(self, id: str, **changes: Any) -> None:
+        """Change the state of a job; of jobs that are over, only the last hundred are kept."""
         with self.changed:
             job = self.jobs[id]
             if job.state != "cancelled" or changes.get("state") == "done":  # too late to cancel
-                self._store(replace(job, **changes))
-
-    def _store(self, job: UploadJob) -> None:
-        """Store the state of a job; of jobs that are over, only the last hundred are kept."""
-        with self.changed:
-            self.jobs[job.id] = job
+                self.jobs[id] = replace(job, **changes)
             over = [one.id for one in self.jobs.values() if one.is_over]
-            for id in over[:-100]:
-                del self.jobs[id]
+            for old in over[:-100]:
+                del self.jobs[old]
 
     def list_jobs(self) -> list[UploadJob]:
         """Return the recent uploads, latest first."""

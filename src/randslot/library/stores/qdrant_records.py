@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from itertools import count
 from threading import Event, RLock, Thread
@@ -133,17 +133,10 @@ class ServerManifest(Manifest):
         """Store files in one request, which the server logs as one."""
         records = {}
         for file in files:
-            records[file.id] = {
-                "kind": "file",
-                "source": _write_source(file.source),
-                "hash": file.hash,
-                "size": file.size,
-                "modified": file.modified,
-                "num_pages": file.num_pages,
-                "state": file.state,
-                "metadata": json.dumps(dict(file.metadata)),
-                "properties": json.dumps(dict(file.properties)),
-            }
+            record = {**vars(file), "kind": "file", "source": _write_source(file.source)}
+            for name in ("metadata", "properties"):
+                record[name] = json.dumps(dict(record[name]))
+            records[record.pop("id")] = record
         if records:
             self.records.put(records)
 
@@ -173,19 +166,11 @@ def _write_source(source: str) -> str:
 
 
 def _read_file(id: str, record: Mapping[str, Any]) -> File:
+    values = {field.name: record[field.name] for field in fields(File) if field.name in record}
     source = record["source"]
     raw = bytes.fromhex(source.removeprefix(RAW)) if source.startswith(RAW) else source.encode()
-    return File(
-        os.fsdecode(raw),
-        record["hash"],
-        int(record["size"]),
-        int(record["modified"]),
-        int(record["num_pages"]),
-        json.loads(record["metadata"]),
-        record["state"],
-        id,
-        json.loads(record.get("properties", "{}")),
-    )
+    metadata, properties = json.loads(record["metadata"]), json.loads(record.get("properties", "{}"))
+    return File(**values | {"id": id, "source": os.fsdecode(raw), "metadata": metadata, "properties": properties})
 
 
 # -- the write lease
