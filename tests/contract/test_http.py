@@ -525,6 +525,13 @@ def test_pooling_gives_the_vectors_of_queries_and_pages(vectors):
         ("/pooling", message_of("http://127.0.0.1:1/page.png"), 400),
         ("/pooling", message_of("file:///etc/passwd"), 400),
         ("/pooling", message_of("data:image/png;base64,AAAA"), 400),
+        ("/pooling", message_of(7), 400),
+        ("/pooling", message_of(picture()) | {"input_type": "query"}, 400),
+        ("/pooling", {"input": "a", "messages": []}, 400),
+        ("/pooling", {"messages": []}, 400),
+        ("/pooling", {"input": []}, 422),
+        ("/pooling", {"input": [[1, 2]]}, 422),
+        ("/pooling", {"input": "a", "embed_dtype": "float16"}, 422),
     ],
 )
 def test_what_cannot_be_encoded_is_refused_in_the_form_of_openai(vectors, path, body, status):

@@ -43,12 +43,6 @@ def one_vector():
     return make("qwen3-vl", query_vectors=1, page_vectors=1, visual_tokens=16)
 
 
-@pytest.fixture(scope="module")
-def small(one_vector, tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("small") / "lib", one_vector) as service:
-        yield client_of(service)
-
-
 def test_pooling_gives_all_vectors_of_queries_and_pages(client, model):
     answer = client.post("/pooling", json={"model": None, "input": QUERIES, "task": "token_embed"}).json()
     expected = model.embed_queries(QUERIES)
@@ -61,15 +55,6 @@ def test_pooling_gives_all_vectors_of_queries_and_pages(client, model):
     (item,) = client.post("/pooling", json=body).json()["data"]
     found = np.frombuffer(base64.b64decode(item["data"]), "<f4").reshape(-1, model.dimension)
     np.testing.assert_allclose(found, model.embed_pages([page])[0], atol=1e-5)
-
-
-def test_one_vector_where_the_model_gives_one(small, one_vector):
-    answer = small.post("/v1/embeddings", json={"input": QUERIES[0]}).json()
-    assert answer["object"] == "list"
-    np.testing.assert_allclose(answer["data"][0]["embedding"], one_vector.embed_queries(QUERIES[:1])[0][0], atol=1e-5)
-    page = noise(80, 100, 7)
-    answer = small.post("/v1/embeddings", json={"messages": as_messages(as_url(page))}).json()
-    np.testing.assert_allclose(answer["data"][0]["embedding"], one_vector.embed_pages([page])[0][0], atol=1e-5)
 
 
 def test_openais_own_client_understands_it(one_vector, tmp_path):
@@ -95,66 +80,9 @@ def test_openais_own_client_understands_it(one_vector, tmp_path):
         stranger.close()
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "reason"),
-    [
-        ({}, 400, "send either input, of queries, or messages"),
-        ({"input": "a", "messages": []}, 400, "send either input"),
-        ({"input": ["a", "  "]}, 400, "input 1 has 2 characters"),
-        ({"input": "a" * 1001}, 400, "input 0 has 1001 characters: send 1 to 1000"),
-        ({"input": ["a"] * 257}, 422, "at most 256 items"),
-        ({"input": [[1, 2]]}, 422, "valid string"),
-        ({"input": []}, 422, "at least 1 item"),
-        ({"input": "a", "dimensions": 3}, 400, "and no others"),
-        (
-            {"input": "a", "input_type": "document"},
-            400,
-            "this model reads pages as image: send messages",
-        ),
-        ({"input": "a", "model": "x"}, 404, "no such model"),
-        ({"messages": []}, 400, "one message of the role user"),
-        ({"messages": as_messages("http://127.0.0.1:1/page.png")}, 400, "nothing is fetched"),
-        ({"messages": as_messages("file:///etc/passwd")}, 400, "nothing is fetched"),
-        ({"messages": as_messages("data:image/png;base64,AAAA")}, 400, "the image cannot be read"),
-        ({"messages": as_messages(7)}, 400, "with one part"),
-        ({"messages": as_messages(as_url(noise(8, 8))), "input_type": "query"}, 400, "send either input"),
-        ({"input": "a", "embed_dtype": "float16"}, 422, "embed_dtype"),
-    ],
-)
-def test_what_cannot_be_encoded_is_refused_in_one_line(client, body, status, reason):
-    answer = client.post("/pooling", json=body)
-    assert answer.status_code == status, answer.text
-    assert reason in answer.json()["error"]["message"]
-
-
 def test_text_that_is_no_unicode_is_refused(client):
     json_type = {"content-type": "application/json"}
     assert client.post("/pooling", content=b'{"input": "a\\ud800"}', headers=json_type).status_code == 400
-
-
-def test_a_model_of_several_vectors_says_where_to_ask(client):
-    answer = client.post("/v1/embeddings", json={"input": "a"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "this model gives 4 vectors an input, not one: ask at /pooling"
-
-
-def test_other_dimensions_are_refused(small, one_vector):
-    assert small.post("/v1/embeddings", json={"input": "a", "dimensions": one_vector.dimension}).status_code == 200
-    assert (
-        "and no others" in small.post("/v1/embeddings", json={"input": "a", "dimensions": 3}).json()["error"]["message"]
-    )
-
-
-def test_a_library_without_a_model_has_no_vectors_to_give(tmp_path):
-    with serving(tmp_path / "lib", None) as service:
-        client = client_of(service)
-        assert client.get("/v1/models").json()["data"] == []
-        assert client.post("/pooling", json={"input": "a"}).status_code == 404
-        with (
-            listening(service, Access()) as url,
-            pytest.raises(RandSlotError, match="has no model: a library"),
-        ):
-            randslot.remote(url)
 
 
 def test_large_bodies_and_large_images_are_refused(client, monkeypatch):
@@ -165,14 +93,6 @@ def test_large_bodies_and_large_images_are_refused(client, monkeypatch):
     monkeypatch.setattr(embeddings, "MAX_PIXELS", 100)
     answer = client.post("/pooling", json={"messages": as_messages(as_url(noise(20, 20)))})
     assert "the image has 400 pixels, and 100 are allowed" in answer.json()["error"]["message"]
-
-
-def test_the_token_is_needed(service):
-    client = client_of(service, Access(TOKEN))
-    for path in ("/pooling", "/v1/embeddings"):
-        assert client.post(path, json={"input": "a"}).status_code == 401
-    assert client.get("/v1/models").status_code == 401
-    assert client.post("/pooling", json={"input": "a"}, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
 def test_remote_gives_the_vectors_of_the_model_itself(model, service, pages):
