@@ -14,17 +14,15 @@ from urllib.parse import parse_qsl, urlsplit
 from ..errors import UsageError
 from ..files import data_folder
 
-SCHEMES = {"qdrant": False, "qdrants": True}  # whether the connection is encrypted
-SETTINGS = ("shards", "replicas", "consistency")  # of a new collection
+SETTINGS = ("shards", "replicas")  # of a new collection
 FILES = "-files"  # what the collection beside the pages is called
 
 
 @dataclass(frozen=True)
 class Address:
-    """A collection on a server. Three settings are for a new one: how it is cut into shards and copied to nodes.
+    """A collection on a server. Two settings are for a new one: how it is cut into shards and copied to nodes.
 
-    consistency: how many copies must have a write before it counts. others: more nodes of the same cluster, with their
-    ports, to ask when the first does not answer.
+    others: more nodes of the same cluster, with their ports, to ask when the first does not answer.
     """
 
     host: str
@@ -33,7 +31,6 @@ class Address:
     tls: bool = False
     shards: int | None = None
     replicas: int | None = None
-    consistency: int | None = None
     others: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -58,43 +55,30 @@ def default_library() -> Path:
 
 def is_address(place: str) -> bool:
     """Whether a library is named by the address of a server, and not by a folder."""
-    return "://" in place or place.startswith(tuple(f"{scheme}:" for scheme in SCHEMES))
+    return "://" in place or place.startswith(("qdrant:", "qdrants:"))
 
 
 def read_address(text: str) -> Address:
     """Read an address."""
     if "@" in text:
         raise UsageError("an address must not contain a key: set QDRANT_API_KEY")
+    found = re.fullmatch(r"(qdrants?)://([^/?#]+)/([\w.-]+)/?(?:\?([^#]*))?", text, re.ASCII)
     nodes = []
     try:
-        parts = urlsplit(text)
-        for place in parts.netloc.split(","):
+        for place in found[2].split(",") if found else ():
             node = urlsplit(f"//{place}")
             nodes.append((node.hostname or "", node.port or Address.port))
-    except ValueError as error:
-        raise _refuse(text, f"is not the address of a library: {error}") from error
-    collection = parts.path.strip("/")
-    if parts.scheme not in SCHEMES or parts.fragment:
-        raise _refuse(text, "is not the address of a library")
-    if not all(host for host, _ in nodes) or not re.fullmatch(r"[\w.-]+", collection, re.ASCII):
-        raise _refuse(text, "does not name a server and a collection")
-    if collection.endswith(FILES):
+    except ValueError:
+        found = None
+    if not found or len(set(nodes)) < len(nodes) or not all(host for host, _ in nodes):
+        form = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
+        raise UsageError(f"{text!r} is not the address of a library: write {form}")
+    if found[3].endswith(FILES):
         raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: name that one")
-    if len(set(nodes)) < len(nodes):
-        raise _refuse(text, "names a node twice")
     settings: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in SETTINGS:
-            raise UsageError(f"{name!r} in {text!r} is not one of {', '.join(SETTINGS)}")
-        if not value.isdecimal() or not 1 <= int(value) <= 10_000:
-            raise UsageError(f"{name} in {text!r} must be a number from 1 to 10,000, not {value!r}")
+    for name, value in parse_qsl(found[4] or "", keep_blank_values=True):
+        if name not in SETTINGS or not value.isdecimal() or not 1 <= int(value) <= 10_000:
+            raise UsageError(f"{name}={value} in {text!r}: an address takes {' and '.join(SETTINGS)}, from 1 to 10,000")
         settings[name] = int(value)
-    if settings.get("consistency", 1) > settings.get("replicas", 1):
-        raise UsageError(f"consistency in {text!r} cannot be more than replicas, which is 1 unless it is named")
     (host, port), *others = nodes
-    return Address(host, collection, port, SCHEMES[parts.scheme], **settings, others=tuple(others))
-
-
-def _refuse(text: str, reason: str) -> UsageError:
-    form = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
-    return UsageError(f"{text!r} {reason}: write {form}")
+    return Address(host, found[3], port, found[1] == "qdrants", **settings, others=tuple(others))

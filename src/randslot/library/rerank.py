@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -50,6 +50,17 @@ def open_reranker(
         return CrossEncoderReranker(name, pages, seconds, trust_remote_code)
 
 
+def score_windows(pages: list[list[Any]], score: Callable[[list[Any]], Any], batch: int) -> list[float]:
+    """Score the windows of pages in batches; the best window of a page counts."""
+    owners = [(number, window) for number, windows in enumerate(pages) for window in windows]
+    scores = [-math.inf] * len(pages)
+    for start in range(0, len(owners), batch):
+        some = owners[start : start + batch]
+        for (number, _), found in zip(some, score([window for _, window in some]), strict=True):
+            scores[number] = max(scores[number], float(found))
+    return scores
+
+
 class CrossEncoderReranker:
     """A `CrossEncoder`: from a folder or the hub, safetensors only, without code unless it is trusted."""
 
@@ -71,20 +82,13 @@ class CrossEncoderReranker:
             return self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False)
 
     def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
-        pairs, owners = [], []
-        for number, page in enumerate(pages):
-            for window in self._cut(query, page) if isinstance(page, str) else [page]:
-                pairs.append((query, window))
-                owners.append(number)
-        scores = [-math.inf] * len(pages)  # of the best window
-        batch = 16 if self.reads == "text" else 2
-        for start in range(0, len(pairs), batch):
+        def predict(windows: list[Any]) -> Any:
             if time.monotonic() > deadline:
                 raise TimeoutError
-            found = self._predict(pairs[start : start + batch])
-            for number, score in zip(owners[start : start + batch], found, strict=True):
-                scores[number] = max(scores[number], float(score))
-        return scores
+            return self._predict([(query, window) for window in windows])
+
+        windows = [self._cut(query, page) if isinstance(page, str) else [page] for page in pages]
+        return score_windows(windows, predict, 16 if self.reads == "text" else 2)
 
     def _cut(self, query: str, text: str) -> list[str]:
         """Cut a text into windows that fit beside the query, at most eight."""
@@ -114,17 +118,9 @@ class ServedReranker:
         self.field = "documents"  # "texts" on a server that wants that
 
     def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
-        windows, owners = [], []
-        for number, page in enumerate(pages):
-            for window in cut_evenly(page, math.ceil(len(page.split()) / 200)):
-                windows.append(window)
-                owners.append(number)
-        scores = [-math.inf] * len(pages)
-        for start in range(0, len(windows), 32):  # what Text Embeddings Inference takes at once
-            found = self._ask(query, windows[start : start + 32], deadline)
-            for number, score in zip(owners[start : start + 32], found, strict=True):
-                scores[number] = max(scores[number], score)
-        return scores
+        windows = [cut_evenly(page, math.ceil(len(page.split()) / 200)) for page in pages]
+        # 32 is what Text Embeddings Inference takes at once.
+        return score_windows(windows, lambda some: self._ask(query, some, deadline), 32)
 
     def _ask(self, query: str, windows: list[str], deadline: float) -> list[float]:
         self.client.timeout = min(deadline - time.monotonic(), 600.0)

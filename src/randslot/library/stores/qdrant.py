@@ -63,8 +63,7 @@ class ServerStore(Store):
         if (self.dim is not None and is_other) or TERMS_NAME not in (params.sparse_vectors or {}):
             what = "words" if self.dim is None else f"words and vectors of {self.dim} dimensions"
             raise UsageError(f"{self.address} exists and holds no pages with {what}: name another collection")
-        found = (params.shard_number, params.replication_factor, params.write_consistency_factor)
-        for name, now in zip(SETTINGS, found, strict=True):
+        for name, now in zip(SETTINGS, (params.shard_number, params.replication_factor), strict=True):
             wanted = getattr(self.address, name)
             if wanted not in (None, now):
                 raise UsageError(f"{self.address} has {name}={now}, which was chosen when it was made, not {wanted}")
@@ -93,7 +92,6 @@ class ServerStore(Store):
             on_disk_payload=True,
             shard_number=self.address.shards,
             replication_factor=self.address.replicas,
-            write_consistency_factor=self.address.consistency,
         )
 
     def _get_info(self) -> Any:

@@ -62,7 +62,6 @@ class ServerRecords:
             vectors_config={},
             shard_number=1,
             replication_factor=self.connection.address.replicas,
-            write_consistency_factor=self.connection.address.consistency,
         )
 
     def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
