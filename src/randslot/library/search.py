@@ -183,7 +183,7 @@ def make_reward(library: Library, one: Asked) -> Reward:
     Neighbouring words of the query are near each other; and of a short query, all words are there.
     """
     words, matcher = one.words, one.words.matcher
-    named = {word.terms[0] for word in choose_longest(words.named)}
+    named = dict.fromkeys(word.terms[0] for word in choose_longest(words.named))  # in order: sums are the same then
 
     def reward(pages: Mapping[str, StoredPage]) -> dict[str, float]:
         one.pages.update(pages)

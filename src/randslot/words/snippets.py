@@ -7,7 +7,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..pages.text import Box, PageText
 from .analyzer import Token, remove_accents, tokenize
@@ -60,8 +63,7 @@ def measure_nearness(matches: Sequence[Match], query: WordQuery) -> float:
 
 def find_words(page: PageText, query: WordQuery) -> Found:
     """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
-    words = page.text.split()
-    ends = list(accumulate(map(len, words), initial=0))  # without what is between words: a space or a line break
+    starts = find_starts(page.text)
     anywhere = set(query.free)
     marks: list[Mark] = []
     if query.phrases:
@@ -76,14 +78,30 @@ def find_words(page: PageText, query: WordQuery) -> Found:
     anywhere.update(*(word.terms for word in query.joined))
     for i, start, end, term, terms in query.matcher.match(page.text):
         if not query.phrases or not anywhere.isdisjoint(terms):
-            marks.append((ends[i] + i + start, ends[i] + i + end, term))
+            marks.append((starts[i] + start, starts[i] + end, term))
     marks = sorted(set(marks))
     if not page.boxes:
         return Found(_cut(page.text, marks))
     rarest = _find_rarest(marks)
-    best = _find_boxes(page, words, ends, [rarest])[:1] if rarest else ()
-    boxes = _find_boxes(page, words, ends, _merge([(start, end) for start, end, _ in marks]))
+    best = _find_boxes(page, starts, [rarest])[:1] if rarest else ()
+    boxes = _find_boxes(page, starts, _merge([(start, end) for start, end, _ in marks]))
     return Found(_cut(page.text, marks), boxes, best[0] if best else None)
+
+
+def find_starts(text: str) -> list[int]:
+    """Return where each word of a text begins."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    spaces = _list_spaces()
+    is_space = spaces[np.minimum(codes, len(spaces) - 1)]
+    follows_space = np.concatenate([[True], is_space[:-1]])
+    starts: list[int] = np.flatnonzero(follows_space[: len(codes)] & ~is_space).tolist()
+    return starts
+
+
+@cache
+def _list_spaces() -> NDArray[np.bool_]:
+    """Return whether each character is a space, up to one after the last space."""
+    return np.array([chr(code).isspace() for code in range(0x3002)])
 
 
 def show_window(page: PageText, window: int, num: int) -> Found:
@@ -194,24 +212,24 @@ def _merge(spans: list[Span]) -> list[Span]:
     return merged
 
 
-def _find_boxes(page: PageText, words: Sequence[str], ends: Sequence[int], spans: list[Span]) -> tuple[Box, ...]:
+def _find_boxes(page: PageText, starts: Sequence[int], spans: list[Span]) -> tuple[Box, ...]:
     """Return the boxes of spans: a part of a long word, as Chinese lines are, is that part of its box."""
-    spans = spans[:MAX_BOXES]
+    words, spans = page.text.split(), spans[:MAX_BOXES]
     last = min(len(words), len(page.boxes) // 8) - 1
     if last < 0:
         return ()
-    owners = [bisect_right(range(last + 1), start, key=lambda i: ends[i] + i) - 1 for start, _ in spans]
+    owners = [bisect_right(starts, start, 0, last + 1) - 1 for start, _ in spans]
     near = sorted({min(max(i + step, 0), last) for i in owners for step in (-1, 0, 1)})
     sides = dict(zip(near, page.find_boxes(near), strict=True))
     boxes: list[Box] = []
     for i, (start, end) in zip(owners, spans, strict=True):
-        if start >= ends[i] + i + len(words[i]):  # the file has no box for it
+        if start >= starts[i] + len(words[i]):  # the file has no box for it
             continue
         if broken := _split_broken([sides[j] for j in (i - 1, i, i + 1) if j in sides]):
             boxes += broken
             continue
         left, top, right, bottom = sides[i]
-        length, width, begin = max(len(words[i]), 1), right - left, ends[i] + i
+        length, width, begin = max(len(words[i]), 1), right - left, starts[i]
         boxes.append(
             (
                 round(left + width * (start - begin) / length, 5),
