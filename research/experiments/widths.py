@@ -1,6 +1,6 @@
-"""What nested widths give the miniature: K = 1, 2, 4 by width, after a short retraining of the shipped model.
+"""What nested widths and hard negatives give the miniature, after a short retraining of the shipped model.
 
-    python -m research.experiments.widths              # with and without nested training, three seeds
+    python -m research.experiments.widths              # plain, nested, with a hard negative for each page; three seeds
 
 Runs stay in runs/widths and are not repeated. The vision tower is frozen in all of them, so they share its output.
 Scores are nDCG@5 on validation pages, whose facts are in no training page.
@@ -19,8 +19,11 @@ import torch
 from record import keep, print_table
 
 import randslot
+from randslot import Library
 from randslot.evaluation.metrics import ndcg_of_each
 from randslot.model.reader import narrow
+from randslot.training.data import load_pairs
+from randslot.training.mine import Mining, mine
 from randslot.training.recipe import make_recipe
 from randslot.training.train import RUN, TrainingRun
 from research.experiments.embedded import HeldOut
@@ -62,11 +65,11 @@ class SharedVision(TrainingRun):
         return trainer
 
 
-def train(name: str, data: Path, steps: int, **changes: Any) -> randslot.RandSlotModel:
+def train(name: str, changes: dict[str, Any], steps: int) -> randslot.RandSlotModel:
     """Train a run, or load it if it is finished."""
     folder = HOME / f"{name}-{steps}"
     if not (folder / RUN).is_file():
-        recipe = RECIPE | {"data": str(data), "steps": steps, "output": str(folder), **changes}
+        recipe = RECIPE | {"steps": steps, "output": str(folder), **changes}
         SharedVision(make_recipe(recipe), resume=True).go()
     return randslot.load(folder, device="cpu")
 
@@ -78,6 +81,21 @@ def write_pages(source: Path, target: Path) -> None:
         row = json.loads(line)
         queries[row["image"]].append(row["query"])
     rows = [json.dumps({"query": some[:5], "image": page}) + "\n" for page, some in queries.items()]
+    target.write_text("".join(rows), encoding="utf-8")
+
+
+def write_negatives(source: Path, target: Path) -> None:
+    """Write the same rows with one hard negative each: the shipped model's best for any query of the page."""
+    with Library(HOME / "library", "embedded") as library:
+        library.add(source.parent)
+        mined = mine(load_pairs(str(source), "train", "query", "image"), library, Mining(num=1), "vectors")
+    negatives = {row["image"]: row["negatives"] for row in reversed(mined)}
+    rows = []
+    for line in source.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        page = str((source.parent / row["image"]).resolve())
+        if page in negatives:
+            rows.append(json.dumps(row | {"negatives": negatives[page]}) + "\n")
     target.write_text("".join(rows), encoding="utf-8")
 
 
@@ -113,14 +131,21 @@ def main() -> None:
     if not (train_set / "pages.jsonl").is_file():
         write_set(train_set, NUM_REPORTS, split="train", seed=0)
         write_pages(train_set / "pairs.jsonl", train_set / "pages.jsonl")
+    if not (train_set / "hard.jsonl").is_file():
+        write_negatives(train_set / "pages.jsonl", train_set / "hard.jsonl")
     (HOME / "validation").mkdir(exist_ok=True)
     held_out = HeldOut(HELD_OUT, HOME / "validation", split="validation")
-    kinds: dict[str, dict[str, Any]] = {"plain": {}, "nested": {"widths": [32, 64], "prefixes": [1, 2, 4]}}
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "nested": {"widths": [32, 64], "prefixes": [1, 2, 4]},
+        "hard negatives": {"negatives": 1, "data": str(train_set / "hard.jsonl")},
+    }
     shipped = randslot.load("embedded", device="cpu")
     found: dict[str, list[dict[str, float]]] = {"none (shipped)": [score_budgets(shipped, held_out)]}
     for seed in SEEDS[: options.seeds]:
         for name, changes in kinds.items():
-            model = train(f"{name}-{seed}", train_set / "pages.jsonl", options.steps, seed=seed, **changes)
+            folder = f"{name.replace(' ', '-')}-{seed}"
+            model = train(folder, {"data": str(train_set / "pages.jsonl"), "seed": seed} | changes, options.steps)
             found.setdefault(name, []).append(score_budgets(model, held_out))
             print(name, seed, found[name][-1], flush=True)
     rows = [{**average(name, scores), "steps": options.steps} for name, scores in found.items()]
