@@ -155,7 +155,7 @@ def test_no_large_image_gets_to_the_engine(size, monkeypatch):
     monkeypatch.setattr(ocr, "_load_rapidocr", lambda: lambda image, **_: sizes.append(image.size) or empty)
     assert read_image_text(Image.new("RGB", size, "white"), "rapidocr") == NO_TEXT
     ((width, height),) = sizes
-    assert width * height == pytest.approx(ocr.OCR_PIXELS, rel=0.05)
+    assert width * height == pytest.approx(ocr.FIND_PIXELS, rel=0.05)
     assert max(width, height) <= 4.1 * min(width, height)
 
 

@@ -29,6 +29,7 @@ from .images import limit_aspect, shrink
 from .text import PageText, Word, pack_boxes
 
 OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
+FIND_PIXELS = 1_000_000  # of the image that lines are found in: reading them takes more
 MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
 MAX_ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
 
@@ -145,9 +146,10 @@ def _read_lines(image: Image.Image) -> list[Line]:
     paper.paste(image, (left, top))
     padded = limit_aspect(paper, MAX_ASPECT)
     left, top = left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
-    found = engine(padded, use_det=True, use_cls=False, use_rec=False)
+    seen = shrink(padded, FIND_PIXELS)
+    found = engine(seen, use_det=True, use_cls=False, use_rec=False)
     best: dict[int, Line] = {}
-    boxes = [] if found.boxes is None else found.boxes.tolist()
+    boxes = [] if found.boxes is None else (found.boxes * (padded.width / seen.width)).tolist()
     wide: list[int] = []
     wanted = []
     for i, box in enumerate(boxes):
@@ -212,6 +214,7 @@ def _load_rapidocr() -> Any:
             "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
             "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
             "Rec.rec_batch_num": 1,  # lines of a batch are padded to the widest one, which takes a third more time
+            "Rec.rec_img_shape": [3, 48, 48],  # the last is the least width, to which short lines are padded
             "Det.box_thresh": 0.4,  # 0.5 by default, with which single short words on a wide page are not found
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
