@@ -90,7 +90,7 @@ def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
         (str(file),),
         str(WORK / f"light-study-{layers}"),
         layers=layers,
-        still_embeddings=True,
+        freeze_embeddings=True,
         precision="bf16-anywhere",
         epochs=1,
         learning_rate=1e-3,

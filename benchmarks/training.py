@@ -355,7 +355,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
         "positions": cost.positions,
         "weights": parts["weights"] / GB,
         "adapter's gradients, optimizer": parts["gradients and optimizer"] / GB,
-        "batch, and what is seen of it": (parts["pages of the batch"] + parts["what the tower saw"]) / GB,
+        "batch, and what is seen of it": (parts["pages of the batch"] + parts["vision tower outputs"]) / GB,
         "activations": parts["activations"] / GB,
         "without checkpointing": memory_by_part(plain, model, cost, 1, recipe.optimizer)["activations"] / GB,
         "all": sum(parts.values()) / GB,

@@ -89,7 +89,7 @@ def draw_frontier(groups: Mapping[str, Sequence[Place]], frontiers: Sequence[Seq
     axes.set_xscale("log")
     axes.set_xlim(min(sizes) / 2, 2 * max(sizes))
     axes.set_ylim(0, 1.15 * max(scores) + 1)
-    axes.set_xlabel("bytes of a page")
+    axes.set_xlabel("bytes per page")
     axes.set_ylabel("nDCG@5 (%)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     _tidy(axes)

@@ -260,7 +260,7 @@ def test_analyses_have_all_parts_without_a_model(lab, tmp_path):
     assert {row["run"] for row in gains} == {"model, zero", "model, random"}
 
     (sizes,) = read_tables(cost.out)
-    assert {(row["method"], row["Kd"], row["KiB a page"]) for row in sizes} >= {
+    assert {(row["method"], row["Kd"], row["KiB per page"]) for row in sizes} >= {
         ("RandSlot", "4", "16.0"),
         ("CausalEmbed", "32", "128.0"),
     }
@@ -283,7 +283,7 @@ def test_analyses_of_models(lab):
     assert (row["run"], row["side"]) == ("model, zero", "both")
     assert float(row["8"]) == pytest.approx(100 * expected, abs=1e-3)
     yours = {row["type"]: row for row in read_tables(own.out)[0] if row["method"] == "yours"}
-    assert {name: float(row["KiB a page"]) for name, row in yours.items()} == {
+    assert {name: float(row["KiB per page"]) for name, row in yours.items()} == {
         "fp32": 32,
         "fp16": 16,
         "int8": 8,
@@ -318,12 +318,12 @@ def test_runs_and_models_are_compared(lab, tmp_path):
         assert other["verdict"] in ("better", "worse", "within noise")
     rows = {row["search"]: row for row in read_tables(table.out)[0]}
     assert list(rows) == ["words", "model", "model and words", "text", "text and words"]
-    assert (rows["words"]["verdict"], rows["model"]["vectors a page"], rows["model"]["dimension"]) == (
+    assert (rows["words"]["verdict"], rows["model"]["vectors per page"], rows["model"]["dimension"]) == (
         "base",
         "4",
         "64",
     )
-    assert rows["model"]["bytes a page"] == "512"
+    assert rows["model"]["bytes per page"] == "512"
     (words,) = read_result(lab.folder / "words", "words")
     assert float(rows["words"]["nDCG@5"]) == pytest.approx(100 * words["ndcg@5"], abs=1e-3)
     folder = lab.folder / "comparison"

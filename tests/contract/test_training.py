@@ -319,7 +319,7 @@ def test_the_distill_command(session, manuals, tmp_path):
     randslot.tiny("llama", slots="tokens").save_pretrained(str(tmp_path / "tokens"))
     narrow = ["model", "-o", "light", "--student", "narrow.json", "--queries", "questions.txt", "--epochs", "60"]
     narrow += ["--rate", "1e-2", "--batch", "8", "--validation", "0"]
-    own = ["text-model", "-o", "own", "--student", "text-model", "--layers", "1", "--still-embeddings"]
+    own = ["text-model", "-o", "own", "--student", "text-model", "--layers", "1", "--freeze-embeddings"]
     own += ["--queries", "queries.jsonl", "--epochs", "1", "--batch", "4"]
     refused = {
         ("model", "-o", "x1", "--student", "HuggingFaceTB/SmolLM2-135M", "--queries", "questions.txt"): (1, "SmolLM2"),

@@ -122,9 +122,9 @@ def test_the_commands(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.exception
     with Path("comparison/all-cuts.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    counts = {row["run"].split(", ")[0]: float(row["vectors a page"]) for row in rows}  # the last is the full budget
+    counts = {row["run"].split(", ")[0]: float(row["vectors per page"]) for row in rows}  # the last is the full budget
     assert [counts[name] for name in named[:4]] == [4, 4, 4, 1]
     assert counts[named[4]] > 16
     clustered = [row for row in rows if "cluster" in row["run"]]
-    assert {(row["vectors a page"], row["width"]) for row in clustered} == {("4", "32")}
-    assert {row["bytes a page"] for row in clustered} == {"256", "136", "16"}
+    assert {(row["vectors per page"], row["width"]) for row in clustered} == {("4", "32")}
+    assert {row["bytes per page"] for row in clustered} == {"256", "136", "16"}

@@ -43,6 +43,19 @@ def test_every_family_can_be_timed(family, size):
     assert model.settings == make(family, slots="tokens").settings
 
 
+def test_a_chosen_width_is_timed(monkeypatch):
+    shapes = []
+
+    def spy(functions, samples, warmup):
+        shapes.extend(function(samples[0]).shape[-1] for function in functions.values())
+        return {way: [1.0] for way in functions}
+
+    monkeypatch.setattr(module, "_time", spy)
+    protocol = Protocol(rows=2, columns=2, warmup=0, samples=1, budgets=(2,), strategies=("zero", "feedback"))
+    assert ", 16 dimensions" in profile(make("qwen3-vl", width=16), protocol).title
+    assert shapes == [16] * 6
+
+
 def test_a_wrong_protocol_is_refused():
     with pytest.raises(UsageError, match="must be 1 or more, not 0"):
         Protocol(samples=0)

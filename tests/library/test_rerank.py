@@ -227,7 +227,7 @@ def test_neither_pickles_nor_code_run(tmp_path: Path) -> None:
     )
     others.change(folder, "config.json", model_type="strange")
     (folder / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
-    with pytest.raises(UsageError, match="runs code of its own"):
+    with pytest.raises(UsageError, match="contains Python code"):
         open_reranker(str(folder))
     pickled = save_reranker(tmp_path / "pickled")
     torch.save({}, pickled / "pytorch_model.bin")

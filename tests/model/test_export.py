@@ -47,7 +47,7 @@ def test_plain_transformers_gives_the_same_vectors(family, pages, queries, tmp_p
 def test_the_embedded_model_by_the_command_line(tmp_path, monkeypatch):
     answer = CliRunner().invoke(app, ["export", "embedded", str(tmp_path / "out"), "--slots", "zero"])
     assert answer.exit_code == 0, answer.exception
-    assert "4 vectors a query, 4 a page, zero slots" in answer.stdout
+    assert "4 vectors per query, 4 per page, zero slots" in answer.stdout
     plain, model = follow(tmp_path / "out", monkeypatch), randslot.load("embedded", device="cpu")
     pages, queries = [noise(256, 352, 1), noise(300, 200, 2)], ["Quebec traffic", "sales of wool, Oslo report"]
     assert far(plain["encode_pages"](pages), model.encode_document(pages)) < 1e-5
@@ -153,9 +153,9 @@ def test_merged_in_bfloat16_the_vectors_stay_close(pages, tmp_path):
 @pytest.mark.parametrize(
     ("trained", "slots", "message"),
     [
-        ("feedback", None, "slots='feedback': direct feedback makes each slot from the output before it"),
+        ("feedback", None, "slots='feedback': direct feedback needs a pass per slot"),
         ("tokens", None, "slots='tokens': a full-token model has no slots"),
-        ("random", "random", "slots='random': random slots change"),
+        ("random", "random", "slots='random': random slots cannot be exported"),
     ],
 )
 def test_what_no_token_can_stand_for_is_refused(trained, slots, message, tmp_path):

@@ -93,7 +93,7 @@ def test_it_is_loaded_only_when_it_is_trusted(place, monkeypatch):
     Path("noisy/my_slots.py").write_text(read_guide() + "\nopen('ran', 'w').close()\n")
     forget(monkeypatch)
     for load in (randslot.load, randslot.open_model):
-        with pytest.raises(UsageError, match=r"runs code of its own, my_slots\.py: read it.*--trust-remote-code"):
+        with pytest.raises(UsageError, match=r"contains Python code \(my_slots\.py\)\. Review it.*--trust-remote-code"):
             load("noisy")
     with pytest.raises((UsageError, ValueError), match="trust"):
         MultiVectorEncoder("noisy")
@@ -105,7 +105,7 @@ def test_it_is_loaded_only_when_it_is_trusted(place, monkeypatch):
     randslot.load("noisy")  # trusted once, as long as it stays the same
     Path("noisy/my_slots.py").write_text(read_guide() + "\nx = 1\n")
     forget(monkeypatch)
-    with pytest.raises(UsageError, match="runs code of its own"):
+    with pytest.raises(UsageError, match="contains Python code"):
         randslot.load("noisy")
     own_code.use_strategy("my_slots.py:Noisy")  # the file of the user stands in for that of the model
     randslot.load("noisy")

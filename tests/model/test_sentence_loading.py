@@ -208,9 +208,9 @@ def test_a_pooler_that_nobody_reads_may_be_missing(copied: Path) -> None:
 
 
 def test_code_runs_only_if_trusted_and_is_remembered_by_its_hash(with_code: Path, marker: Path) -> None:
-    with pytest.raises(UsageError, match=r"runs code of its own: .* --trust-remote-code"):
+    with pytest.raises(UsageError, match=r"contains Python code.* --trust-remote-code"):
         open_model(str(with_code))
-    with pytest.raises(UsageError, match="runs code of its own"):
+    with pytest.raises(UsageError, match="contains Python code"):
         open_model(str(with_code), known_code="of other files")
     assert not marker.exists()
     model = open_model(str(with_code), trust_remote_code=True)
@@ -220,7 +220,7 @@ def test_code_runs_only_if_trusted_and_is_remembered_by_its_hash(with_code: Path
     assert is_code_trusted(settings["code"])
     assert isinstance(open_model(str(with_code), known_code=settings["code"]), EmbeddingModel)
     (with_code / "custom.py").write_text(CODE.format(marker=str(marker) + "2"))
-    with pytest.raises(UsageError, match="runs code of its own"):
+    with pytest.raises(UsageError, match="contains Python code"):
         open_model(str(with_code), known_code=settings["code"])
     assert not Path(str(marker) + "2").exists()
 
@@ -251,7 +251,7 @@ def test_a_class_of_an_installed_package_is_code_too(copied: Path) -> None:
     modules[-1]["type"] = "subprocess.Popen"
     (copied / "modules.json").write_text(json.dumps(modules))
     for options in ({}, {"trust_remote_code": True}):  # without files to read, there is nothing to trust
-        with pytest.raises(UsageError, match="runs code of its own"):
+        with pytest.raises(UsageError, match="contains Python code"):
             open_model(str(copied), **options)
 
 

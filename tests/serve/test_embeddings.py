@@ -16,6 +16,7 @@ from PIL import Image
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.library.library import Library
+from randslot.model.reader import narrow
 from randslot.serve import embeddings
 from randslot.serve.access import Access
 from support.exports import far
@@ -78,6 +79,32 @@ def test_openais_own_client_understands_it(one_vector, tmp_path):
             stranger.embeddings.create(model=listed.id, input="x")
         client.close()
         stranger.close()
+
+
+def test_dimensions_cut_vectors_to_a_trained_width(tmp_path):
+    """They have unit length after the cut, as in a narrowed library; other widths are refused in one line."""
+    model = make("qwen3-vl", query_vectors=1, page_vectors=1, visual_tokens=16, widths=(16, 32))
+    with serving(tmp_path / "lib", model) as service:
+        client = client_of(service)
+        answer = client.post("/v1/embeddings", json={"input": QUERIES, "dimensions": 16}).json()
+        found = np.array([item["embedding"] for item in answer["data"]])
+        expected = np.concatenate([narrow(vectors, 16) for vectors in model.embed_queries(QUERIES)])
+        np.testing.assert_allclose(found, expected, atol=1e-3)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+        for width in (17, 128):
+            refused = client.post("/v1/embeddings", json={"input": "tax", "dimensions": width})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"] == f"dimensions={width}: this model has 16, 32, 64"
+
+
+def test_dimensions_of_other_peoples_models(tmp_path):
+    reader = ToyReader()
+    with serving(tmp_path / "lib", reader) as service:
+        body = {"input": "tax", "dimensions": 2}
+        (item,) = client_of(service).post("/pooling", json=body).json()["data"]
+        np.testing.assert_allclose(item["data"], narrow(reader.embed_queries(["tax"])[0], 2), atol=1e-3)
+        refused = client_of(service).post("/pooling", json=body | {"dimensions": reader.dimension + 1})
+        assert (refused.status_code, f"have {reader.dimension} dimensions" in refused.text) == (400, True)
 
 
 def test_text_that_is_no_unicode_is_refused(client):

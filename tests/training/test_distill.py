@@ -212,8 +212,8 @@ def test_students_share_what_the_teacher_said(options, tmp_path, monkeypatch):
 # -- how it learns
 
 
-def test_still_embeddings_stay_as_they_were(options):
-    student = distill(replace(options, still_embeddings=True, precision="bf16-anywhere"))
+def test_freeze_embeddings_stay_as_they_were(options):
+    student = distill(replace(options, freeze_embeddings=True, precision="bf16-anywhere"))
     start = make_student("tiny", student.teacher, seed=options.seed)
     name = "embed_tokens.weight"
     before, after = start.encoder.backbone.state_dict(), student.encoder.backbone.state_dict()

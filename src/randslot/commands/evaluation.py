@@ -72,7 +72,7 @@ def evaluate(
     ] = None,
     windows: Annotated[
         int,
-        typer.Option(metavar="N", min=1, rich_help_panel=ADVANCED, help="Cut pages into N, each encoded by itself."),
+        typer.Option(metavar="N", min=1, rich_help_panel=ADVANCED, help="Cut each page into N parts; encode each."),
     ] = 1,
     frontier: Frontier = False,
 ) -> None:
@@ -104,8 +104,10 @@ def evaluate(
 
         from ..evaluation.evaluate import evaluate_model
 
-        if model is None or rerank is not None or group != "page":
-            raise UsageError("name a model to evaluate; --rerank and --group document need --by words or both")
+        if rerank is not None or group != "page":
+            raise UsageError("--rerank and --group document require --by words or --by both")
+        if model is None:
+            raise UsageError("missing MODEL: pass a folder, a hub ID, embedded, or a server URL")
         results = evaluate_model(
             model, chosen, output, settings=settings, name=name, cache=cache, batch=batch, windows=windows
         )
@@ -128,7 +130,7 @@ def evaluate(
         intervals = [describe_interval(result) for result in results]
     if results:  # only the first process of torchrun has them
         print("\n".join([*list_means(results), *intervals]))
-        print(f"kept in {output}; randslot report {output} makes tables", file=sys.stderr)
+        print(f"see {output}; for tables: randslot report {output}", file=sys.stderr)
         if frontier:
             _show_frontier(sorted({result.file.parent for result in results}), output / "frontier", "md")
 
@@ -180,9 +182,9 @@ def analyse(
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
 ) -> None:
-    """Show why a model works: budgets, winners, readouts, cost.
+    """Analyse cached vectors: budgets, winners, readouts, cost.
 
-    It reads the vectors that `evaluate` left.
+    `evaluate` writes these vectors.
 
     randslot analyse results -o report
     randslot analyse winners results/first results/second
@@ -271,6 +273,7 @@ def profile(
     page: Annotated[str, typer.Option(metavar="RxC", help="Visual tokens per page, rows x columns.")] = "48x32",
     vectors: Annotated[str, typer.Option(metavar="N,N", help="Budgets to time.")] = "1,4,6",
     samples: Annotated[int, typer.Option(metavar="N", help="Measured samples (after three warm-ups).")] = 32,
+    width: Width = None,
     style: Format = "md",
 ) -> None:
     """Time encoding by the paper's protocol.
@@ -292,7 +295,7 @@ def profile(
     except ValueError as error:
         raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
     protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
-    loaded, console = load(model), Console(stderr=True)
+    loaded, console = load(model, width=width), Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         table = profile(loaded, protocol, progress)
     print(write_table(table, style))

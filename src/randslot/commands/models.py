@@ -73,7 +73,7 @@ def distill(
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 32,
     rate: Annotated[float, typer.Option(metavar="X", min=0, max=1, help="Learning rate.")] = 3e-4,
     layers: Annotated[int, typer.Option(metavar="N", min=0, help="Keep the student's first N layers; 0: all.")] = 0,
-    still_embeddings: Annotated[bool, flag("--still-embeddings", help="Freeze token embeddings.")] = False,
+    freeze_embeddings: Annotated[bool, flag("--freeze-embeddings", help="Freeze token embeddings.")] = False,
     resume: Annotated[bool, flag("--resume", help="Resume a stopped run.")] = False,
     validation: Annotated[
         float, typer.Option(metavar="X", min=0, max=0.5, rich_help_panel=ADVANCED, help="Share of held-out queries.")
@@ -116,7 +116,7 @@ def distill(
         output,
         query_column=column,
         layers=layers,
-        still_embeddings=still_embeddings,
+        freeze_embeddings=freeze_embeddings,
         epochs=epochs,
         batch=batch,
         learning_rate=rate,
@@ -171,14 +171,16 @@ def mine(
         typer.Option(metavar="words|vectors|both", show_default="as the library searches", help="What to compare."),
     ] = None,
     num: Annotated[int, typer.Option(metavar="N", min=1, help="Negatives per query.")] = 4,
-    ranks: Annotated[tuple[int, int], typer.Option(metavar="FIRST LAST", help="Ranks to take them from.")] = (1, 100),
+    ranks: Annotated[
+        tuple[int, int], typer.Option(metavar="FIRST LAST", show_default="1 100", help="Ranks to take them from.")
+    ] = (1, 100),
     margin: Annotated[
-        float, typer.Option(metavar="X", min=0, max=1, help="Minimum score gap (share); 0: no limit.")
+        float, typer.Option(metavar="X", min=0, max=1, help="Relative margin below the positive's score; 0: off.")
     ] = 0.05,
 ) -> None:
-    """Add hard negatives to training pairs.
+    """Mine hard negatives for training pairs.
 
-    Negatives are pages that a search takes for the right one.
+    Negatives are pages that a search ranks high for the query.
 
     randslot index ~/manuals -l mylib --model runs/my-model
     randslot mine pairs.jsonl -o hard.jsonl -l mylib
@@ -207,7 +209,7 @@ def export(
     output: Annotated[Path, typer.Argument(help="New or empty folder.")],
     slots: Annotated[
         str | None,
-        typer.Option(metavar="SLOTS", show_default="those of the model", help="zero, fixed or learned."),
+        typer.Option(metavar="SLOTS", show_default="the model's own", help="zero, fixed or learned."),
     ] = None,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "float32",
     strategy: OwnStrategy = None,
@@ -222,7 +224,6 @@ def export(
     use_own_code(strategy)
     serving = export_model(model, output, slots=slots, dtype=dtype, trust_remote_code=trust_remote_code)
     settings = serving["settings"]
-    print(
-        f"{settings['query_vectors']} vectors a query, {settings['page_vectors']} a page, {settings['inference']} slots"
-    )
+    budgets = f"{settings['query_vectors']} vectors per query, {settings['page_vectors']} per page"
+    print(f"{budgets}, {settings['inference']} slots")
     print(f"see {output / GUIDE}")

@@ -150,7 +150,7 @@ Inference = Annotated[
 QueryVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors per query.")]
 PageVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors per page.")]
 Width = Annotated[
-    int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Keep the first N numbers of each vector.")
+    int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Keep the first N dimensions of each vector.")
 ]
 Reduction = Annotated[
     str | None,

@@ -73,7 +73,7 @@ def paper(
     done = read_json(file) if file.is_file() else {}
     for number, step in enumerate(steps, start=1):
         if done.get(step.name, {}).get("command") == step.words:
-            print(f"{number}/{len(steps)}  {step.name}: done before", file=sys.stderr)
+            print(f"{number}/{len(steps)}  {step.name}: already done", file=sys.stderr)
             continue
         print(f"{number}/{len(steps)}  {step.name}: {shlex.join(list_words(step, devices))}", file=sys.stderr)
         started = time.perf_counter()
@@ -186,8 +186,8 @@ def describe(steps: list[Step], devices: int) -> str:
             num_bytes = num * 4 * (8 if "--page-vectors" in step.words else recipe.page_vectors) * cost.dimension
         hours = [operations / (0.4 * GPUS[gpu][1] * 1e12) / 3600 for gpu in ("A100", "H100")]
         rows.append([step.name, *hours, num_bytes / GB])
-    rows.append(["all", *(sum(float(row[place] or 0) for row in rows) for place in (1, 2, 3))])
-    title = f"{devices} devices at 40% of their peak in bfloat16 (assumed), pages of the largest size"
+    rows.append(["total", *(sum(float(row[place] or 0) for row in rows) for place in (1, 2, 3))])
+    title = f"{devices} devices at 40% HFU in bfloat16 (assumed), pages of the largest size"
     table = Table(title, ["step", "hours, A100", "hours, H100", "GB on disk"], rows, digits=2)
     commands = [shlex.join(list_words(step, devices)) for step in steps]
-    return "\n".join([write_table(table, "md"), "Backbones and data sets of the hub come on top.", "", *commands])
+    return "\n".join([write_table(table, "md"), "Downloads are not included.", "", *commands])

@@ -129,16 +129,15 @@ def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
         "budgets-sides": partial(draw_budgets, sides, [1, 1]),
     }
     text = (
-        "The score with the first 1, 2, ... vectors of each side. A line that still rises says that more vectors are "
-        f"worth their bytes; one that is flat says that fewer would do. One side varies against {num_vectors} of "
-        "the other."
+        "nDCG@5 with the first 1, 2, ... vectors of each side. A rising line means that more vectors help; a flat one, "
+        f"that fewer are enough. If one side varies, the other has {num_vectors}."
     )
     tables = {"budgets": table}
     if len(table.heads) > 2 + num_vectors:
         tables["budgets-noise"] = judge_budgets(runs, num_vectors)
         text += (
-            " Ups and downs of a panel that starts at four are drawn large and may be noise: the second table says "
-            f"what each budget gains over {num_vectors}, with an interval over queries."
+            " Panels that start at four magnify noise: the second table has the gain of each budget over "
+            f"{num_vectors}, with a confidence interval over queries."
         )
     return Section("budgets", text, tables, figures)
 
@@ -152,9 +151,9 @@ def _show_winners(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     for one in found:
         panels[f"{one.name}\nH {one.entropy:.3f}  U {one.spread:.3f}"] = (100 * one.shares).tolist()
     text = (
-        "For each query and page that belong together: which page readout (d) is nearest to each query readout (q). "
-        "A column sums to 100 %. H is 1 when all page readouts win alike and 0 when one wins all; U is how many "
-        "different ones win within a pair."
+        "For each relevant pair: which page readout (d) is nearest to each query readout (q). A column sums to 100%. "
+        "H is 1 when all page readouts win equally often and 0 when one always wins; U is the number of different "
+        "winners within a pair."
     )
     tables = {"winners": list_winners(found), "shares": list_shares(found)}
     return Section("winners", text, tables, {"winners": partial(draw_winners, panels)})
@@ -174,11 +173,10 @@ def _show_readouts(runs: Sequence[CachedRun], num_vectors: int) -> Section:
         for side in SIDES:
             without[side][one.name] = [macro(scores) for scores in one.without[side]]
     text = (
-        "The score when only one readout of a side is kept, or all but one, with all of the other side. A removal that "
-        "costs much is a readout that the others cannot replace; a negative one is better left out. Gains of joint "
-        "use say how much all page readouts find beyond the best single one: in each task its own best, and last "
-        "(bold, behind the line) one fixed readout for all tasks. The best one is chosen on the same results: a "
-        "diagnosis, not a rule for pruning."
+        "nDCG@5 with one readout only, and without each readout. A large loss means that the other readouts cannot "
+        "replace it; a negative one means that removing it helps. Joint gain is the score of all page readouts minus "
+        "the best single one: per task, and (bold) with one fixed readout for all tasks. The best readout is chosen on "
+        "the same data, so use this for diagnosis, not for pruning."
     )
     tables = {"readouts": list_readouts(found), "gains": list_gains(found)}
     return Section("readouts", text, tables, {"readouts": partial(draw_readouts, full, without, gains)})
@@ -209,7 +207,7 @@ def list_costs(budgets: Sequence[Budget], pages: int = 100_000) -> Table:
         size = one.page_vectors * one.dim * BYTES[one.dtype]
         rows.append([*one, size / 1024, pages * size / 1024**3, products, products * one.dim])
     pages_head = f"GiB for {pages:,} pages"
-    heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB a page", pages_head, "dot products", "multiply-adds"]
+    heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB per page", pages_head, "dot products", "multiply-adds"]
     return Table("Cost of the vectors only; products are those of one query with one page", heads, rows, digits=2)
 
 
@@ -220,10 +218,7 @@ def _show_cost(runs: Sequence[CachedRun], num_vectors: int, dim: int | None = No
         dim = first[0].load()[1].shape[-1]
     if dim is not None:
         budgets += [Budget("yours", num_vectors, num_vectors, dim, dtype) for dtype in BYTES]
-    text = (
-        "What the vectors take, and the work of comparing one query with one page. It grows with the vectors of "
-        "a page and with both budgets; an index adds its own."
-    )
+    text = "Bytes of the vectors, and the work to compare one query with one page. Index overhead is not included."
     return Section("cost", text, {"cost": list_costs(budgets)})
 
 

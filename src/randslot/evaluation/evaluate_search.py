@@ -297,7 +297,7 @@ def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> l
 def list_compared(compared: Sequence[ComparedSearch]) -> Table:
     """Return the table of a comparison."""
     heads = ["search", "nDCG@5", "difference", "from", "to", "verdict"]
-    heads += ["vectors a page", "dimension", "bytes a page", "encode s/page", "search ms"]
+    heads += ["vectors per page", "dimension", "bytes per page", "encode s/page", "search ms"]
     rows: list[list[Cell]] = []
     for one in compared:
         gain: list[Cell] = [None] * 3 if one.verdict == "base" else [one.difference, one.low, one.high]

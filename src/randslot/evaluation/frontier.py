@@ -153,11 +153,14 @@ def show_frontier(runs: Sequence[CachedRun]) -> Section:
     if set(runs[0].tasks) == set(TASKS.get(runs[0].benchmark, ())):
         groups |= published_points(runs[0].benchmark)
     text = (
-        "What each byte of a page buys: the first vectors of a page, the first numbers of each vector, and the type of "
-        "a number, all from one encoding. A line joins the cuts of a run that no smaller one of it beats. Queries keep "
-        "all their vectors. int8 has two more bytes for each vector; an index adds its own."
+        "Quality per byte. Each point keeps the first vectors of a page, a prefix of each vector, and a storage type, "
+        "all from one encoding. Lines are Pareto frontiers. Queries are not reduced. int8 adds two bytes per vector; "
+        "index overhead is not included."
     )
-    tables = {"frontier": _list_points(best, "that no smaller one beats"), "all-cuts": _list_points(points, "tried")}
+    tables = {
+        "frontier": _list_points(best, "Pareto-optimal"),
+        "all-cuts": _list_points(points, "all"),
+    }
     return Section("frontier", text, tables, {"frontier": partial(draw_frontier, groups, lines)})
 
 
@@ -166,8 +169,8 @@ def _list_points(points: Sequence[Point], which: str) -> Table:
     for point in points:
         vectors = round(point.vectors, 1) if point.vectors % 1 else int(point.vectors)
         rows.append([point.run, vectors, point.width, point.storage, round(point.bytes), point.ndcg])
-    heads = ["run", "vectors a page", "width", "storage", "bytes a page", "nDCG@5"]
-    return Table(f"Quality for every byte: the cuts {which}", heads, rows)
+    heads = ["run", "vectors per page", "width", "storage", "bytes per page", "nDCG@5"]
+    return Table(f"Quality per byte: {which}", heads, rows)
 
 
 def published_points(benchmark: str) -> dict[str, list[tuple[float, float]]]:

@@ -19,6 +19,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from ..errors import UsageError
+from ..model.encoder import narrow_tensor
 from ..model.model import RandSlotModel
 from ..model.reader import Side
 from ..model.readout import read_once, read_stepwise
@@ -83,6 +84,8 @@ def profile(model: RandSlotModel, protocol: Protocol, progress: Progress | None 
         size = f"{protocol.rows} x {protocol.columns} merged visual tokens"
     queries = f"queries of {protocol.query_tokens} tokens"
     title = f"Encoding: {queries}, pages of {size}, one at a time, {protocol.samples} samples"
+    if model.settings.width:
+        title += f", {model.settings.width} dimensions"
     return Table(title, ["strategy", "vectors", "way", "query ms (median)", "pages/s"], rows, digits=2)
 
 
@@ -134,6 +137,7 @@ def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Feat
     """Return the function that takes features from the host to vectors."""
     backbone, num = model.backbone, way.vectors - 1
     device = next(backbone.model.parameters()).device
+    width = model.settings.width
     counts: dict[Side, int] = {"query": max(num, 1), "page": max(num, 1)}
     slots: Strategy = STRATEGIES[way.strategy](model.encoder.hidden_size, counts, model.settings.seed)
     slots.to(device).eval()
@@ -142,11 +146,14 @@ def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Feat
         there = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
         content = backbone.read_content(there)
         if isinstance(slots, Sequential):
-            return read_stepwise(backbone, content, num, lambda _, readout: slots.step(readout), cached=True)
-        given = slots(side, num, there["keys"])
-        if way.one_pass:
-            return read_once(backbone, content, given)
-        return read_stepwise(backbone, content, num, lambda t, _: given[:, t], cached=True)
+            vectors = read_stepwise(backbone, content, num, lambda _, readout: slots.step(readout), cached=True)
+        else:
+            given = slots(side, num, there["keys"])
+            if way.one_pass:
+                vectors = read_once(backbone, content, given)
+            else:
+                vectors = read_stepwise(backbone, content, num, lambda t, _: given[:, t], cached=True)
+        return narrow_tensor(vectors, width) if width else vectors
 
     return encode
 

@@ -72,7 +72,7 @@ class SlotEncoder(InputModule):
             if getattr(settings, name) != trained:
                 raise UsageError(f"this model is trained with {name}={trained!r}; start from the backbone to change it")
         if settings.width > self.full_width:
-            raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} numbers")
+            raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} dimensions")
         least = self.family.min_tokens(self.processors)
         if settings.visual_tokens < least:
             raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")

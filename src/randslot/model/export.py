@@ -95,11 +95,11 @@ def export_model(
 def why_not_served(strategy: type[Strategy]) -> str:
     """Return why the slots of a strategy cannot be tokens; empty if they can."""
     if strategy.every_token:
-        return "a full-token model has no slots and keeps every vector; a server can run its backbone as it is"
+        return "a full-token model has no slots. A server can run its backbone unchanged."
     if strategy.sequential:
-        return "direct feedback makes each slot from the output before it, and a server runs its input in one pass"
+        return "direct feedback needs a pass per slot, and a server runs one pass"
     if not strategy.constant:
-        return "random slots change, and tokens are constant; export a model trained with them with slots zero"
+        return "random slots cannot be exported as tokens. Use --slots zero."
     return ""
 
 

@@ -205,13 +205,8 @@ def load(
     bfloat16 on a GPU and float32 elsewhere. backbone: where the backbone of a saved adapter is now, if it has moved.
     trust_remote_code: run the strategy or family that is saved with the model as a Python file (review it first).
 
-    settings: any of `Settings`; they override what was saved, but for `slots` and `template`, which are for a new
-    model. slots: "random", "zero", "fixed", "learned", "feedback", or your own "my_slots.py:Noisy": how it is trained;
-    "tokens" appends nothing and gives every token a vector, and then `reduction` ("random", "kmeans", "semcluster" or
-    "pool1d") brings each page to `page_vectors` when encoding. inference: what is appended when encoding.
-    query_vectors, page_vectors: the budgets. visual_tokens: the most visual tokens a page may take. seed: for adapters,
-    tables and random slots. template: the prompt around queries and pages: "paper", or "embedding" on a retrieval
-    model such as Qwen3-VL-Embedding.
+    settings: any field of `Settings`, overriding the saved values. `slots` and `template` can only be set for a new
+    model.
     """
     files = WITH_CODE if trust_remote_code else MODEL_FILES
     source = name if isinstance(name, Source) else find(name, revision, files=files)

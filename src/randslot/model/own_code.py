@@ -64,12 +64,12 @@ def load_code(source: Source, *, trust_remote_code: bool = False) -> None:
             continue
         file = source.file(f"{label.partition(':')[0]}.py")
         if not file.is_file():
-            raise RandSlotError(f"{source.name} lacks {file.name} for {label}: name it, as --strategy FILE.py:CLASS")
+            raise RandSlotError(f"{source.name} lacks {file.name} for {label}. Pass --strategy FILE.py:CLASS.")
         text = file.read_text(encoding="utf-8")
         if trust_remote_code:
             trust_code(hash_code(text), source.name)
         elif not is_code_trusted(hash_code(text)):
-            raise refuse_code(source, f", {file.name}")
+            raise refuse_code(source, f" ({file.name})")
         _run_source(label, text)
 
 
@@ -97,6 +97,6 @@ def is_code_trusted(code: str) -> bool:
 def refuse_code(source: Source, file: str = "") -> UsageError:
     """Return the error for code that is not trusted."""
     return UsageError(
-        f"{source.name} runs code of its own{file}: read it, and if you trust it say so by --trust-remote-code (in "
-        "Python trust_remote_code=True)"
+        f"{source.name} contains Python code{file}. Review it, then pass --trust-remote-code (Python: "
+        "trust_remote_code=True)."
     )

@@ -21,7 +21,7 @@ Vectors = NDArray[np.float32]  # (K, D), unit length
 
 
 def narrow(vectors: Vectors, width: int, num: int | None = None, *, unit: bool = True) -> Vectors:
-    """Return the first `num` vectors, cut to their first `width` numbers (0: all) and of unit length again.
+    """Return the first `num` vectors, cut to `width` dimensions (0: all) and of unit length again.
 
     The cut starts from half precision, as libraries keep vectors: so narrowing a library gives the same bits as
     encoding its pages narrow. unit: whether the vectors have unit length; others are only cut. Shape: (..., K, D).
@@ -78,7 +78,7 @@ class Identity:
             settings["page_vectors"] = page_vectors
         if width is not None:
             if not 1 <= width <= dimension:
-                raise UsageError(f"width={width}: vectors of this library have {dimension} numbers")
+                raise UsageError(f"width={width}: vectors of this library have {dimension} dimensions")
             if width < dimension:
                 settings["width"] = dimension = width
         return replace(self, dimension=dimension, settings=settings)

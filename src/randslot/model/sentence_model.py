@@ -61,7 +61,7 @@ class EmbeddingSettings(VectorSettings):
 
     reduction, page_vectors, seed: bring each page to at most `page_vectors`, as `reductions.py` does. A model of one
     vector reads a page in at most `page_vectors` windows, with a vector for each: parts of a text, or strips of an
-    image. width: keep this many numbers of each vector (0: all), of a model that was trained for it.
+    image. width: keep this many dimensions of each vector (0: all), of a model that was trained for it.
     trust_remote_code, code: whether the model runs code of its own, and a hash of that code.
     """
 
@@ -157,7 +157,7 @@ class EmbeddingModel:
         """Change settings of a model in use: reduction and page_vectors, width, seed, prompts."""
         settings = self.settings.change(**changes)
         if settings.width > self.full_width:
-            raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} numbers")
+            raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} dimensions")
         self.settings = settings
         self.model.prompts = dict(settings.prompts)
         self.model.default_prompt_name = settings.default_prompt_name

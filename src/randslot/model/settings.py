@@ -46,16 +46,16 @@ class VectorSettings:
 class Settings(VectorSettings):
     """How a model makes its vectors.
 
-    slots: the strategy in training. inference: the strategy when encoding; by default the same, but zeros after random
-    training (the paper's RS-Z), which gives a page the same vectors every time at almost no loss.
-    query_vectors, page_vectors: the budgets. visual_tokens, text_tokens: the most tokens of a page, for models that
-    read images or text; longer text is cut. seed: for adapters, tables and random slots. template: the prompts around
-    queries and pages; like `slots`, it is fixed in training.
-    width: keep this many numbers of each vector when encoding queries and pages; 0: all. widths: those that training
-    made vectors of their own, beside the full width.
+    slots: the strategy in training: "random", "zero", "fixed", "learned", "feedback", or your own "my_slots.py:Noisy".
+    inference: the strategy when encoding; by default the same, but zeros after random training (the paper's RS-Z).
+    query_vectors, page_vectors: the budgets. visual_tokens, text_tokens: maximum tokens per page, for models that read
+    images or text; longer text is cut. seed: for adapters, tables and random slots. template: the prompts around
+    queries and pages: "paper", or "embedding" for a retrieval model such as Qwen3-VL-Embedding.
+    width: keep this many dimensions of each vector when encoding; 0: all. widths: the prefixes of vectors that were
+    trained too (Matryoshka).
 
-    With slots="tokens" every token has a vector. Then `reduction` reduces pages to at most `page_vectors` when
-    encoding; queries and training keep all vectors.
+    With slots="tokens" every token has a vector. Then `reduction` ("random", "kmeans", "semcluster" or "pool1d")
+    reduces pages to at most `page_vectors` when encoding; queries and training keep all vectors.
     """
 
     slots: str = "random"

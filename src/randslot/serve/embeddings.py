@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import RandSlotError
 from ..library.library import Library
-from ..model.reader import PageReader, Side, Vectors
+from ..model.reader import PageReader, Side, Vectors, narrow
 from ..pages import open_page
 from .access import MAX_QUERY, Refused, Whole
 
@@ -39,7 +39,7 @@ class EmbedBody(BaseModel):
     )
     input_type: Literal["query", "document"] | None = Field(None, description="what `input` is; a query by default")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Whole | None = Field(None, description="only the model's own")
+    dimensions: Whole | None = Field(None, description="keep this many, of a model trained for it")
 
     def find_side(self) -> Side:
         """Return whether queries or pages are sent; refuse neither and both."""
@@ -81,8 +81,7 @@ class Embeddings:
 
     async def encode(self, body: EmbedBody, model: PageReader) -> list[Vectors]:
         """Return the vectors of each input."""
-        if body.dimensions not in (None, model.dimension):
-            raise Refused(400, f"vectors of this model have {model.dimension} dimensions, and no others")
+        check_width(body.dimensions, model)
         if body.model not in (None, show_name(model)):
             raise Refused(404, f"there is no such model here, only {show_name(model)}")
         side = body.find_side()
@@ -93,7 +92,9 @@ class Embeddings:
             inputs = [inputs]
         self._check(inputs, side, model)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.threads[side], self._encode, inputs, side)
+        found = await loop.run_in_executor(self.threads[side], self._encode, inputs, side)
+        is_unit = bool(model.identity.settings.get("unit", True))
+        return [narrow(vectors, body.dimensions or 0, unit=is_unit) for vectors in found]
 
     def _check(self, inputs: list[Any], side: Side, model: PageReader) -> None:
         wanted = {"image": "messages with an image_url", "text": "text"}
@@ -116,6 +117,19 @@ class Embeddings:
         for start in range(0, len(inputs), size):
             vectors += embed(inputs[start : start + size])
         return vectors
+
+
+def check_width(width: int | None, model: PageReader) -> None:
+    """Refuse a width that the model was not trained for; other people's models do not say, so any prefix is allowed."""
+    settings, full = model.identity.settings, model.dimension
+    if width is None or width == full:
+        return
+    if "slots" in settings:
+        allowed = [own for own in settings.get("widths", ()) if own < full]
+        if width not in allowed:
+            raise Refused(400, f"dimensions={width}: this model has {', '.join(map(str, [*allowed, full]))}")
+    elif not 1 <= width <= full:
+        raise Refused(400, f"dimensions={width}: vectors of this model have {full} dimensions")
 
 
 def show_name(model: PageReader) -> str:

@@ -50,7 +50,7 @@ class Distillation:
     student: a folder or hub id of a text model, or a shape to build with random weights: a name, "tiny", or a JSON
     file. queries: text files with a query per line, or training pairs. output: a folder for the student and its run.
 
-    layers: keep only this many of the student's first layers; 0: all. still_embeddings: freeze token embeddings, so
+    layers: keep only this many of the student's first layers; 0: all. freeze_embeddings: freeze token embeddings, so
     that words outside the queries keep their place; for a student that starts from its teacher's layers. warmup: steps
     of linear warmup, before a cosine decay to zero. precision: as in recipes. validation: the held-out share of the
     queries. save_every: steps between checkpoints; 0: none. cache: a folder for the teacher's vectors, which several
@@ -63,7 +63,7 @@ class Distillation:
     output: str
     query_column: str = "query"
     layers: int = 0
-    still_embeddings: bool = False
+    freeze_embeddings: bool = False
     epochs: int = 10
     batch: int = 32
     learning_rate: float = 3e-4
@@ -182,7 +182,7 @@ class StudentTraining:
         self.options, self.queries, self.console, self.folder = options, queries, console, Path(options.output)
         self.teacher, self.vectors = teacher, vectors_NKD
         self.student = make_student(options.student, teacher, layers=options.layers, seed=options.seed)
-        if options.still_embeddings:
+        if options.freeze_embeddings:
             self.student.encoder.backbone.get_input_embeddings().requires_grad_(False)
         trained = [weight for weight in self.student.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)

@@ -336,7 +336,7 @@ def memory_by_part(
         "weights": sum(weight.nbytes for weight in weights),
         "gradients and optimizer": gradients + moments,
         "pages of the batch": pages * cost.sent,
-        "what the tower saw": pages * cost.seen,
+        "vision tower outputs": pages * cost.seen,
         "activations": held + max(one_layer, at_once * cost.tower),
         "CUDA (assumed)": 1_500_000_000,
     }
@@ -359,12 +359,12 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
         "layers checkpointed" if recipe.gradient_checkpointing else "layers not checkpointed",
     )
     parts: list[list[Cell]] = [[part, num / GB] for part, num in memory.items()]
-    parts.append(["all", sum(memory.values()) / GB])
+    parts.append(["total", sum(memory.values()) / GB])
     disk = f"{run_bytes(recipe, model) / GB:.1f} GB for model and checkpoints"
     if recipe.backbone and not Path(recipe.backbone).exists():
         weights = sum(weight.nbytes for weight in model.parameters() if not weight.requires_grad)
         disk += f", and {weights / GB:.1f} GB of weights from the hub"
-    # 40 % of the peak is what well-fed training of this size reaches (assumed).
+    # Hardware FLOPs utilization (HFU) of 40% is common for training of this size (assumed).
     operations = 2 * step_multiply_adds(recipe, cost, pages)
     speeds: list[list[Cell]] = []
     for name, (size, peak) in GPUS.items():
@@ -372,7 +372,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
         hours = steps * seconds / 3600 if steps else None
         fits = "yes" if sum(memory.values()) <= size * GB else "no"
         speeds.append([f"{name}, {size} GB", fits, recipe.batch / seconds, seconds, hours])
-    title = f"Expected at 40% of the peak in bfloat16 (assumed), devices: {devices}, workers that keep up"
+    title = f"Estimate at 40% HFU in bfloat16 (assumed), devices: {devices}, data loading not limiting"
     lines = [
         f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, "
         f"{recipe.query_vectors} and {recipe.page_vectors} vectors",
@@ -384,7 +384,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
         f"disk       {disk}",
         "",
         write_table(Table("Memory of each device for the largest pages", ["part", "GB"], parts, digits=2), "md"),
-        write_table(Table(title, ["GPU", "fits", "pages/s of all", "s a step", "hours"], speeds), "md"),
+        write_table(Table(title, ["GPU", "fits", "total pages/s", "s/step", "hours"], speeds), "md"),
     ]
     return "\n".join(lines)
 

@@ -55,7 +55,7 @@ class Recipe(Settings):
     # The model; its settings are inherited.
     backbone: str = ""  # a hub id or folder
     untrained: str = ""  # or the shape of a backbone to build with random weights
-    lora: bool = True
+    lora: bool = True  # train an adapter; false: all weights
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.05
@@ -63,7 +63,7 @@ class Recipe(Settings):
 
     # The pairs.
     data: str = "vidore/colpali_train_set"  # a hub id, a folder, or a .jsonl or .parquet file
-    split: str = "train"
+    split: str = "train"  # of a data set on the hub
     query_column: str = "query"
     page_column: str = "image"
     negatives: int = 0  # hard negatives of each row: in its column "negatives", or in negative_1, negative_2, ...
@@ -73,18 +73,17 @@ class Recipe(Settings):
     on_bad_row: str = "stop"  # at a row without query or page; "skip": train without it
     keep_empty_queries: bool = False  # encode an empty query as a padding token: the paper filters nothing
 
-    # The objective. `batch` counts all processes. Copies of a query's own page are masked out of its negatives;
-    # "negatives" keeps them, as the paper's plain InfoNCE does.
-    batch: int = 128
+    # The objective.
+    batch: int = 128  # global batch size, in pairs
     temperature: float = 0.07
-    repeated_pages: str = "mask"
+    repeated_pages: str = "mask"  # mask copies of the positive page; "negatives": keep them, as in the paper
     prefixes: tuple[int, ...] = ()  # average the loss over the first 1, 2, ... vectors of both sides; (): all vectors
     width_weights: tuple[float, ...] = ()  # of the losses at `widths`, beside 1 at the full width; (): 1 for each
 
     # The optimisation.
     epochs: int = 1
     steps: int = 0  # stop after this many, if the epochs have more; 0: whole epochs
-    optimizer: str = "paged_adamw_8bit"
+    optimizer: str = "paged_adamw_8bit"  # on a GPU; or "adamw"
     learning_rate: float = 2e-4
     rate_left: float = 0.5  # final share of the learning rate, after a cosine decay
     warmup: int = 0  # steps of linear warmup
@@ -92,13 +91,13 @@ class Recipe(Settings):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.01
-    clip: float = 1.0
+    clip: float = 1.0  # maximum gradient norm
 
     # The execution does not change the result, except for dropout: its masks are drawn again for every prefix under
     # "loop", and micro-batches draw them in another order. Slots are drawn for each example by itself.
     micro_batch: int = 1  # pages a device encodes at once; 0: its whole share of the batch
-    gradient_cache: bool = True  # hold one micro-batch at a time, for a second forward; false: all of them
-    gradient_checkpointing: bool = True
+    gradient_cache: bool = True  # GradCache: keep activations of one micro-batch, for one extra forward pass
+    gradient_checkpointing: bool = True  # recompute activations in the backward pass
     execution: str = "pass"  # one pass; "loop": encode every prefix again as in the paper, K times the work
     precision: str = "bf16"  # on a GPU; a CPU uses float32 unless this is "bf16-anywhere"
     workers: int = 4  # processes per device that open pages
@@ -107,11 +106,11 @@ class Recipe(Settings):
     output: str = ""  # by default runs/RECIPE-SLOTS-SEED
     save_every: int = 100  # steps between checkpoints; 0: only the final model
 
-    # Held-out pairs to search during training.
-    validation: str = ""
+    # Validation during training.
+    validation: str = ""  # held-out pairs: a file, folder or hub id
     validation_split: str = "train"
-    validation_rows: int = 500
-    validate_every: int = 0
+    validation_rows: int = 500  # use at most this many
+    validate_every: int = 0  # steps; 0: never
 
     def __post_init__(self) -> None:
         super().__post_init__()
