@@ -270,7 +270,7 @@ def _title_page() -> str:
     return (
         f'<header><svg viewBox="0 -62 360 90">{content}{slots}{lines}{dots}</svg>'
         f'<p class="name">RandSlot</p><p class="handbook">The handbook</p>'
-        f'<p class="about">Search PDFs, slides and scans by asking questions, with four vectors per page.</p>'
+        f'<p class="about">Search PDFs, slides and scans by asking questions, on your own machine.</p>'
         f'<p class="version">Version {randslot.__version__}</p></header>'
     )
 
