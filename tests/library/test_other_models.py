@@ -163,7 +163,7 @@ def test_a_library_made_with_code_asks_for_it_on_another_machine(
     modules[-1]["type"] = "unit.Unit"
     (model / "modules.json").write_text(json.dumps(modules))
     (model / "unit.py").write_text("from sentence_transformers.base.modules import Normalize\nclass Unit(Normalize): 1")
-    with pytest.raises(UsageError, match="say so by --trust-remote-code"):
+    with pytest.raises(UsageError, match="then pass --trust-remote-code"):
         Library(tmp_path / "lib", model)
     shutil.rmtree(tmp_path / "lib", ignore_errors=True)
     with Library(tmp_path / "lib", model, trust_remote_code=True) as library:
