@@ -314,9 +314,10 @@ def test_a_worker_loads_the_engine_of_ocr_when_it_is_asked_for(ocr_engine, tmp_p
 
 def test_memory_has_a_limit(tmp_path, monkeypatch):
     code = (
+        "from randslot import pages\n"
         "from randslot.library import workers\n"
         "workers.MAX_MEMORY = 2**30\n"
-        "workers.render_file_page = lambda *_: bytearray(2**31)\n"
+        "pages.render_file_page = lambda *_: bytearray(2**31)\n"
         "workers.main()"
     )
     request = json.dumps({"file": str(tmp_path / "x.png"), "numbers": [1], "pixels": 100}) + "\n"

@@ -1,6 +1,6 @@
 """Other people's models: any model of sentence-transformers as a page reader, with several vectors a page, or one.
 
-They are loaded without pickles, and without code of theirs unless the user trusts it. A library compares vectors by
+They are loaded without pickles, and without running their code unless the user trusts it. A library compares vectors by
 MaxSim. To give the scores of the model itself, vectors that it compares by cosine get unit length, and a mean over the
 query becomes part of the query's vectors.
 
