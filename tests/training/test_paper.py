@@ -57,7 +57,7 @@ def test_the_plan_has_hours_and_disk(recipes):
     assert not Path("plan").exists()
     lines = answer.stdout.splitlines()
     assert "| train qwen3-vl-feedback |" in answer.stdout
-    (total,) = [line for line in lines if line.startswith("| all |")]
+    (total,) = [line for line in lines if line.startswith("| total |")]
     assert all(float(cell) >= 0 for cell in total.split("|")[2:5])
     command = "torchrun --standalone --nproc-per-node 2 -m randslot train "
     assert sum(line.startswith(command) for line in lines) == 10
