@@ -285,7 +285,7 @@ def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
     place = ["--engine", engine, "--data", str(data), "--folder", str(folder)]
     if engine in BUILD:
         row["index s"], row["memory MB"] = watch([*script, "build", *place])
-        row["disk MB"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+        row["disk MB"] = sum(512 * file.stat().st_blocks for file in folder.rglob("*")) / 1e6  # files may be sparse
     row["first hit s"] = min(watch([*script, "first", *place])[0] for _ in range(3 if engine in BUILD else 1))
     if engine in BUILD:
         answer = subprocess.run([*script, "ask", *place], check=True, capture_output=True, text=True)
