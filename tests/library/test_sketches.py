@@ -258,7 +258,7 @@ def test_sketches_that_find_too_little_are_not_used(tmp_path, papers, monkeypatc
     with Library(place, ToyReader()) as library:
         library.add(papers)
         monkeypatch.setattr(sketching, "ENOUGH", 1.01)
-        with pytest.raises(RandSlotError, match=r"find 100\.0 % of the 5 best pages, and should find 101"):
+        with pytest.raises(RandSlotError, match=r"reach 100\.0% recall@5, less than 101%"):
             library.make_sketches(QUERIES)
         assert library.store.sketches is None
         assert library.status().format == 2
