@@ -159,14 +159,6 @@ def _join_languages(source: Library, target: Library) -> None:
         )
 
 
-def _weigh_alike(source: Library, target: Library) -> bool:
-    """Whether the terms of a page are the same in both libraries."""
-    ours, theirs = source.words, target.words
-    if ours.begun:
-        return False
-    return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
-
-
 def _move_kept(file: File, source: Library, target: Library) -> File:
     """Return a file as the target knows it: one in the source's own folder is copied to the target's."""
     if not is_kept(file, str(source.folder.absolute())):
@@ -219,8 +211,9 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     there = {id: target.store.images(id) if id in known else {} for id in files}
     wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
     found = source.store.read(list(wanted))
-    same_words = _weigh_alike(source, target)
-    new = target.binding
+    new, ours, theirs = target.binding, source.words, target.words
+    same_settings = (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
+    same_words = same_settings and not ours.begun
     added: list[StoredPage] = []
     for id, file in wanted.items():
         if id not in found:
@@ -230,9 +223,9 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
             is_unit = bool(new.settings.get("unit", True))
             page = replace(page, vectors=narrow(page.vectors, new.dimension, new.num_vectors("page"), unit=is_unit))
         if page.text and page.text.text and not same_words:
-            page = replace(page, text=target.words.count(page.text, file.source))
-        elif page.text and target.words.vocabulary:
-            target.words.vocabulary.add(page.text.words)
+            page = replace(page, text=theirs.count(page.text, file.source))
+        elif page.text and theirs.vocabulary:
+            theirs.vocabulary.add(page.text.words)
         added.append(page)
     target.store.add(added)
     return len(added)

@@ -221,8 +221,8 @@ class LibrarySketches:
             return "lost: randslot library sketch makes them again"
         if not self.noted["candidates"]:
             return "incomplete: run randslot library sketch to resume"
-        found = f"finds {100 * self.noted['recall']:.1f} % of the best pages"
-        return f"a search by vectors scores {self.noted['candidates']:,} pages in full, and {found}"
+        recall = f"recall@{HITS} {100 * self.noted['recall']:.1f}%"
+        return f"vector search rescores {self.noted['candidates']:,} candidates, {recall}"
 
     def find_problems(self) -> list[str]:
         """Return what is wrong with them, a line each."""
@@ -230,7 +230,7 @@ class LibrarySketches:
         if store.sketches is None or not store.sketches.candidates:
             return []
         without = sum(1 for _ in store.find(None, vectors=True, sketch=False))
-        return [f"{count_pages(without)} no sketch: randslot library sketch makes them all again"] if without else []
+        return [f"{count_pages(without)} no sketch: run randslot library sketch"] if without else []
 
     def remove(self) -> None:
         """Delete all sketches."""
