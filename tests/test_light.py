@@ -151,7 +151,7 @@ def bound(light) -> Light:
 
 
 BOUND = (
-    "library lib belongs to runs/toy (weights toy), and models need torch: "
+    "library lib needs runs/toy (weights toy), and models need torch: "
     'pip install "randslot[model]"; --by words searches without a model\n'
 )
 

@@ -25,7 +25,7 @@ SECTIONS = {
     "Search": {
         "index": ("index", "Add files and folders to a library; unchanged files are skipped."),
         "search": ("search", "Find pages by words, vectors, or both."),
-        "watch": ("watch", "Index folders, and keep the library in step with them."),
+        "watch": ("watch", "Index folders and keep the library in sync."),
         "serve": ("service", "Serve a library: web page, HTTP API (/docs), and MCP (/mcp)."),
         "mcp": ("service", "Let an agent use a library (MCP on stdin/stdout)."),
         "doctor": ("service", "Check the installation."),

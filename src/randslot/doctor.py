@@ -30,7 +30,7 @@ USES = {
     "serve": "search in a browser, and serve an API",
     "mcp": "let agents search",
     "office": "read Office files",
-    "watch": "keep a library in step with folders",
+    "watch": "keep a library in sync with folders",
     "langchain": "use a library in LangChain",
     "llamaindex": "use a library in LlamaIndex",
     "haystack": "use a library in Haystack",
@@ -164,7 +164,7 @@ def _check_disk() -> Finding:
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e9:.1f} GB free at {folder}"
     if free < 5e9:
-        return Finding("disk", "low", found, "free some space: a library takes up to 20 KB a page")
+        return Finding("disk", "low", found, "less than 5 GB free: a page takes about 15 KB, plus its vectors")
     return Finding("disk", "ok", found)
 
 

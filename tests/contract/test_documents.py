@@ -57,7 +57,7 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
     assert len(run("search", '"crane works"', "-l", "lib", "--json").json) == 1
     (folder / "mail.eml").unlink()
     assert "the file is no longer on disk" in run("search", "crowns", "-l", "lib").out
-    assert "1 file is no longer on disk: --prune forgets it" in run("index", "in", "-l", "lib").out
+    assert "1 file is no longer on disk: remove it with --prune" in run("index", "in", "-l", "lib").out
 
 
 def write_locked(file: Path, password: str) -> None:

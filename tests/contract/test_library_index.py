@@ -14,8 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 from contract.pdf import write_objects, write_pdf
 
 SUMMARY = {
-    "added", "changed", "moved", "unchanged", "removed", "failed", "others", "links", "told", "pages", "encoded",
-    "vector_bytes_per_page", "seconds", "by_ocr", "ocr_seconds", "without_text", "library_pages", "library_bytes",
+    "added", "changed", "moved", "unchanged", "removed", "failed", "others", "links", "known_failures", "pages",
+    "encoded", "vector_bytes_per_page", "seconds", "by_ocr", "ocr_seconds", "without_text", "library_pages",
+    "library_bytes",
 }  # fmt: skip
 
 

@@ -65,9 +65,9 @@ def check_explained(run):
 
 def check_errors(run):
     for words, message in (
-        (["index", "papers", "-l", "lib", "--model", "embedded", "--page-vectors", "6"], "belongs to"),
+        (["index", "papers", "-l", "lib", "--model", "embedded", "--page-vectors", "6"], "was indexed with"),
         (["index", "papers", "-l", "lib", "--ray=foo"], "--ray takes the address of a cluster"),
-        (["search", "x", "-l", "lib", "--model", "embedded"], "belongs to"),
+        (["search", "x", "-l", "lib", "--model", "embedded"], "was indexed with"),
         (["search", "x", "-l", "lib", "--query-vectors", "0"], "query_vectors must be a whole number"),
         (["search", "x", "-l", "lib", "--filter", "page=9-3"], "page must be a number from 1"),
         (["search", "x", "-l", ""], "empty library path"),
@@ -98,7 +98,7 @@ def test_a_search_that_finds_nothing_tells_of_files_that_are_not_complete(run, p
         library.manifest.put(*(replace(file, state="pending") for file in library.files()))
     code, out, err = run("search", "tax", "-l", "lib")
     assert (code, out) == (0, "no pages found\n")
-    assert "3 files not complete yet: randslot index resumes" in err
+    assert "3 files incomplete: run randslot index to resume" in err
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, saved, model):

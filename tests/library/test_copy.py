@@ -115,10 +115,10 @@ def test_what_is_not_the_same_is_told(url, papers, tmp_path, monkeypatch):
 def test_a_library_is_not_copied_onto_itself_or_over_another_model(url, papers, tmp_path):
     with Library(url, ToyReader()) as library, Library(url.replace("127.0.0.1", "localhost")) as again:
         library.add(papers)
-        with pytest.raises(UsageError, match="name two different places"):
+        with pytest.raises(UsageError, match="are the same library"):
             copy_library(library, again)
         other = Library(tmp_path / "other", ToyReader(reads="text"))
-        with other, pytest.raises(UsageError, match=r"was made with .*: name another place"):
+        with other, pytest.raises(UsageError, match=r"was indexed with .*: choose another target"):
             copy_library(library, other)
 
 
@@ -169,9 +169,9 @@ def test_a_backup_is_a_library_and_stays_small(papers, tmp_path, is_served):
         library.remove("a.tif")
         assert scores(copied) == wanted
         copied.add(papers)
-    with pytest.raises(UsageError, match="name a new folder"):
+    with pytest.raises(UsageError, match="choose a new folder"):
         CliRunner().invoke(app, command, catch_exceptions=False)
-    with pytest.raises(UsageError, match="name a new folder"):
+    with pytest.raises(UsageError, match="is inside the library"):
         CliRunner().invoke(app, [*command[:2], str(lib / "inside"), *command[3:]], catch_exceptions=False)
 
 

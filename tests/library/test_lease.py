@@ -27,7 +27,7 @@ class NamesInMemory:
 
     def list(self) -> list[str]:
         if self.away:
-            raise BusyError("no server answers there")
+            raise BusyError("no server answers")
         return sorted(self.kept)
 
     def add(self, name: str) -> None:
@@ -35,7 +35,7 @@ class NamesInMemory:
 
     def rename(self, old: str, new: str, drop: Sequence[str] = ()) -> bool:
         if self.away:
-            raise BusyError("no server answers there")
+            raise BusyError("no server answers")
         if old not in self.kept:
             return False
         self.kept = (self.kept - {old, *drop}) | {new}

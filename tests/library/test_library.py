@@ -421,7 +421,7 @@ def test_a_lost_list_of_files_is_told_and_repaired(tmp_path, papers):
         library.add(papers)
     (tmp_path / "lib" / "files.sqlite").unlink()
     for _ in range(2):  # nothing is made in its place
-        with pytest.raises(RandSlotError, match=r"the list of files of library \S+ is lost .* verify --repair"):
+        with pytest.raises(RandSlotError, match=r"files.sqlite of library \S+ is missing.* verify --repair"):
             Library(tmp_path / "lib", ToyReader())
     with Library(tmp_path / "lib", ToyReader(), repair=True) as library:
         assert library.verify(repair=True) != []
@@ -467,10 +467,10 @@ def test_a_model_that_plain_sentence_transformers_loaded_is_the_same_model(tmp_p
 def test_another_model_is_refused_in_one_line(tmp_path, model, saved, papers):
     Library(tmp_path / "lib", saved).close()
     other = make("qwen2.5-vl", visual_tokens=16)
-    with pytest.raises(RandSlotError, match=r"belongs to .* and this is a model in memory") as refused:
+    with pytest.raises(RandSlotError, match=r"was indexed with .*, not a model in memory") as refused:
         Library(tmp_path / "lib", other)
     assert "\n" not in str(refused.value)
-    with pytest.raises(RandSlotError, match="was made with page_vectors=4 and not 6"):
+    with pytest.raises(RandSlotError, match="was indexed with page_vectors=4, not 6"):
         Library(tmp_path / "lib", randslot.load(saved, page_vectors=6))
     Library(tmp_path / "lib", randslot.load(saved, query_vectors=2)).close()
     Library(tmp_path / "lib", model).close()
@@ -487,7 +487,7 @@ def test_a_model_is_remembered_by_its_own_folder_and_refused_if_it_changed(tmp_p
         assert [len(hit.matches) for hit in hits] == [2, 2, 2]
     shutil.rmtree(place)
     randslot.tiny("qwen3-vl", seed=5, visual_tokens=16).save_pretrained(str(place))
-    with Library(tmp_path / "lib") as library, pytest.raises(RandSlotError, match="belongs to"):
+    with Library(tmp_path / "lib") as library, pytest.raises(RandSlotError, match="was indexed with"):
         library.search("tax", by="vectors")
 
 

@@ -66,9 +66,7 @@ def test_a_page_without_text_says_so_and_gets_its_vectors_when_ocr_has_read_it(t
     with Library(tmp_path / "lib", reader) as library:
         library.add([tmp_path / "a.pdf", tmp_path / "scan.png"], workers=1)
         assert library.status().with_vectors == 8
-        assert (
-            library.status().notes[-1] == "1 page has no text, and so no vectors: the model of this library reads text"
-        )
+        assert library.status().notes[-1] == "1 page has no text and no vectors: the model reads text only"
         assert library.add(tmp_path / "a.pdf", workers=1).encoded == 0
         assert len(reader.batches) == 1
         library.read_words(ocr="missing", workers=1)
@@ -91,7 +89,7 @@ def test_texts_that_are_cut_are_counted(tmp_path):
     with Library(tmp_path / "lib", reader) as library:
         library.add(tmp_path / "a.pdf", workers=1)
         (note,) = library.status().notes
-        assert note == "1 page has more text than the model reads: the rest has no part in the vectors"
+        assert note == "1 page has more text than the model reads; the rest is not encoded"
         write_pages(tmp_path / "a.pdf", [["short"], ["shorter now"]])
         library.add(tmp_path / "a.pdf", workers=1)
         assert library.status().notes == ()
@@ -126,8 +124,8 @@ def test_what_differs_is_named(tmp_path):
     identity = ToyReader().identity
     check_model(identity, replace(identity, name="elsewhere", revision="2"), "lib")
     check_model(identity, replace(identity, settings={**identity.settings, "query_vectors": 9}), "lib")
-    with pytest.raises(UsageError, match="library lib was made with tone='plain' and not 'loud': load the model so"):
+    with pytest.raises(UsageError, match="library lib was indexed with tone='plain', not 'loud': use these settings"):
         check_model(identity, replace(identity, settings={**identity.settings, "tone": "loud"}), "lib")
     Library(tmp_path / "lib", ToyReader()).close()
-    with pytest.raises(UsageError, match="was made with reads='image' and not 'text'"):
+    with pytest.raises(UsageError, match="was indexed with reads='image', not 'text'"):
         Library(tmp_path / "lib", ToyReader(reads="text"))

@@ -112,7 +112,7 @@ def test_options_that_words_do_not_have_are_not_ignored_silently(tmp_path):
     write(tmp_path, "papers/x.pdf", ["Batteries of the device"])
     run("index", tmp_path / "papers", "-l", tmp_path / "lib")
     noted = run("search", "battery", "-l", tmp_path / "lib", "--exact").stderr
-    assert "note: this search is by words, which --exact cannot change" in noted
+    assert "note: --exact ignored (keyword search)" in noted
     refused = run("search", "battery", "-l", tmp_path / "lib", "--by", "words", "--query-vectors", "2", code=1)
-    with pytest.raises(UsageError, match="--query-vectors can change searches by vectors only"):
+    with pytest.raises(UsageError, match="--query-vectors only affect vector search"):
         raise refused.exception

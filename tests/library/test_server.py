@@ -217,7 +217,7 @@ def test_a_server_that_stays_away_is_one_line_and_nothing_is_lost(standin, quick
             return grpc.StatusCode.UNAVAILABLE if method == "Upsert" and len(upserts) > 4 else None
 
         standin.fail = after_four_writes
-        with pytest.raises(RandSlotError, match="no server answers there") as caught:
+        with pytest.raises(RandSlotError, match="no server answers") as caught:
             library.add(papers, batch=1)
         assert "\n" not in str(caught.value)
         standin.fail = lambda _: None
@@ -261,7 +261,7 @@ def test_waits_are_short_noted_once_and_end_in_time(monkeypatch, caplog):
     client = Away()
     connection = Connection([client], Address("host", "papers"))
     now = Time(monkeypatch, connection)
-    with pytest.raises(BusyError, match="no server answers there"):
+    with pytest.raises(BusyError, match="no server answers"):
         connection.ask("count")
     assert RETRY_SECONDS - 3 < sum(now.waited) < RETRY_SECONDS + 1
     assert RETRY_SECONDS + ANSWER_SECONDS <= 60  # what the docs promise
@@ -269,7 +269,7 @@ def test_waits_are_short_noted_once_and_end_in_time(monkeypatch, caplog):
     assert max(now.waited) < 2  # a server that is back is asked soon
     assert client.asked == len(now.waited) + 1
     (note,) = caplog.messages
-    assert note.startswith("note: qdrant://host:6334/papers: no server answers there")
+    assert note.startswith("note: qdrant://host:6334/papers: no server answers")
     assert note.endswith("trying again")
     with pytest.raises(BusyError):  # as on the way out: once, and no waiting
         connection.ask("count")
@@ -288,7 +288,7 @@ def test_the_first_request_gives_up_soon_and_without_a_note(monkeypatch, caplog)
     client = Away()
     connection = Connection([client], Address("host", "papers"))
     now = Time(monkeypatch, connection)
-    with pytest.raises(BusyError, match="no server answers there"):
+    with pytest.raises(BusyError, match="no server answers"):
         connection.arrive()
     assert FIRST_SECONDS - 3 < sum(now.waited) < FIRST_SECONDS + 1
     assert caplog.messages == []
@@ -312,10 +312,10 @@ def test_slow_nodes_are_not_all_asked_if_the_bound_has_passed(monkeypatch):
 @pytest.mark.parametrize(
     ("details", "reason"),
     [
-        (NODE_AWAY, "a node that has the only copy left of some data is away (10.0.0.2:6335): start it again"),
+        (NODE_AWAY, "no replica of a shard is available (10.0.0.2:6335): start that node"),
         (
             "Service internal error: 1 of 2 read operations failed:\n  Tonic status error: status: Unavailable",
-            "a node that has the only copy left of some data is away: start it again",
+            "no replica of a shard is available: start that node",
         ),
         ('Tonic status error: status: InvalidArgument, message: "Wrong input", details: []', "Wrong input"),
         ("Not enough\n  memory", "Not enough memory (failed precondition)"),
@@ -361,7 +361,7 @@ def test_the_reason_is_that_of_a_node_that_is_there():
     for clients in ([alone, Away()], [Away(), alone]):
         connection = Connection(clients, Address("a", "papers", others=(("b", 6334),)))
         connection.waits = ()
-        with pytest.raises(BusyError, match="cannot agree on a change"):
+        with pytest.raises(BusyError, match="no quorum"):
             connection.ask("count")
 
 
@@ -405,7 +405,7 @@ def test_one_thread_that_gives_up_ends_the_waiting_of_others():
 
 
 def test_no_server_and_an_old_one_are_one_line(quick):
-    with pytest.raises(RandSlotError, match=r"qdrant://127.0.0.1:9/papers: no server answers there"):
+    with pytest.raises(RandSlotError, match=r"qdrant://127.0.0.1:9/papers: no server answers"):
         Library("qdrant://127.0.0.1:9/papers", create=False)
     with serving(version="1.15.4") as (_, port), pytest.raises(RandSlotError, match=r"is Qdrant 1.15.4: 1.16 or newer"):
         Library(f"qdrant://127.0.0.1:{port}/papers", create=False)
@@ -442,7 +442,7 @@ def test_an_address_with_tls_trusts_only_what_it_should(tmp_path):
     subprocess.run(make, check=True, capture_output=True)
     key, certificate = ((tmp_path / name).read_bytes() for name in ("key.pem", "cert.pem"))
     with serving(tls=grpc.ssl_server_credentials([(key, certificate)])) as (_, port):
-        for trusted, answer in ((str(tmp_path / "cert.pem"), "stand-in"), ("", "no server answers there")):
+        for trusted, answer in ((str(tmp_path / "cert.pem"), "stand-in"), ("", "no server answers")):
             environment = os.environ | {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": trusted, "GRPC_VERBOSITY": "NONE"}
             words = [sys.executable, "-c", CONNECT, f"qdrants://localhost:{port}/papers"]
             said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
@@ -513,7 +513,7 @@ def test_no_library_another_model_and_another_collection_are_refused(standin, mo
     with pytest.raises(UsageError, match=r"no library at qdrant://.*: randslot index makes one"):
         Library(standin.url, create=False)
     Library(standin.url, model).close()
-    with pytest.raises(RandSlotError, match="was made with dimension=16 and not 8"):
+    with pytest.raises(RandSlotError, match="was indexed with dimension=16, not 8"):
         Library(standin.url, ToyReader(dimension=8))
     standin.client.create_collection("mine", vectors_config={})
     standin.settings["mine"] = standin.settings["papers-files"]
@@ -567,7 +567,7 @@ def test_lost_pages_are_told_and_repaired(url, model, papers):
         library.add(papers / "a.tif")
         library.location.connection.client.delete_collection(library.location.connection.address.collection)
     with pytest.raises(
-        RandSlotError, match=r"the pages of library qdrant://\S+ are lost: randslot library verify --repair"
+        RandSlotError, match=r"the pages of library qdrant://\S+ are missing.* randslot library verify --repair"
     ):
         Library(url, model)
     with Library(url, model, repair=True) as library:

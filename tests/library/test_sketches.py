@@ -220,7 +220,7 @@ def test_a_library_uses_sketches_when_it_is_opened_again_and_for_pages_that_come
         library.add([papers / "0.tiff", papers / "1.tiff"])
         made = library.make_sketches(QUERIES)
         assert (made.pages, made.candidates, made.recall, made.queries) == (40, 40, 1.0, 100)
-        assert "scores 100 pages in full" in library.status().sketches
+        assert "rescores 100 candidates" in library.status().sketches
     with Library(place, model, create=False) as library:
         assert library.status().format == 3
         library.add(papers / "2.tiff")
@@ -258,7 +258,7 @@ def test_sketches_that_find_too_little_are_not_used(tmp_path, papers, monkeypatc
     with Library(place, ToyReader()) as library:
         library.add(papers)
         monkeypatch.setattr(sketching, "ENOUGH", 1.01)
-        with pytest.raises(RandSlotError, match=r"find 100\.0 % of the 5 best pages, and should find 101"):
+        with pytest.raises(RandSlotError, match=r"reach 100\.0% recall@5, less than 101%"):
             library.make_sketches(QUERIES)
         assert library.store.sketches is None
         assert library.status().format == 2
@@ -364,7 +364,7 @@ def test_lost_and_missing_sketches_are_told_and_made_again(tmp_path, papers):
         kept, library.store.sketches = library.store.sketches, None
         library.store.add([StoredPage(library.files()[0].id, 1, "x", ToyReader().vectors(b"x"))])
         library.store.sketches = kept
-        assert library.verify() == ["1 page has no sketch: randslot library sketch makes them all again"]
+        assert library.verify() == ["1 page has no sketch: run randslot library sketch"]
     for content in (None, b"", b"PK\x03\x04 cut"):
         file = tmp_path / "lib/sketches.npz"
         file.unlink() if content is None else file.write_bytes(content)
@@ -400,7 +400,7 @@ def test_the_command(tmp_path, papers, monkeypatch):
     answer = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "questions.txt")], catch_exceptions=False)
     assert answer.stdout.startswith("60 pages with sketches")
     status = CliRunner().invoke(app, ["library", "status", "-l", str(tmp_path / "lib")], catch_exceptions=False)
-    assert "a search by vectors scores 100 pages in full" in " ".join(status.stdout.split())
+    assert "vector search rescores 100 candidates" in " ".join(status.stdout.split())
     (tmp_path / "empty.txt").touch()
     empty = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "empty.txt")])
     assert "there are 0 different queries" in str(empty.exception)

@@ -136,7 +136,7 @@ def test_a_library_takes_a_server_for_a_model(url, tmp_path, monkeypatch):
         .stdout
     )
     assert [(Path(hit["source"]).name, hit["page"]) for hit in hits] == expected
-    with pytest.raises(RandSlotError, match="belongs to"):
+    with pytest.raises(RandSlotError, match="was indexed with"):
         randslot.Library("home", url)
 
 

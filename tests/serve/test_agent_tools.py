@@ -66,7 +66,7 @@ def test_a_search_says_what_it_did_not_find(tools):
     nothing = tools.search("zqx", 5, None)
     assert nothing.without_text == 1
     (about,) = nothing.show()
-    assert about.startswith("no page was found\non no page: zqx\n1 page of the library without text")
+    assert about.startswith("no page was found\non no page: zqx\nkeyword search cannot find 1 page without text")
 
 
 def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(tools):

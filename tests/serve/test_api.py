@@ -82,7 +82,7 @@ def test_an_error_of_ours_leaves_the_upload_for_the_next_start(tmp_path):
 
     with serving(tmp_path / "lib", Broken()) as service:
         job = upload(client_of(service), "later.pdf", pdf(tmp_path, 1))
-        assert (job["state"], job["error"]) == ("failed", "an error of the service: see its log")
+        assert (job["state"], job["error"]) == ("failed", "internal server error; see the server log")
     (tmp_path / "lib" / "uploads" / "cut.part").write_bytes(b"%PDF-")  # was coming in when the process was killed
     with serving(tmp_path / "lib", ToyReader()) as service:
         wait_for(lambda: len(service.library) == 1)

@@ -62,5 +62,5 @@ def test_an_error_of_ours_is_json_too(tmp_path, monkeypatch, caplog):
     with serving(tmp_path / "lib", None) as service:
         monkeypatch.setattr(service.library, "status", lambda: 1 / 0)
         answer = client_of(service).get("/api/status")
-    assert (answer.status_code, answer.json()) == (500, {"error": "an error of the service: see its log"})
+    assert (answer.status_code, answer.json()) == (500, {"error": "internal server error; see the server log"})
     assert "ZeroDivisionError" in caplog.text

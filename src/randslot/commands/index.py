@@ -177,7 +177,7 @@ def index(
         gone = opened.list_gone(paths)  # only now: a file that was moved is not gone
         if gone and not prune and not silent:
             what = "1 file is" if len(gone) == 1 else f"{len(gone):,} files are"
-            print(f"{what} no longer on disk: --prune forgets {'it' if len(gone) == 1 else 'them'}")
+            print(f"{what} no longer on disk: remove {'it' if len(gone) == 1 else 'them'} with --prune")
         refused = bool(gone) and prune and not (yes or confirm("would be removed", gone))
         if gone and prune and not refused:
             summary.removed = opened.forget(gone)
@@ -194,7 +194,7 @@ def index(
         print(json.dumps(summary.as_dict() | totals, indent=2))
     else:
         print_end(summary, status, quiet)
-    new_failures = summary.failed if strict else summary.failed.keys() - summary.told
+    new_failures = summary.failed if strict else summary.failed.keys() - summary.known_failures
     if new_failures or refused:
         raise typer.Exit(1)
 

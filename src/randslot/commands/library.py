@@ -109,8 +109,8 @@ def sketch(
             return
         with show_progress(False) as progress:
             made = opened.make_sketches(texts, progress=progress)
-    print(f"{plural(made.pages, 'page')} with sketches; a search by vectors scores {made.candidates:,} of them in full")
-    print(f"of the best pages for {made.queries} queries, {100 * made.recall:.1f} % are found so")
+    print(f"{plural(made.pages, 'page')} with sketches; each vector search rescores {made.candidates:,} candidates")
+    print(f"recall@5 on {made.queries} held-out queries: {100 * made.recall:.1f}%")
     if made.pages < 20_000:
         print("searches of fewer than 20,000 pages gain little: --remove deletes the sketches")
 

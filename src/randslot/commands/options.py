@@ -163,7 +163,8 @@ TrustRemoteCode = Annotated[
     bool, flag("--trust-remote-code", panel=ADVANCED, help="Run the model's own Python code (review it first).")
 ]
 OwnStrategy = Annotated[
-    str | None, typer.Option("--strategy", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Your own slots.")
+    str | None,
+    typer.Option("--strategy", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Custom slot strategy."),
 ]
 Workers = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
@@ -177,7 +178,9 @@ Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask.")]
 FollowLinks = Annotated[bool, flag("--follow-links", panel=ADVANCED, help="Also read folders behind links.")]
 Password = Annotated[
     list[str] | None,
-    typer.Option("--password", metavar="TEXT", rich_help_panel=ADVANCED, help="Of PDFs; repeatable; - asks for it."),
+    typer.Option(
+        "--password", metavar="TEXT", rich_help_panel=ADVANCED, help="PDF password; repeatable; - prompts for it."
+    ),
 ]
 PasswordFile = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""`paper`: from nothing to the paper's tables, in steps that are not repeated."""
+"""The command `paper`: reproduce the paper's tables in steps that resume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Step:
 @app.command()
 @needs_extra("paper")
 def paper(
-    folder: Annotated[Path, typer.Argument(help="Folder for models, results and tables.")] = Path("paper"),
+    folder: Annotated[Path, typer.Argument(help="Folder for models, results and tables.")] = Path("reproduction"),
     recipes: Annotated[
         list[str] | None,
         typer.Option("--recipe", metavar="RECIPE", show_default="the paper's two", help="Backbones; repeatable."),
@@ -48,7 +48,7 @@ def paper(
     ] = None,
     seeds: Annotated[bool, flag("--seeds", help="Also train seeds 123 and 2024.")] = False,
     data_root: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Copies of the ViDoRe repositories: no network.")
+        Path | None, typer.Option(metavar="FOLDER", help="Local copies of the ViDoRe repositories.")
     ] = None,
     devices: Annotated[
         int | None,
@@ -59,8 +59,8 @@ def paper(
     """Reproduce the paper: train, evaluate, report, analyse.
 
     randslot paper --dry-run --devices 8
-    randslot paper paper
-    randslot paper paper --seeds
+    randslot paper reproduction
+    randslot paper reproduction --seeds
     """
     import torch
 

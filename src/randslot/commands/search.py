@@ -122,7 +122,7 @@ def search(
     from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_waiting
 
     if as_json + as_csv + bool(template) + null > 1:
-        raise UsageError("--json, --csv, --format and --null exclude each other")
+        raise UsageError("use only one of --json, --csv, --format and --null")
     from_stdin = query == ["-"]
     queries = [" ".join(query)]
     if from_stdin:
@@ -134,7 +134,7 @@ def search(
     for_vectors = {"--exact": exact, "--query-vectors": query_vectors, "--query-model": query_model}
     ignored = [name for name, given in for_vectors.items() if given]
     if by is SearchBy.words and ignored:
-        raise UsageError(f"{' and '.join(ignored)} can change searches by vectors only, and --by words has none")
+        raise UsageError(f"{' and '.join(ignored)} only affect vector search: drop --by words")
     places = library or [os.environ.get("RANDSLOT_LIBRARY") or str(default_library())]
     found: list[list[QueryResult]] = []
     notes: list[str] = []
@@ -166,7 +166,7 @@ def search(
                     notes.append(f"Showing results for {result.corrected}; search instead for {one}: --verbatim")
     results = merge_results(found, places, k) if len(places) > 1 else found[0]
     if ignored and all(hit.by == "words" for result in results for hit in result.hits):
-        notes.append(f"this search is by words, which {' and '.join(ignored)} cannot change")
+        notes.append(f"{' and '.join(ignored)} ignored (keyword search)")
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     if as_json:
@@ -218,7 +218,7 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
         if not files:
             notes.append("the library is empty: randslot index adds files")
         elif pending:
-            notes.append(f"{plural(pending, 'file')} not complete yet: randslot index resumes")
+            notes.append(f"{plural(pending, 'file')} incomplete: run randslot index to resume")
     if results and results[0].filter_note:
         return [*notes, readable(results[0].filter_note)]
     pages = "no page with this filter" if filters else "no page"
@@ -230,7 +230,7 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             similar = ": the pages found are only similar in meaning" if result.by == "vectors" and result.hits else ""
             notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words) + similar)
         if num := result.without_text:
-            notes.append(f"{plural(num, 'page')} of the library without text, which words cannot find: {show_advice()}")
+            notes.append(f"keyword search cannot find {plural(num, 'page')} without text: {show_advice()}")
     return notes
 
 

@@ -59,7 +59,7 @@ def serve(
     rerank: Rerank = None,
     trust_remote_code: TrustRemoteCode = False,
     watch: Annotated[
-        list[str] | None, typer.Option(metavar="FOLDER", help="Keep in step with this folder; repeatable.")
+        list[str] | None, typer.Option(metavar="FOLDER", help="Keep in sync with this folder; repeatable.")
     ] = None,
     poll: Poll = False,
     password: Password = None,
@@ -71,7 +71,7 @@ def serve(
     randslot serve -l newlib --new
     randslot serve -l mylib --watch ~/papers
     randslot serve -l mylib --query-model light
-    RANDSLOT_TOKEN=of-16-characters-or-more randslot serve -l mylib --host 0.0.0.0 --read-only
+    RANDSLOT_TOKEN=$(openssl rand -hex 16) randslot serve -l mylib --host 0.0.0.0 --read-only
     """
     from ..serve.run import Settings, serve
 

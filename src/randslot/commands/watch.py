@@ -1,4 +1,4 @@
-"""The command `watch`: keep a library in step with folders."""
+"""The command `watch`: keep a library in sync with folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def watch(
     password: Password = None,
     password_file: PasswordFile = None,
 ) -> None:
-    """Index folders, and keep the library in step with them.
+    """Index folders and keep the library in sync.
 
     Searches and other commands still work. Deleted files are removed. Ctrl-C stops it.
 

@@ -74,7 +74,7 @@ def read_address(text: str) -> Address:
         form = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
         raise UsageError(f"{text!r} is not the address of a library: write {form}")
     if found[3].endswith(FILES):
-        raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: name that one")
+        raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: open that one")
     settings: dict[str, Any] = {}
     for name, value in parse_qsl(found[4] or "", keep_blank_values=True):
         if name not in SETTINGS or not value.isdecimal() or not 1 <= int(value) <= 10_000:

@@ -27,7 +27,7 @@ from .stores.store import pages_at_once
 
 PAGES = 256  # to read and write at once, if they are small
 OWN_FILES = ("lock", "owner", "files.sqlite", "files.sqlite-wal", "files.sqlite-shm")  # not copied as they are
-SAME = "both are the same library: name two different places"
+SAME = "source and target are the same library: choose another target"
 
 
 @dataclass
@@ -58,10 +58,12 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
         if source.location.is_same(target.location):
             raise UsageError(SAME)
         if source.binding and target.binding:
-            check_model(_narrow_like(source.binding, target.binding), target.binding, source.name, "name another place")
+            check_model(
+                _narrow_like(source.binding, target.binding), target.binding, source.name, "choose another target"
+            )
         elif source.binding or target.binding:
             one, other = (source, target) if source.binding else (target, source)
-            raise UsageError(f"library {one.name} has vectors and {other.name} has none: name another place")
+            raise UsageError(f"library {one.name} has vectors and {other.name} has none: choose another target")
         _join_languages(source, target)
         _copy_files(source, target, [_move_kept(file, source, target) for file in files], copied, report)
         target.store.optimize()
@@ -93,8 +95,10 @@ def backup_library(library: Library, target: Path) -> int:
     if not isinstance(library.manifest, FileManifest):
         raise UsageError(f"library {library.name} is on a server: use randslot library copy {library.name} FOLDER")
     target = target.expanduser().absolute()
-    if target.exists() or target.is_relative_to(library.folder.absolute()):
-        raise UsageError(f"{target} exists, or is in the library itself: name a new folder")
+    if target.exists():
+        raise UsageError(f"{target} already exists: choose a new folder")
+    if target.is_relative_to(library.folder.absolute()):
+        raise UsageError(f"{target} is inside the library: choose another folder")
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -139,8 +143,8 @@ def _join_languages(source: Library, target: Library) -> None:
     """Have the target read queries in the languages of the source too."""
     ours, theirs = source.words, target.words
     if theirs.begun:
-        advice = f"randslot library words -l {target.name} resumes"
-        raise UsageError(f"the words of library {target.name} are not all counted again: {advice}")
+        advice = f"run randslot library words -l {target.name}"
+        raise UsageError(f"the keyword index of library {target.name} is incomplete: {advice}")
     if ours.language and not theirs.language:
         theirs.mean_length, theirs.root = ours.mean_length, ours.root
         theirs.counts.update(ours.counts)
@@ -150,17 +154,9 @@ def _join_languages(source: Library, target: Library) -> None:
         theirs.set(tuple(dict.fromkeys((*theirs.languages, *ours.languages))), theirs.each or ours.each, begun=False)
     elif ours.language and ours.language != theirs.language and not theirs.each:
         raise UsageError(
-            f"the words of library {source.name} are {ours.language}, and those of {target.name} {theirs.language}: "
-            f"randslot library words -l {target.name} --language auto lets it hold both"
+            f"library {source.name} is indexed as {ours.language} and {target.name} as {theirs.language}. "
+            f"Run randslot library words -l {target.name} --language auto first"
         )
-
-
-def _weigh_alike(source: Library, target: Library) -> bool:
-    """Whether the terms of a page are the same in both libraries."""
-    ours, theirs = source.words, target.words
-    if ours.begun:
-        return False
-    return (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
 
 
 def _move_kept(file: File, source: Library, target: Library) -> File:
@@ -215,8 +211,9 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     there = {id: target.store.images(id) if id in known else {} for id in files}
     wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
     found = source.store.read(list(wanted))
-    same_words = _weigh_alike(source, target)
-    new = target.binding
+    new, ours, theirs = target.binding, source.words, target.words
+    same_settings = (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
+    same_words = same_settings and not ours.begun
     added: list[StoredPage] = []
     for id, file in wanted.items():
         if id not in found:
@@ -226,9 +223,9 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
             is_unit = bool(new.settings.get("unit", True))
             page = replace(page, vectors=narrow(page.vectors, new.dimension, new.num_vectors("page"), unit=is_unit))
         if page.text and page.text.text and not same_words:
-            page = replace(page, text=target.words.count(page.text, file.source))
-        elif page.text and target.words.vocabulary:
-            target.words.vocabulary.add(page.text.words)
+            page = replace(page, text=theirs.count(page.text, file.source))
+        elif page.text and theirs.vocabulary:
+            theirs.vocabulary.add(page.text.words)
         added.append(page)
     target.store.add(added)
     return len(added)

@@ -22,8 +22,10 @@ def export_library(library: Library, file: Path, progress: Callable[[Progress], 
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
 
-    if file.exists() or not file.absolute().parent.is_dir():
-        raise UsageError(f"{file} is there already, or its folder is not: name a new file")
+    if file.exists():
+        raise UsageError(f"cannot write {file}: it already exists")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {file}: its folder does not exist")
     columns = {"id": pa.string(), "source": pa.string(), "page": pa.int32(), "text": pa.string()}
     columns |= dict.fromkeys(("title", "author", "year", "type", "language", "metadata"), pa.string())
     schema = pa.schema(columns | {"vectors": pa.list_(pa.list_(pa.float32()))})

@@ -109,7 +109,7 @@ class Ingest:
             self.library.store.optimize()
 
     def _fail(self, source: str, reason: str) -> None:
-        """Note that a file cannot be read; the next run remembers that this was told."""
+        """Note that a file cannot be read; the next run counts it as a known failure."""
         self.summary.failed[source] = reason
         try:
             stat = os.stat(source)
@@ -119,7 +119,7 @@ class Ingest:
         id = before.id if before else str(uuid.uuid4())
         now = File(source, "", stat.st_size, stat.st_mtime_ns, 0, {}, "failed", id, {"error": reason})
         if now == before:
-            self.summary.told.append(source)
+            self.summary.known_failures.append(source)
         else:
             self.library.manifest.put(now)
 

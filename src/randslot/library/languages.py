@@ -90,7 +90,7 @@ class LibraryWords:
         return read_query(query, self.make_analyzer(query), completions, self.find_rarity)
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
-        """Return words of the library that begin so, those on most pages first."""
+        """Return completions of a prefix, most frequent first."""
         assert self.vocabulary is not None
         return self.vocabulary.complete(remove_accents(fold_case(prefix)), num) if prefix else []
 

@@ -173,12 +173,12 @@ class Library:
     ) -> Summary:
         """Index files, folders (with all below them), patterns and images; unchanged files are skipped.
 
-        metadata: what searches may filter by. prune: forget files that are gone from the named folders. follow_links:
-        also into folders behind links. batch: pages to encode at once. workers: processes that open files; by default
-        one less than cores. ray: the address of a Ray cluster that opens and encodes pages; "" takes the one of this
-        machine, or starts it. pool: workers of the caller, who may close it from another thread to interrupt the run.
+        metadata: values to filter by. prune: remove files that no longer exist in these folders. follow_links: follow
+        links to folders. batch: pages per batch. workers: processes that open files; default: cores minus one. ray:
+        address of a Ray cluster that opens and encodes pages; "": the local one, started if needed. pool: your own
+        worker pool; closing it from another thread interrupts the run.
 
-        Files that cannot be read do not stop the others: the summary has them with the reason.
+        Files that cannot be read are listed in the summary with the reason; the others are indexed.
         """
         start = time.monotonic()
         if batch < 1:
@@ -213,9 +213,9 @@ class Library:
     ) -> int:
         """Read the words of pages that have none yet; return how many pages were read.
 
-        language: count all words of the library again in this one; "auto" for that of each page. ocr: also read pages
-        without a text layer by OCR, or all pages; if the model reads text, they are encoded. stop: asked after each
-        page; true stops it. Searches still work. Stopped or killed, the same call resumes.
+        language: reindex all text for this language; "auto": detect it per page. ocr: also read pages without a text
+        layer by OCR, or all pages; a text model also encodes them. stop: called after each page; true stops the run.
+        Searches still work. Stopped or killed, the same call resumes.
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
@@ -226,28 +226,28 @@ class Library:
             return Backfill(self, pool, progress, stop).read_words(wanted, ocr)
 
     def count_without_text(self) -> int:
-        """Return how many pages no search by words can find: OCR has not read them, or nobody has looked at them."""
+        """Return the number of pages that keyword search cannot find: OCR found no text, or has not run."""
         origins = self.store.contents(self.manifest.hidden()).origins
         return origins.get("none", 0) + origins.get("", 0)
 
     def make_sketches(
         self, queries: Sequence[str] | None = None, *, progress: Callable[[Progress], None] = lambda _: None
     ) -> Made:
-        """Give every page a sketch, so that searches by vectors need not look at all pages; for very many pages.
+        """Build sketches, a first stage for vector search in large libraries.
 
-        queries: at least 200 different ones as people ask them, used beside lines of the library's own pages. Searches
-        use sketches only if they find 98 % of what an exact search finds, which is measured. Pages that are added later
-        get theirs at once. Stopped or killed, the same call resumes.
+        queries: at least 200 distinct real queries, used in addition to lines of the library's pages. Sketches are
+        kept only if recall@5 against exact search is at least 98% on held-out queries. Pages that are added later get
+        a sketch when they are indexed. Stopped or killed, the same call resumes.
 
-        Errors: UsageError if the library has no vectors, or there are too few queries. RandSlotError if sketches find
-        too little.
+        Errors: UsageError if the library has no vectors, or there are too few queries. RandSlotError if recall is too
+        low.
         """
         self.models.need_binding()
         with self.write():
             return self.sketches.make(queries, self.models.embed_lines, progress)
 
     def remove_sketches(self) -> None:
-        """Forget all sketches: searches by vectors look at all pages again."""
+        """Remove all sketches: vector search scores all pages again."""
         with self.write():
             self.sketches.remove()
 
@@ -265,7 +265,7 @@ class Library:
         if ray is None:
             return LocalReader(pool, lambda: models.model if self.binding else None, batch)
         if self.binding is None:
-            raise UsageError("--ray is for encoding, and this library has no model: name one by --model")
+            raise UsageError("--ray needs a library with a model: pass --model")
         from .ray_reader import RayReader
 
         return RayReader(ray, self.binding, self.name, lambda: models.model, batch, models.trust_remote_code)
@@ -283,7 +283,7 @@ class Library:
         return str(file)
 
     def list_gone(self, paths: Iterable[Name] | Name) -> list[str]:
-        """Return the files of named folders that the library has, and that are gone from the disk."""
+        """Return the library's files in these folders that no longer exist on disk."""
         folders: list[str] = []
         for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
             folders += filter(os.path.isdir, expand(path))
@@ -388,7 +388,7 @@ class Library:
         return self.search_results([query], 1, **options)[0].unknown
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
-        """Return words of the library that begin so, those on most pages first, for a search box."""
+        """Return completions of a prefix, most frequent first."""
         self._look()
         return self.words.complete(prefix, num)
 
@@ -425,7 +425,7 @@ class Library:
         return similarities
 
     def find_similar(self, page: str, k: int = 5, *, seconds: float = math.inf) -> list[Hit]:
-        """Return the page most like one, which is given by its id, of each of k other documents, best first.
+        """Return the most similar page of each of k other documents, best first. page: a page id.
 
         Pages are compared by vectors if the model can read them, else by words. seconds: of work on the hits.
         """
@@ -433,7 +433,7 @@ class Library:
         return find_similar(self, self._read_page(page), k, seconds)
 
     def read_text(self, page: str, *, boxes: bool = False) -> PageText:
-        """Return the text of a page, which is given by its id; an empty one if it has none. boxes: of its words."""
+        """Return the text of a page, empty if it has none. page: a page id. boxes: also the boxes of its words."""
         stored = self._read_page(page)
         text = read_stored_text(stored.text) if stored.text else NO_TEXT
         file = self.manifest.get([stored.file]).get(stored.file)
@@ -505,11 +505,11 @@ class Library:
         """Return notes for people who search this library, one line each; visitors of a service see them."""
         notes, check = [], self.models.reading_check
         if self.binding is not None and self.binding.name == EMBEDDED:
-            notes.append("the embedded model of this library reads sample pages only, and no real documents")
+            notes.append("the embedded model only reads the sample pages, not real documents")
         if check is not None and not check.reads:
-            notes.append("the vectors of this library rank its pages little better than chance: words find them better")
+            notes.append("the model cannot read these pages (vector ranking is near chance): using keyword search")
         if self.words.begun:
-            notes.append("not all words are counted for its language and ranking: randslot library words completes it")
+            notes.append("the keyword index is incomplete: run randslot library words")
         return notes
 
     def _note_texts(self, without_text: int) -> list[str]:
@@ -520,13 +520,9 @@ class Library:
         limit = f" ({tokens} tokens)" if tokens else ""
         notes = []
         if cut := self.store.count_cut(self.manifest.hidden()):
-            notes.append(
-                f"{count_pages(cut)} more text than the model reads{limit}: the rest has no part in the vectors"
-            )
+            notes.append(f"{count_pages(cut)} more text than the model reads{limit}; the rest is not encoded")
         if without_text:
-            notes.append(
-                f"{count_pages(without_text)} no text, and so no vectors: the model of this library reads text"
-            )
+            notes.append(f"{count_pages(without_text)} no text and no vectors: the model reads text only")
         return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
@@ -543,14 +539,10 @@ def check_format(about: dict[str, Any], library: str) -> None:
     """Raise RandSlotError for a library that this version cannot read."""
     if about.get("format") not in FORMATS:
         known = " and ".join(map(str, FORMATS))
-        raise RandSlotError(
-            f"library {library} has format {about.get('format')!r}, and this version of randslot reads {known}"
-        )
+        raise RandSlotError(f"library {library} has format {about.get('format')!r}, but this version reads {known}")
     language = (about.get("words") or {}).get("language")
     if "model" not in about or not isinstance(language, str | None):
-        raise RandSlotError(
-            f"library.json of {library} is damaged: restore it from a copy, or index into another folder"
-        )
+        raise RandSlotError(f"library.json of {library} is damaged: restore a backup, or index into another folder")
 
 
 def _open_pool(workers: int) -> WorkerPool:

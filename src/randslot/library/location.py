@@ -131,7 +131,7 @@ class FolderLocation(Location):
                 self.new_parents = [parent for parent in folder.parents if not parent.exists()]
                 folder.mkdir(parents=True, exist_ok=True)
                 if any(path.name not in BEGUN for path in folder.iterdir()):
-                    raise UsageError(f"{folder} is not a library and not empty: name another folder")
+                    raise UsageError(f"{folder} is not a library and not empty: choose another folder")
         except OSError as error:
             raise UsageError(f"cannot make or read a library at {folder}: {error.strerror or error}") from error
         self._acquire_lock()
@@ -156,8 +156,8 @@ class FolderLocation(Location):
             ) from error
         except OSError as error:
             raise UsageError(
-                f"cannot write into {self.folder}: {error.strerror or error}. Searching writes too (a lock, a log): "
-                "copy the folder to where you may write (cp -r, then chmod -R u+w), or let its owner run randslot serve"
+                f"cannot write to {self.folder}: {error.strerror or error}. Searching needs write access "
+                "(lock and log). Copy the folder (cp -r, then chmod -R u+w), or ask its owner to run randslot serve"
             ) from error
 
     def _read_owner(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class FolderLocation(Location):
         try:
             return read_json(self.folder / LIBRARY_FILE)
         except RandSlotError as error:
-            raise RandSlotError(f"{error}: bring it back from a copy, or index into another folder") from error
+            raise RandSlotError(f"{error}: restore a backup, or index into another folder") from error
 
     def write(self, about: dict[str, Any]) -> None:
         write_json(self.folder / LIBRARY_FILE, {**about, "folder": str(self.folder.absolute())})
@@ -184,8 +184,8 @@ class FolderLocation(Location):
         if pages.exists() and not repair and not (files.exists() and files.stat().st_size):
             # An empty list of files would hide all pages.
             raise RandSlotError(
-                f"the list of files of library {self.name} is lost (files.sqlite): bring it back from a copy, or run "
-                f"randslot library verify --repair -l {self.name}, then index its files"
+                f"files.sqlite of library {self.name} is missing. Restore a backup, or run "
+                f"randslot library verify --repair -l {self.name} and index the files again"
             )
         self.manifest = FileManifest(files)
         if not (repair or pages.exists()) and self.manifest.find():
@@ -247,7 +247,8 @@ def is_kept(file: File, library: str) -> bool:
 def lost_pages(name: str) -> RandSlotError:
     """Return the error for a library with files and no store: in an empty store, nothing would be found."""
     return RandSlotError(
-        f"the pages of library {name} are lost: randslot library verify --repair -l {name}, then index its files"
+        f"the pages of library {name} are missing. Restore a backup, or run "
+        f"randslot library verify --repair -l {name} and index the files again"
     )
 
 
@@ -261,7 +262,7 @@ def has_ended(pid: int) -> bool:
 
 
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
-    """Hide files, delete their pages, and forget them; the next change of the library resumes it."""
+    """Hide files, delete their pages, then the files; the next change of the library resumes it."""
     files = list(files)
     manifest.put(*(replace(file, state="gone") for file in files))
     for file in files:

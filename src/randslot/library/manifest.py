@@ -184,12 +184,14 @@ class FileManifest(Manifest):
 
     def _make_error(self, what: str, error: sqlite3.Error) -> RandSlotError:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return DiskFullError(f"cannot {what} {self.path}: the disk is full. Free some space, and run it again")
+            return DiskFullError(
+                f"cannot {what} {self.path}: the disk is full. Free some space and run the command again"
+            )
         remedy = ""
         if type(error) is sqlite3.DatabaseError:  # it is damaged: not a full disk, or a file that may not be read
             remedy = (
-                ": bring it back from a copy, or move it away, run "
-                f"randslot library verify --repair -l {self.path.parent}, and index its files"
+                ". Restore a backup, or move the file away, run "
+                f"randslot library verify --repair -l {self.path.parent} and index the files again"
             )
         return RandSlotError(f"cannot {what} {self.path}: {error}{remedy}")
 

@@ -32,13 +32,13 @@ STRONG, LIGHT, ACROSS = 0.25, 0.15, 1.0
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
-    """Raise UsageError if a model is not the one a library belongs to; advice: what to do about it."""
+    """Raise UsageError if a library was indexed with another model; advice: what to do about it."""
     if bound.weights != other.weights:
-        advice = advice or "open it with its own model, or make another library"
-        raise UsageError(f"library {library} belongs to {bound}, and this is {other}: {advice}")
+        advice = advice or "use that model, or create another library"
+        raise UsageError(f"library {library} was indexed with {bound}, not {other}: {advice}")
     if differences := _compare(bound, other, FREE):
-        advice = advice or "load the model so, or make another library"
-        raise UsageError(f"library {library} was made with {differences}: {advice}")
+        advice = advice or "use these settings, or create another library"
+        raise UsageError(f"library {library} was indexed with {differences}: {advice}")
 
 
 def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
@@ -47,7 +47,7 @@ def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
     differences = []
     for name in {**ours, **theirs}:
         if name not in free and ours.get(name) != theirs.get(name):
-            differences.append(f"{name}={ours.get(name)!r} and not {theirs.get(name)!r}")
+            differences.append(f"{name}={ours.get(name)!r}, not {theirs.get(name)!r}")
     return ", ".join(differences)
 
 
@@ -80,13 +80,13 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
             options["known_code"] = str(bound.settings.get("code"))
             if not is_code_trusted(options["known_code"]):
                 raise UsageError(
-                    f"library {library} was made with {bound.name}, which runs code of its own: read that code, and "
-                    "if you trust it give --trust-remote-code (in Python Library(..., trust_remote_code=True))"
+                    f"the model of library {library}, {bound.name}, contains Python code. Review it, then pass "
+                    "--trust-remote-code (in Python: trust_remote_code=True)"
                 )
     try:
         reader: PageReader = open_model(place, **options)
     except MissingError as error:
-        line = f"library {library} belongs to {bound}, and {error}; --by words searches without a model"
+        line = f"library {library} needs {bound}, and {error}; --by words searches without a model"
         raise MissingError(line, name=error.name) from error
     refuse_student(reader)
     if reader.identity.weights == bound.weights:
@@ -99,8 +99,8 @@ def refuse_student(model: PageReader) -> None:
     """Raise UsageError if a model cannot read pages."""
     if teacher := find_teacher(model):
         raise UsageError(
-            f"{model.identity} is a student, which only encodes queries: index with {teacher}, and name the student by "
-            "--query-model when searching"
+            f"{model.identity} is a student and only encodes queries: index with {teacher}, and pass the student "
+            "as --query-model when searching"
         )
 
 
@@ -153,7 +153,7 @@ class LibraryModels:
         """Take the model that library.json names; `model` may name it again, or be it."""
         binding = self.binding = read_binding(described, self.library)
         if isinstance(model, Identity):
-            check_model(binding, model, self.library, "name another place")
+            check_model(binding, model, self.library, "choose another library")
         elif isinstance(model, str | os.PathLike):
             self.loaded = load_bound(binding, os.fspath(model), self.library, trust_remote_code=self.trust_remote_code)
         elif model is not None:

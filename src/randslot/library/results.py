@@ -38,9 +38,9 @@ class Progress:
 class Summary:
     """What a run did: the files by what became of them, the pages stored and encoded, the time.
 
-    links: to folders, which were not followed. told: of the failed files, those that failed in the last run too, and
-    for the same reason. by_ocr: pages that OCR has read; ocr_seconds: the time that took. without_text: pages of the
-    whole library that no search by words can find.
+    links: to folders, not followed. known_failures: failed files that failed in the last run for the same reason.
+    by_ocr: pages read by OCR; ocr_seconds: its time. without_text: pages of the whole library that keyword search
+    cannot find.
     """
 
     added: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Summary:
     failed: dict[str, str] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    known_failures: list[str] = field(default_factory=list)
     pages: int = 0
     encoded: int = 0
     vector_bytes_per_page: int = 0

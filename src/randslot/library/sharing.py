@@ -123,7 +123,9 @@ class LibraryServer:
                 case "copy_from":
                     with Library(request["source"], create=False) as source:
                         return copy_library(source, library, progress)
-        raise UsageError(f"unknown call {call!r}: stop the process that has the library open, and run it again")
+        raise UsageError(
+            f"the process that has the library open runs another version (unknown call {call!r}): stop it, and retry"
+        )
 
 
 class LibraryClient:

@@ -221,8 +221,8 @@ class LibrarySketches:
             return "lost: randslot library sketch makes them again"
         if not self.noted["candidates"]:
             return "incomplete: run randslot library sketch to resume"
-        found = f"finds {100 * self.noted['recall']:.1f} % of the best pages"
-        return f"a search by vectors scores {self.noted['candidates']:,} pages in full, and {found}"
+        recall = f"recall@{HITS} {100 * self.noted['recall']:.1f}%"
+        return f"vector search rescores {self.noted['candidates']:,} candidates, {recall}"
 
     def find_problems(self) -> list[str]:
         """Return what is wrong with them, a line each."""
@@ -230,7 +230,7 @@ class LibrarySketches:
         if store.sketches is None or not store.sketches.candidates:
             return []
         without = sum(1 for _ in store.find(None, vectors=True, sketch=False))
-        return [f"{count_pages(without)} no sketch: randslot library sketch makes them all again"] if without else []
+        return [f"{count_pages(without)} no sketch: run randslot library sketch"] if without else []
 
     def remove(self) -> None:
         """Delete all sketches."""
@@ -267,8 +267,8 @@ class LibrarySketches:
         if recall < ENOUGH:
             self.remove()
             raise RandSlotError(
-                f"sketches of library {self.location.name} find {100 * recall:.1f} % of the {HITS} best pages, and "
-                f"should find {100 * ENOUGH:.0f}: they are not used, and searches look at all pages as before"
+                f"sketches of library {self.location.name} reach {100 * recall:.1f}% recall@{HITS}, less than "
+                f"{100 * ENOUGH:.0f}%. They were removed; vector search still scores all pages"
             )
         self._note({"candidates": candidates, "recall": round(recall, 4), "made": sketcher.key})
         store.sketches = Sketches(sketcher, candidates)
@@ -282,8 +282,8 @@ class LibrarySketches:
         if len(groups[0]) < 2 * NUM_TESTED:
             kind = "lines of pages with vectors" if texts is None else "different queries"
             raise UsageError(
-                f"sketches need {2 * NUM_TESTED} queries, and there are {len(groups[0])} {kind}: name a file with "
-                "more, one on each line, by --queries"
+                f"sketches need {2 * NUM_TESTED} queries, and there are {len(groups[0])} {kind}: pass a file with "
+                "more, one per line, as --queries"
             )
         for group in groups:
             dice.shuffle(group)

@@ -123,15 +123,18 @@ def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = 
             reads = "; the model reads them well" if status.reads else ""
             print(f"{plural(summary.encoded, 'page')} got vectors, in {summary.seconds:.1f} s{reads}", flush=True)
         for name in summary.others[:10]:
-            print(f"left out, not a document or an image: {shorten(name)}", file=sys.stderr)
+            print(f"skipped (unsupported type): {shorten(name)}", file=sys.stderr)
         if len(summary.others) > 10:
-            print(f"left out, not a document or an image: {len(summary.others) - 10} more", file=sys.stderr)
+            print(f"skipped (unsupported type): {len(summary.others) - 10} more", file=sys.stderr)
         for name in summary.links[:10]:
-            print(f"left out, a link to a folder: {shorten(name)} (--follow-links)", file=sys.stderr)
-        if summary.told and not strict:
-            print(f"{plural(len(summary.told), 'file')} still cannot be read: --strict lists them", file=sys.stderr)
+            print(f"skipped (link to a folder): {shorten(name)}; use --follow-links", file=sys.stderr)
+        if summary.known_failures and not strict:
+            print(
+                f"{plural(len(summary.known_failures), 'file')} still cannot be read: --strict lists them",
+                file=sys.stderr,
+            )
     for name, reason in summary.failed.items():
-        if strict or name not in summary.told:
+        if strict or name not in summary.known_failures:
             print(f"could not index {shorten(name)}: {reason}", file=sys.stderr)
 
 
@@ -142,16 +145,16 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     if summary.by_ocr:
         print(f"{plural(summary.by_ocr, 'page')} read by OCR, in {summary.ocr_seconds:.1f} s")
     if summary.without_text and summary.pages:  # said once, when files come
-        print(f"{plural(summary.without_text, 'page')} without text, which words cannot find: {show_advice()}")
+        print(f"keyword search cannot find {plural(summary.without_text, 'page')} without text: {show_advice()}")
     if failed := status.origins.get("failed"):
-        print(f"{plural(failed, 'page')} of the library that OCR could not read: is the file whole?")
+        print(f"OCR failed on {plural(failed, 'page')}; the files may be damaged")
     for note in status.notes:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
     if status.model is None and 0 < summary.pages == status.pages:  # all are new: once is enough
         install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
         tip = f"{install}index again with --model {READER}"
-        print(f"tip: to find pages by meaning too, also in other languages: {tip}")
+        print(f"tip: for semantic search, also across languages: {tip}")
         if status.language == "english" and find_spec("sentence_transformers"):  # measured in research/log.md
             model = "sentence-transformers/all-MiniLM-L6-v2 --page-vectors 4"
             print(f"tip: for questions in English only, this one finds more: --model {model}")
@@ -177,7 +180,7 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
         if explain:
             print_styled((f"    {_explain(hit)}", "dim"))
     if explain and any(hit.matches for hit in hits):
-        print_styled(("query readout > page readout that was nearest to it, and their similarity", "dim"))
+        print_styled(("matches: query vector > nearest page vector, similarity", "dim"))
 
 
 def print_styled(*parts: tuple[str, str], indent: int = 0) -> None:
@@ -245,7 +248,7 @@ def _explain(hit: Hit) -> str:
     best = sorted(hit.matches, key=lambda one: -one.similarity)[:8]
     matches = [f"{one.query}>{one.page} {one.similarity:.3f}" for one in sorted(best, key=lambda one: one.query)]
     if len(hit.matches) > 8:
-        matches.append(f"and {len(hit.matches) - 8} that are less near")
+        matches.append(f"and {len(hit.matches) - 8} less similar")
     return "  ".join([score, *matches])
 
 
@@ -255,8 +258,8 @@ def print_status(status: Status) -> None:
         "library": status.folder,
         "files": f"{status.files:,}",
         "pages": f"{status.pages:,}",
-        "not complete yet": f"{plural(status.pending, 'file')}: index again to resume" if status.pending else "",
-        "not on disk now": f"{plural(status.missing, 'file')}: --prune forgets what is gone" if status.missing else "",
+        "incomplete": f"{plural(status.pending, 'file')}: index again to resume" if status.pending else "",
+        "missing files": f"{status.missing:,}: remove them with randslot index --prune" if status.missing else "",
         "words": show_words(status),
         "vectors": show_vectors(status),
         "sketches": status.sketches,

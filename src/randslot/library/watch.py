@@ -1,4 +1,4 @@
-"""Keep a library in step with folders: index what appears or changes there, and forget what disappears."""
+"""Keep a library in sync with folders: index new and changed files, remove deleted ones."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ class Watch:
             with self.library.use() as opened:
                 gone = opened.list_gone([folder])
             if gone and not files:
-                self.say(f"all {len(gone):,} files of {folder} are gone: randslot index --prune forgets them")
+                self.say(f"all {len(gone):,} files of {folder} are missing: remove them with randslot index --prune")
                 continue
             for file in gone:
                 self.noted.setdefault(file, (-1, -1))
 
     def _update(self) -> None:
-        """Index or forget files that have not changed since the last look."""
+        """Index or remove files that have not changed since the last look."""
         present: list[str] = []
         gone: set[str] = set()
         for path, before in self.noted.items():

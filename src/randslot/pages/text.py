@@ -35,14 +35,13 @@ class Word:
 
 @dataclass(frozen=True)
 class PageText:
-    """What a file says is written on a page; whether that is true is for others to judge.
+    """The text layer of a page, unverified.
 
     text: a line break after each line, a single space between words; `text.split()` gives the texts of `words`.
-    boxes: of the words, as `pack_boxes` makes them. has_layer: whether the file says all that is written on this page;
-    False for images and scans, and where fonts do not say what their glyphs mean. If it does and there is no text, the
-    page is blank. truncated: whether the page has more text than was read. problem: why the text could not be read, in
-    one line, if that failed for this page. fields: what else tells what the page is about: "heading" (its large
-    lines), "section" (the titles that the outline of the file has for it), "title" (of the file).
+    boxes: of the words, as `pack_boxes` makes them. has_layer: whether the text layer is complete; False for
+    images, scans, and fonts without a Unicode mapping. A page with a layer and no text is blank. truncated: whether
+    the page has more text than was read. problem: why the text could not be read, in one line. fields: "heading" (its
+    large lines), "section" (its titles in the outline), "title" (of the file).
     """
 
     text: str = ""

@@ -225,7 +225,7 @@ class Guard:
         except Exception as error:
             if has_begun:
                 raise
-            status, reason, headers = 500, "an error of the service: see its log", None
+            status, reason, headers = 500, "internal server error; see the server log", None
             if isinstance(error, Refused):
                 status, reason = error.status, str(error)
                 headers = {"www-authenticate": "Bearer"} if status == 401 else None

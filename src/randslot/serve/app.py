@@ -75,7 +75,10 @@ def make_app(service: Service, access: Access) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if access.tokens else [],
-        responses={status: {"model": ErrorAnswer, "description": "refused, and why"} for status in (422, "4XX", "5XX")},
+        responses={
+            status: {"model": ErrorAnswer, "description": "request refused, with the reason"}
+            for status in (422, "4XX", "5XX")
+        },
     )
     _add_errors(app, service)
     add_search_routes(app, service)  # first: routes are looked through in this order

@@ -171,7 +171,7 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
     """Add the routes to an app. Answers have the fields of OpenAI and of vLLM."""
     errors: dict[int | str, dict[str, Any]] = {}
     for status in (422, "4XX", "5XX"):
-        errors[status] = {"description": "refused, and why, as OpenAI has it"}
+        errors[status] = {"description": "request refused, with the reason, as in OpenAI's API"}
 
     @app.get("/v1/models", tags=["vectors"], responses=errors)
     async def models() -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Settings:
     """Where to listen, who may connect, and how to open the library.
 
     tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled model for
-    searches. rerank: a reranker of all searches. watch: folders to keep the library in step with; poll: by looking at
+    searches. rerank: a reranker of all searches. watch: folders to keep the library in sync with; poll: by looking at
     them.
     """
 
@@ -63,7 +63,7 @@ class Settings:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
         if self.read_only and self.watch:
-            raise UsageError("--watch and --read-only exclude each other")
+            raise UsageError("--watch cannot be used with --read-only")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port {self.port}: ports are 0 to 65535")
 
@@ -181,7 +181,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         reason = error.strerror
-        raise UsageError(f"cannot listen on {host}, port {port}: {reason}: name another --port or --host") from error
+        raise UsageError(f"cannot listen on {host}, port {port}: {reason}: choose another --port or --host") from error
     # Otherwise the body of an answer waits 40 ms until the client has acknowledged its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

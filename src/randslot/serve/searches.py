@@ -60,16 +60,16 @@ class Document(BaseModel):
     id: str
     name: str
     folder: str
-    place: str = Field(description="the part of its folders that tells it from others of the same name, if any")
+    place: str = Field(description="folder, only if several documents share the name")
     pages: int
     bytes: int
     modified: datetime = Field(description="last change of the file; of an upload, when it was added")
-    title: str = Field(description="as the file says; empty if it does not")
+    title: str = Field(description="title from the file's metadata, or empty")
     author: str
-    date: str = Field(description="as the file says, as in 2018-03-31; empty if it does not")
+    date: str = Field(description="date from the file's metadata, as in 2018-03-31, or empty")
     year: str
     type: str = Field(description="pdf, document, slides, sheet, text, web, mail, book, image")
-    language: str = Field(description="of most of its pages")
+    language: str = Field(description="main language")
     uploaded: bool = Field(description="the library keeps the file itself, and deletes it with the document")
     metadata: dict[str, Any]
     file: str = Field(description="address of the file itself")
@@ -98,7 +98,7 @@ class HitAnswer(BaseModel):
     )
     matches: tuple[Match, ...] = Field(description="for each query vector, the nearest page vector; both from 1")
     image: str = Field(description="address of the page's image")
-    gone: bool = Field(description="the file is no longer on disk: there is its text, and no image")
+    gone: bool = Field(description="the file is no longer on disk; its text is kept, not its image")
     twin: str | None = Field(description="equal for hits of one search that are copies of one page")
     copies: list[CopyAnswer] = Field(description="identical pages, with `collapse`")
 
@@ -117,8 +117,8 @@ class SimilarAnswer(BaseModel):
 
 
 class Completions(BaseModel):
-    words: list[str] = Field(description="words that begin so, those on most pages first")
-    names: list[str] = Field(description="names of documents that contain it")
+    words: list[str] = Field(description="completions, most frequent first")
+    names: list[str] = Field(description="document names that contain the prefix")
 
 
 class WordCount(BaseModel):

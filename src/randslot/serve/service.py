@@ -64,7 +64,7 @@ class Filters(BaseModel):
     type: str | None = Field(
         default=None, max_length=MAX_NAME, description="pdf, document, slides, sheet, text, web, mail, book, image"
     )
-    language: str | None = Field(default=None, max_length=MAX_NAME, description="of most of its pages, as in german")
+    language: str | None = Field(default=None, max_length=MAX_NAME, description="main language, as in german")
     modified_from: date | None = Field(
         default=None, strict=False, description="first day of the file's last change, UTC"
     )

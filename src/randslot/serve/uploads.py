@@ -277,7 +277,7 @@ class Uploads:
             self._update(id, state="failed", error=str(error).replace(str(file), file.name))
         except Exception:  # the thread must survive; the file is tried again at the next start
             LOG.exception("could not index %r", str(file))
-            self._update(id, state="failed", error="an error of the service: see its log")
+            self._update(id, state="failed", error="internal server error; see the server log")
 
     def _add(self, id: str, file: Path, pool: WorkerPool) -> tuple[int, str | None]:
         """Add a file to the library; return how many pages it has, and which document has the same content."""

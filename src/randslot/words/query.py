@@ -118,7 +118,14 @@ class WordQuery:
     @cached_property
     def named(self) -> list[NamedWord]:
         """Its distinct content words; no pairs of characters."""
-        return _list_named(self)
+        named: dict[tuple[str, ...], NamedWord] = {}
+        places: set[tuple[int, int]] = set()  # inv-20931 and inv20931 are one word as typed
+        for token in tokenize(self.plain):
+            terms, place = self.analyzer.find_terms(token), (token.start, token.end)
+            if self.marked.issuperset(terms) and not _is_pair(token) and place not in places:
+                places.add(place)
+                named.setdefault(terms, NamedWord(self.plain[token.start : token.end], terms, *place))
+        return list(named.values())
 
     @cached_property
     def matcher(self) -> Matcher:
@@ -215,17 +222,6 @@ def _find_neighbours(
             neighbours.setdefault(one, {})[two] = min(rarity[one], rarity[two])
             neighbours.setdefault(two, {})[one] = min(rarity[one], rarity[two])
     return rarity, neighbours
-
-
-def _list_named(query: WordQuery) -> list[NamedWord]:
-    named: dict[tuple[str, ...], NamedWord] = {}
-    places: set[tuple[int, int]] = set()  # inv-20931 and inv20931 are one word as typed
-    for token in tokenize(query.plain):
-        terms, place = query.analyzer.find_terms(token), (token.start, token.end)
-        if query.marked.issuperset(terms) and not _is_pair(token) and place not in places:
-            places.add(place)
-            named.setdefault(terms, NamedWord(query.plain[token.start : token.end], terms, *place))
-    return list(named.values())
 
 
 def choose_longest(words: list[NamedWord]) -> list[NamedWord]:

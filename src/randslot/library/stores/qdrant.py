@@ -62,7 +62,7 @@ class ServerStore(Store):
         is_other = vectors is None or vectors.size != self.dim or vectors.multivector_config is None
         if (self.dim is not None and is_other) or TERMS_NAME not in (params.sparse_vectors or {}):
             what = "words" if self.dim is None else f"words and vectors of {self.dim} dimensions"
-            raise UsageError(f"{self.address} exists and holds no pages with {what}: name another collection")
+            raise UsageError(f"{self.address} exists and holds no pages with {what}: choose another collection")
         for name, now in zip(SETTINGS, (params.shard_number, params.replication_factor), strict=True):
             wanted = getattr(self.address, name)
             if wanted not in (None, now):

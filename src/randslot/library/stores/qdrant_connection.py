@@ -300,11 +300,11 @@ def _explain(error: Exception) -> str:
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {ANSWER_SECONDS} seconds"
     if code == grpc.StatusCode.UNAVAILABLE and not _is_answer(error):
-        return "no server answers there: is it running, is this its gRPC port, and does it speak TLS or not?"
+        return "no server answers: check that it runs, its gRPC port, and TLS"
     if code == grpc.StatusCode.UNIMPLEMENTED and "http2 header with status" in details:
-        return "what answers there is not Qdrant's gRPC port, or a proxy is in between"
+        return "this is not Qdrant's gRPC port, or a proxy is in between"
     if "Waiting for consensus operation" in details:
-        return "the nodes that are left cannot agree on a change: most nodes of the cluster must be there"
+        return "the cluster has no quorum: start more nodes (a majority is required)"
     # What one node got from another, in Rust: Tonic status error: status: Unavailable, message: "...", details: ...
     between = re.search(r'Tonic status error: (?:status|code): \W*(\w+).*?(?:, message: "(.*?)", details|$)', details)
     if between is None:
@@ -314,4 +314,4 @@ def _explain(error: Exception) -> str:
     if status not in ("Unavailable", "DeadlineExceeded", "Cancelled", "Unknown"):
         return message[:400]
     place = re.search(r"https?://([^/\s]+)", message)
-    return f"a node that has the only copy left of some data is away{f' ({place[1]})' if place else ''}: start it again"
+    return f"no replica of a shard is available{f' ({place[1]})' if place else ''}: start that node"

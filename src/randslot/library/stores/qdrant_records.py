@@ -406,7 +406,7 @@ class ServerLocation(Location):
             raise UsageError(f"no library at {self.name}: randslot index makes one")
         if self.connection.exists(self.collection) and self.connection.count(self.collection):
             self.close()
-            raise UsageError(f"{self.name} is not a library and not empty: name another collection")
+            raise UsageError(f"{self.name} is not a library and not empty: choose another collection")
 
     def read(self) -> dict[str, Any] | None:
         if not self.connection.exists(self.records.name):

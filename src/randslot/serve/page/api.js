@@ -5,13 +5,13 @@ import { $ } from "./dom.js";
 export async function call(path, body, method) {
   const options = { method: method ?? (body === undefined ? "GET" : "POST") };
   if (body !== undefined) Object.assign(options, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  const answer = await fetch(path, options).catch(() => { throw new Error("the service does not answer"); });
+  const answer = await fetch(path, options).catch(() => { throw new Error("the server is not responding"); });
   if (answer.status === 401 && path !== "/api/session") {
     await askForToken();
     return call(path, body, method);
   }
   const content = answer.status === 204 ? null : await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(content.error ?? `the service answers ${answer.status}`);
+  if (!answer.ok) throw new Error(content.error ?? `server error ${answer.status}`);
   return content;
 }
 

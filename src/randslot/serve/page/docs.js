@@ -65,11 +65,11 @@ function endpoint(path, method, does) {
   if (body) made.append(body["application/json"] ? fields("Body", body["application/json"].schema) : make("p", { textContent: "Body: the bytes of the file" }));
   const [status, answer] = Object.entries(does.responses).find(([code]) => code.startsWith("2"));
   const [type, content] = Object.entries(answer.content ?? {})[0] ?? ["nothing", {}];
-  made.append(type === "application/json" ? fields(`Answer ${status}`, content.schema) : make("p", { textContent: `Answer ${status}: ${type}` }));
+  made.append(type === "application/json" ? fields(`Response ${status}`, content.schema) : make("p", { textContent: `Response ${status}: ${type}` }));
   return made;
 }
 
 document.getElementById("about").textContent = schema.info.description.replaceAll("`", "");
 const found = Object.entries(schema.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, does]) => endpoint(path, method, does)));
 const used = Object.entries(schema.components.schemas).filter(([name]) => !name.endsWith("Body"));
-document.getElementById("endpoints").replaceChildren(...found, make("section", {}, make("h2", { textContent: "What answers hold" }), ...used.map(([name, part]) => fields(name, part))));
+document.getElementById("endpoints").replaceChildren(...found, make("section", {}, make("h2", { textContent: "Response schemas" }), ...used.map(([name, part]) => fields(name, part))));

@@ -4,8 +4,8 @@ import { $, make } from "./dom.js";
 
 const KEYS = [
   ["/", "Go to the search field; in a page, find in its document"], ["j, k", "Next and previous hit"], ["Enter", "Open the hit"],
-  ["n, p", "Next and previous match in a page"], ["←, →", "Page before and after"], ["+, -, 0", "Zoom in, out, and fit"],
-  ["r", "Rotate the page"], ["c", "Copy what is selected with its source"], ["Esc", "Close, or leave the field"], ["?", "Show these keys"],
+  ["n, p", "Next and previous match in a page"], ["←, →", "Previous and next page"], ["+, -, 0", "Zoom in, out, and fit"],
+  ["r", "Rotate the page"], ["c", "Copy the selection with its source"], ["Esc", "Close, or leave the field"], ["?", "Show these keys"],
 ];
 
 export const isTyping = (event) => event.target.matches?.("input:not([type=file]), select, textarea");

@@ -194,7 +194,7 @@ async function tell(cut) {
   if (!passed) await explainNothing();
   else {
     const pages = `${complete && !cut ? "" : "The best "}${plural(passed, "page")} in ${plural(groups.size, "document")}`;
-    say(at().get("sort") === "date" ? `${pages}, latest first` : cut ? `${pages}. Say more in the search, or filter, to see others.` : pages);
+    say(at().get("sort") === "date" ? `${pages}, latest first` : cut ? `${pages}. Refine the query or add a filter to see other pages.` : pages);
   }
   $("more").hidden = complete;
 }
@@ -231,7 +231,7 @@ async function explainNothing() {
   if (!status.pages) return explainEmpty();
   if (status.by === "words" && !status.pages_with_text) {
     return showEmpty("No page of this library has text",
-      paragraph("Its pages are scans or pictures, and searches by words find nothing on them."),
+      paragraph("All pages are scans or images, so keyword search cannot find them."),
       paragraph("OCR reads them: ", code('pip install "randslot[ocr]"'), ", then ", code("randslot library words"), "."));
   }
   const tips = [...(unknown.length ? [`${showUnknown()}: is it spelled right?`] : []), "Try fewer or other words."];
