@@ -21,11 +21,16 @@ plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.la
 
 def draw_losses(steps: list[float], losses: list[float], rates: list[float], file: Path) -> None:
     """Draw a run's loss, as measured and smoothed, with the learning rate below."""
+    smoothed, total, share = [], 0.0, 0.0  # an exponential moving average with bias correction
+    for loss in losses:
+        total = 0.9 * total + 0.1 * loss
+        share = 0.9 * share + 0.1
+        smoothed.append(total / share)
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(7, 4.4), height_ratios=(3, 1), sharex=True, layout="constrained"
     )
     top.plot(steps, losses, color=COLOURS[0], alpha=0.3, linewidth=1, label="each step")
-    top.plot(steps, _smooth(losses), color=COLOURS[0], linewidth=2, label="smoothed")
+    top.plot(steps, smoothed, color=COLOURS[0], linewidth=2, label="smoothed")
     top.set_ylabel("loss")
     top.set_ylim(bottom=0)
     top.legend(frameon=False)
@@ -190,13 +195,3 @@ def _save(figure: Any, file: Path) -> None:
     if file.suffix == ".svg":
         figure.savefig(file.with_suffix(".png"), dpi=150)
     plt.close(figure)
-
-
-def _smooth(values: list[float], weight: float = 0.9) -> list[float]:
-    """Return the exponential moving average, with bias correction."""
-    smoothed, total, share = [], 0.0, 0.0
-    for value in values:
-        total = weight * total + (1 - weight) * value
-        share = weight * share + (1 - weight)
-        smoothed.append(total / share)
-    return smoothed

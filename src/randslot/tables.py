@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .errors import UsageError
-
 Cell = str | int | float | None
 Style = Literal["md", "csv", "latex"]
 
@@ -49,8 +47,7 @@ def write_table(table: Table, style: Style) -> str:
     texts = [[table.show(cell) for cell in row] for row in table.rows]
     if style == "latex":
         return _latex(table, texts)
-    if style != "md":
-        raise UsageError(f"format {style!r} is not one of md, csv, latex")
+    assert style == "md"
     lines = ""
     for row in (table.heads, ["---"] * len(table.heads), *texts):
         lines += "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"

@@ -106,7 +106,7 @@ def test_a_sweep_varies_both_sides_and_each_alone(tmp_path):
             query, page = {"both": (num, num), "query": (num, 3), "page": (3, num)}[side]
             slow = np.mean([slow_score(part, list(range(query)), list(range(page))) for part in parts])
             assert score == pytest.approx(100 * slow, abs=1e-4)
-    with pytest.raises(UsageError, match="mine was evaluated with 5 vectors a side, and 6 are needed"):
+    with pytest.raises(UsageError, match="mine was evaluated with 5 vectors per side, and 6 are needed"):
         sweep_budgets([run], num_vectors=6)
 
 
@@ -209,7 +209,9 @@ def test_joint_use_tells_a_tasks_own_best_from_one_fixed_readout(tmp_path):
 
 @pytest.mark.parametrize("analysis", [count_winners, intervene])
 def test_more_readouts_than_were_evaluated_are_refused(analysis, tmp_path):
-    with pytest.raises(UsageError, match=r"mine was evaluated with 5 vectors a side, and 6 are needed. Evaluate with"):
+    with pytest.raises(
+        UsageError, match=r"mine was evaluated with 5 vectors per side, and 6 are needed. Evaluate with"
+    ):
         analysis(random_run(tmp_path), 6)
 
 

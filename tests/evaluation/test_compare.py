@@ -159,7 +159,7 @@ def test_models_are_compared_on_the_same_pages(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
-    with pytest.raises(UsageError, match="name two or more to compare"):
+    with pytest.raises(UsageError, match="pass two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
     vidore = NativeTask("ESG", "ViDoRe(v2)", "", None)
     with pytest.raises(UsageError, match="on a local set"):

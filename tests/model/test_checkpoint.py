@@ -299,7 +299,7 @@ def test_a_backbone_of_another_size_or_family_is_refused(saved, tmp_path):
     ("options", "message"),
     [
         ({"slots": "zero"}, "is trained with slots='learned'"),
-        ({"revision": "main"}, "revision='main' goes with a hub id"),
+        ({"revision": "main"}, "revision='main' requires a hub id"),
         ({"inference": "fixed"}, "needs stored slots"),
         ({"name": "no-such-thing"}, "not a folder here, and not a hub id"),
         ({"name": "owner/nothing"}, "cannot get model owner/nothing: not in the local cache"),

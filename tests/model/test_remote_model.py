@@ -262,7 +262,7 @@ def test_where_the_model_is_must_be_known(embedded, states, tmp_path, monkeypatc
     with serve(states.answer, "owner/on-another-machine") as url:
         with pytest.raises(UsageError, match=r"and owner/on-another-machine has no serving.json"):
             randslot.remote(url)
-        with pytest.raises(UsageError, match=r"has no serving.json: name the export"):
+        with pytest.raises(UsageError, match=r"has no serving.json: pass the export"):
             randslot.remote(url, tmp_path)
         assert randslot.remote(url, embedded).get_embedding_dimension() == 128
         (tmp_path / "serving.json").write_text('{"format": 7}')
@@ -322,4 +322,7 @@ def test_options_that_the_export_has_set(url, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert "randslot: inference='random' does not go with a server: its export has set it\n" in capsys.readouterr().err
+    assert (
+        "randslot: inference='random' cannot be set for a server: it is fixed in the export\n"
+        in capsys.readouterr().err
+    )

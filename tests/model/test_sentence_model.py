@@ -182,13 +182,13 @@ def test_pages_of_every_model_with_several_vectors_can_be_reduced(folders: dict[
     [
         ("minilm", {"reduction": "kmeans", "page_vectors": 4}, "for a model with a unit vector for every token"),
         ("minilm", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
-        ("minilm", {"query_vectors": 4}, "query_vectors=4 does not go with this model"),
+        ("minilm", {"query_vectors": 4}, "query_vectors=4 cannot be set for this model"),
         ("colbert", {"page_vectors": 4}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "kmeans"}, "reduction and page_vectors go together"),
         ("colbert", {"reduction": "best", "page_vectors": 4}, "'best' is not one of none, random"),
-        ("colbert", {"query_vectors": 4}, "query_vectors=4 does not go with this model"),
-        ("colbert", {"inference": "zero"}, "does not go with this model of sentence-transformers"),
-        ("colbert", {"reads": "image"}, "reads='image' does not go with"),
+        ("colbert", {"query_vectors": 4}, "query_vectors=4 cannot be set for this model"),
+        ("colbert", {"inference": "zero"}, "cannot be set for this model of sentence-transformers"),
+        ("colbert", {"reads": "image"}, "reads='image' cannot be set for"),
     ],
 )
 def test_settings_that_a_model_does_not_have_are_told(
@@ -204,7 +204,7 @@ def test_queries_and_pages_of_the_wrong_kind_are_told(folders: dict[str, Path]) 
         model.embed_queries([" "])
     with pytest.raises(UsageError, match="reads the text of a page"):
         model.embed_pages(IMAGES)
-    with pytest.raises(UsageError, match="does not go with this model"):
+    with pytest.raises(UsageError, match="cannot be set for this model"):
         model.embed_queries(["a"], num_vectors=3)
 
 

@@ -71,8 +71,8 @@ def test_round_trip(tmp_path, pages):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slots": "tokens", "inference": "zero"}, "inference='zero' does not go with slots='tokens'"),
-        ({"slots": "random", "inference": "tokens"}, "inference='tokens' does not go with slots='random'"),
+        ({"slots": "tokens", "inference": "zero"}, "inference='zero' cannot be used with slots='tokens'"),
+        ({"slots": "random", "inference": "tokens"}, "inference='tokens' cannot be used with slots='random'"),
         ({"slots": "random", "reduction": "kmeans"}, "reduction='kmeans' needs a model with slots='tokens'"),
         ({"slots": "tokens", "reduction": "mean"}, "reduction='mean' is not one of none, random, cluster, kmeans"),
     ],

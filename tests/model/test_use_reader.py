@@ -65,9 +65,9 @@ def test_it_describes_itself(reader: UseReader) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"page_vectors": 0}, "page_vectors=0 does not go with use-multilingual: set page_vectors only, from 1 to 64"),
-        ({"reduction": "kmeans"}, "'kmeans' does not go with use-multilingual"),
-        ({"inference": "zero"}, "'zero' does not go with use-multilingual"),
+        ({"page_vectors": 0}, "page_vectors=0 cannot be set for use-multilingual: only page_vectors, from 1 to 64"),
+        ({"reduction": "kmeans"}, "'kmeans' cannot be set for use-multilingual"),
+        ({"inference": "zero"}, "'zero' cannot be set for use-multilingual"),
     ],
 )
 def test_settings_that_it_does_not_have_are_told(options: dict[str, object], line: str) -> None:
@@ -78,11 +78,11 @@ def test_settings_that_it_does_not_have_are_told(options: dict[str, object], lin
 def test_what_it_cannot_read_is_told(reader: UseReader) -> None:
     with pytest.raises(UsageError, match="empty query"):
         reader.embed_queries([" "])
-    with pytest.raises(UsageError, match="query_vectors=3 does not go with"):
+    with pytest.raises(UsageError, match="query_vectors=3 cannot be set for"):
         reader.embed_queries(["a"], num_vectors=3)
     with pytest.raises(UsageError, match="use-multilingual reads the text of a page, not its image"):
         reader.embed_pages([np.zeros(3)])  # type: ignore[list-item]
-    with pytest.raises(UsageError, match="kind='other' does not go with"):
+    with pytest.raises(UsageError, match="kind='other' cannot be set for"):
         reader.use(kind="other")
 
 

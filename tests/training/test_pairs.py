@@ -37,7 +37,7 @@ def test_useful_titles_become_pairs_that_training_can_open(manuals, tmp_path):
     assert [Path(line.split(":")[0]).name for line in found.failed] == ["torn.pdf"]
     assert [Path(name).name for name in found.without_outline] == ["plain.pdf"]
     output = tmp_path / "elsewhere" / "pairs.jsonl"
-    write_pairs(found, manuals, output)
+    write_pairs(found.pairs, manuals, output)
     rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert {row["query"]: row["image"] for row in rows}["Setting the clock"] == "../manuals/washer.pdf#page=2"
     pairs, bad = drop_bad_rows(load_pairs(str(output), "train", "query", "image"), "stop")

@@ -217,7 +217,7 @@ def test_a_dry_run_takes_a_folder_with_a_config_and_no_weights(tmp_path):
     with pytest.raises(UsageError, match=r"seven/config\.json.*qwen2_5_vl"):
         describe_run(recipe, 8)
     (tmp_path / "seven" / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"name a folder that has its config\.json"):
+    with pytest.raises(UsageError, match=r"pass a folder with its config\.json"):
         describe_run(recipe, 8)
 
 

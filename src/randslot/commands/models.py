@@ -150,7 +150,7 @@ def pairs(
     if not found.pairs:
         what = "text" if spans else "an outline with useful titles"
         raise RandSlotError(f"no PDF below {folder} has {what}")
-    write_pairs(found, folder, output)
+    write_pairs(found.pairs, folder, output)
     print(f"{len(found.pairs)} pairs in {output}")
     what = "titles or words" if spans else "titles"
     print(f"dropped: {found.generic} generic {what}, {found.repeated} that name several pages", file=sys.stderr)
@@ -189,7 +189,8 @@ def mine(
     """
     from ..library.library import Library
     from ..training.data import load_pairs
-    from ..training.mine import Mining, mine, write_mined
+    from ..training.mine import Mining, mine
+    from ..training.pairs import write_pairs
 
     first, last = ranks
     if not 1 <= first <= last <= 1000:
@@ -199,7 +200,7 @@ def mine(
         rows = mine(loaded, opened, Mining(num, first, last, margin), by)
     if not rows:
         raise RandSlotError(f"no query of {pairs} has {num} negatives: try more ranks, or a smaller margin")
-    write_mined(rows, output)
+    write_pairs(rows, Path(), output)
     print(f"{len(rows)} queries with {num} negatives each in {output}; pairs: {len(loaded)}")
 
 

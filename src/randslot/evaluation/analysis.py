@@ -26,7 +26,7 @@ from .compare import ALL, DRAWS, LEVEL, Scores, judge_tasks
 from .metrics import ndcg_of_each
 from .result_files import Result, RunKey, name_runs, read_results
 
-MAX_BUDGET = 8  # vectors a side that are swept
+MAX_BUDGET = 8  # vectors per side that are swept
 BLOCK_BYTES = 2**27  # of similarities in memory
 
 # -- runs
@@ -84,7 +84,7 @@ class CachedRun:
         """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
         if self.num_vectors < num:
             raise UsageError(
-                f"{self.name} was evaluated with {self.num_vectors} vectors a side, and {num} are needed. "
+                f"{self.name} was evaluated with {self.num_vectors} vectors per side, and {num} are needed. "
                 f"Evaluate with --query-vectors {num} --page-vectors {num}."
             )
         if (sweep or self.num_vectors > num) and not self.has_prefixes:
@@ -191,7 +191,7 @@ def score_subset(subset: CachedSubset, views: Sequence[View]) -> dict[View, NDAr
 
 
 def macro(scores: dict[str, float]) -> float:
-    """Return the mean over tasks, each counted alike."""
+    """Return the mean over tasks, weighted equally."""
     return mean(scores.values())
 
 
@@ -235,7 +235,7 @@ def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4, *, draws: int
         for view in larger:
             verdict = judge_tasks(gains[view], np.random.default_rng(seed), draws)[ALL]
             rows.append([run.name, len(view.page), *verdict])
-    title = f"Budgets: nDCG@5 minus that with {num_vectors} vectors a side, with {LEVEL} % intervals (paired bootstrap)"
+    title = f"Budgets: nDCG@5 minus that of {num_vectors} vectors per side, {LEVEL}% intervals (paired bootstrap)"
     return Table(title, ["run", "vectors", "difference", "from", "to", "verdict"], rows, digits=2)
 
 
@@ -344,7 +344,10 @@ class Readouts:
 
     def task_gains(self) -> dict[str, float]:
         """Return by task the gain of all page readouts over the best single one of the task."""
-        return {task: score - max(by[task] for by in self.only["page"]) for task, score in self.full.items()}
+        gains = {}
+        for task, score in self.full.items():
+            gains[task] = score - max(by[task] for by in self.only["page"])
+        return gains
 
     def joint_gain(self) -> float:
         """Return the gain of all page readouts over one fixed readout, the best over all tasks."""

@@ -26,7 +26,6 @@ PARTS = {
     "readouts": {"readouts": "table13", "gains": "figure5"},
     "cost": {"cost": "table5"},
 }
-BUDGETS = ("query_vectors", "page_vectors")
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,21 @@ def analyse(
     parts = [sources.pop(0)] if sources and sources[0] in PARTS else list(PARTS)
     is_cost = parts == ["cost"]
     if not sources and not is_cost:
-        raise UsageError(f"name the folder of results, or one of {', '.join(PARTS)} and the folder")
+        raise UsageError(f"missing folder of results. One of {', '.join(PARTS)} may come before it.")
     if benchmarks or data:
         from .analysis import MAX_BUDGET
         from .evaluate import evaluate_model
         from .tasks import choose_tasks
 
-        tasks, largest = choose_tasks(benchmarks, [], data, data_root), dict.fromkeys(BUDGETS, MAX_BUDGET)
+        tasks = choose_tasks(benchmarks, [], data, data_root)
+        largest = {"query_vectors": MAX_BUDGET, "page_vectors": MAX_BUDGET}
         for model in sources:
             evaluate_model(model, tasks, results, settings=largest)
         sources = [str(results)]
     folders = [Path(source) for source in sources]
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"{str(folder)!r} is not a folder, nor one of the parts {', '.join(PARTS)}")
+            raise UsageError(f"{str(folder)!r} is neither a folder nor one of {', '.join(PARTS)}")
     if dim is not None and (folders or not is_cost):
         raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
     if not folders:
@@ -120,9 +120,9 @@ def _show_budgets(runs: Sequence[CachedRun], num_vectors: int) -> Section:
     lines: dict[str, dict[str, list[float]]] = {}
     for name, side, *scores in table.rows:
         lines.setdefault(str(side), {})[str(name)] = [float(score or 0) for score in scores]
-    both = {"vectors a side": lines["both"]}
+    both = {"vectors per side": lines["both"]}
     if len(table.heads) > 2 + 4:
-        both["vectors a side, from four on"] = lines["both"]
+        both["vectors per side, from four on"] = lines["both"]
     sides = {f"vectors of a {side}, {num_vectors} of the other": lines[side] for side in SIDES}
     figures = {
         "budgets": partial(draw_budgets, both, [1, 4][: len(both)]),
@@ -263,14 +263,11 @@ def write_report(sections: Sequence[Section], folder: Path) -> Path:
                 (place / f"{name}.md").write_text(write_table(table, "md"), encoding="utf-8")
                 (place / f"{name}.csv").write_text(write_table(table, "csv"), encoding="utf-8")
                 (place / f"{name}.tex").write_text(write_table(table, "latex"), encoding="utf-8")
-                html += _table_html(table)
+                rows = f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in table.heads)}</tr>\n"
+                for row in table.rows:
+                    rows += f"<tr>{''.join(f'<td>{escape(table.show(cell))}</td>' for cell in row)}</tr>\n"
+                caption = f"<figcaption>{escape(table.title)}</figcaption>"
+                html += f"<figure><table>\n{rows}</table>\n{caption}</figure>\n"
             html += "</section>\n"
         (folder / "index.html").write_text(template.substitute(sections=html.rstrip()), encoding="utf-8")
     return folder / "index.html"
-
-
-def _table_html(table: Table) -> str:
-    rows = f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in table.heads)}</tr>\n"
-    for row in table.rows:
-        rows += f"<tr>{''.join(f'<td>{escape(table.show(cell))}</td>' for cell in row)}</tr>\n"
-    return f"<figure><table>\n{rows}</table>\n<figcaption>{escape(table.title)}</figcaption></figure>\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ Verdict = tuple[float, float, float, str]  # a difference, its interval, and "be
 def judge_tasks(
     differences: dict[str, list[Scores]], random: np.random.Generator, draws: int = DRAWS
 ) -> dict[str, Verdict]:
-    """Return the verdict on each task, and on all tasks, each counted alike.
+    """Return the verdict on each task, and on all tasks, weighted equally.
 
     differences: in points, by task; of each subset an array over queries.
     """
@@ -58,14 +58,14 @@ def describe_interval(result: Result) -> str:
     scores = [100 * np.array(subset.each) for subset in result.subsets.values()]
     _, low, high, _ = judge_tasks({result.task: scores}, np.random.default_rng(42))[result.task]
     num = sum(map(len, scores))
-    return f"{result.task}: nDCG@5 from {low:.2f} to {high:.2f} ({LEVEL} % interval, {num} queries)"
+    return f"{result.task}: nDCG@5 from {low:.2f} to {high:.2f} ({LEVEL}% interval, {num} queries)"
 
 
 # -- runs
 
 
 def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int = DRAWS, seed: int = 42) -> Table:
-    """Compare every run below some folders with one, task by task and over all tasks, each counted alike.
+    """Compare every run below some folders with one, task by task and over all tasks, weighted equally.
 
     base: the name of that run or a unique part of it; by default the first found.
     """
@@ -79,7 +79,7 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int
         task = f"{result.benchmark} {result.task}" if has_benchmarks else result.task
         runs.setdefault(name, {})[task] = result
     if len(runs) < 2:
-        raise UsageError(f"only one run found: {next(iter(runs))}. Name the folders of two or more.")
+        raise UsageError(f"only one run found: {next(iter(runs))}. Pass the folders of two or more.")
     base = choose_base(base, list(runs))
     first = runs.pop(base)
     rows: list[list[Cell]] = [[base, task, score, None, None, None, "base"] for task, score in _scores(first).items()]
@@ -96,7 +96,7 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int
                 differences[task].append(100 * (np.array(after[subset].each) - np.array(before[subset].each)))
         verdicts = judge_tasks(differences, np.random.default_rng(seed), draws)
         rows += [[name, task, score, *verdicts[task]] for task, score in _scores(results).items()]
-    title = f"nDCG@5 minus that of {base}, in points, with {LEVEL} % intervals (paired bootstrap over queries)"
+    title = f"nDCG@5 minus that of {base}, in points, with {LEVEL}% intervals (paired bootstrap over queries)"
     return Table(title, ["run", "task", "score", "difference", "from", "to", "verdict"], rows, digits=2)
 
 
@@ -111,21 +111,9 @@ def _scores(results: dict[str, Result]) -> dict[str, float]:
 # -- bytes
 
 
-class Weighed(Protocol):
-    """Something with bytes of a page and nDCG@5."""
-
-    @property
-    def bytes(self) -> float: ...
-    @property
-    def ndcg(self) -> float: ...
-
-
-W = TypeVar("W", bound=Weighed)
-
-
-def find_frontier(compared: Iterable[W]) -> list[W]:
-    """Return those that no other beats at the same bytes or fewer, smallest first."""
-    best: list[W] = []
+def find_frontier(compared: Iterable[Any]) -> list[Any]:
+    """Return the Pareto frontier, smallest first, of anything that has `bytes` per page and `ndcg`."""
+    best: list[Any] = []
     for one in sorted(compared, key=lambda one: (one.bytes, -one.ndcg)):
         if not best or one.ndcg > best[-1].ndcg:
             best.append(one)

@@ -53,7 +53,7 @@ def evaluate_search(
     hits. group: see `ask_library`. name: the search in tables.
     """
     if (model is None) != (by == "words"):
-        raise UsageError("name a model for --by both, and none for --by words")
+        raise UsageError("--by both requires a model, and --by words takes none")
     pages = find_pages(task)
     reranker = open_reranker(rerank, seconds=math.inf) if rerank else None
     with Library(place_library(task, output, model), model) as library:
@@ -88,7 +88,7 @@ def evaluate_search(
 def find_pages(task: Task) -> Path:
     """Return the folder of pages of a local set."""
     if not isinstance(task, FolderTask):
-        raise UsageError("searches are evaluated on a local set: name its folder by --data")
+        raise UsageError("--by words and --by both require a local set: pass --data")
     return Path(task.dataset).resolve() / "pages"
 
 
@@ -185,7 +185,7 @@ def compare_models(
     """
     pages = find_pages(task)
     if len(models) + both + (rerank is not None) < 2:
-        raise UsageError("name two or more to compare: models, or words")
+        raise UsageError("pass two or more to compare: models, or words")
     subsets = list(task.subsets())
     with ExitStack() as stack:
         candidates: list[Candidate] = []
@@ -304,5 +304,5 @@ def list_compared(compared: Sequence[ComparedSearch]) -> Table:
         shape: list[Cell] = [round(one.vectors), one.dimension] if one.vectors else [None, None]
         encode = None if one.encode_seconds is None else f"{one.encode_seconds:.3g}"
         rows.append([one.search, one.ndcg, *gain, one.verdict, *shape, one.bytes, encode, f"{one.search_ms:.3g}"])
-    title = f"nDCG@5 on the same pages, minus that of {compared[0].search} with {LEVEL} % intervals, and what it costs"
+    title = f"nDCG@5 on the same pages, minus that of {compared[0].search} with {LEVEL}% intervals, and what it costs"
     return Table(title, heads, rows, digits=1)

@@ -17,7 +17,10 @@ def ndcg_of_each(
     """Return nDCG@k of each query, from its scores and the grades of its relevant pages."""
     by_id = np.argsort(np.array(page_ids))[::-1]
     best_QK = by_id[np.argsort(-scores_QP[:, by_id], axis=1, kind="stable")[:, :k]]
-    return [ndcg([page_ids[i] for i in best], graded, k) for best, graded in zip(best_QK, grades, strict=True)]
+    found = []
+    for best, graded in zip(best_QK, grades, strict=True):
+        found.append(ndcg([page_ids[i] for i in best], graded, k))
+    return found
 
 
 def ndcg(ranked: Sequence[str], grades: Mapping[str, int], k: int) -> float:

@@ -143,7 +143,7 @@ def choose_tasks(
     """Return tasks of ViDoRe, or a local set."""
     vidore = bool(benchmarks or names)
     if vidore == (data is not None) or (data and data_root):
-        raise UsageError("name either a benchmark (or tasks of it), or a local set by --data")
+        raise UsageError("pass either --benchmark (or --tasks), or a local set with --data")
     return [own_task(data)] if data else find_tasks(benchmarks, names, data_root)
 
 

@@ -87,7 +87,7 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
 
     if is_url(name):
         if fixed := sorted(given.keys() - {"query_vectors", "page_vectors", "width"}):
-            raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} does not go with a server: its export has set it")
+            raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} cannot be set for a server: its export fixes it")
         return remote(name, **given)
     has_code = given.get("trust_remote_code") or given.get("known_code")
     source = find(name, given.pop("revision", None), files=WITH_CODE if has_code else MODEL_FILES)

@@ -148,7 +148,7 @@ def _find_family(source: Source) -> Family:
     name, file = source.name, source.file("config.json")
     if file.with_name(SERVING).is_file():
         raise RandSlotError(
-            f"{name} is an export for servers: name the original model, or the URL of a server that runs the export"
+            f"{name} is an export for servers. Pass the original model, or the URL of a server that runs it."
         )
     if not file.is_file():
         raise RandSlotError(f"no model in {name}: it has no {file.name}")

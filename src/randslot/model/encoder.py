@@ -24,11 +24,11 @@ from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read
 from .families.base import VisionOutput
 from .hub import MODEL_FILES, WITH_CODE, Source, find
 from .own_code import list_code, load_code
-from .preprocessing import Preprocessor, Processors
+from .preprocessing import PAPER, Preprocessor, Processors, Template
 from .reader import Identity, Side, narrow
 from .readout import Content, read_once, read_stepwise, read_tokens
 from .reductions import reduce_pages
-from .settings import Settings, read_settings
+from .settings import Settings, check_choice, read_settings
 from .slots import STRATEGIES, Sequential, Strategy, torch_seed
 
 
@@ -44,7 +44,10 @@ class SlotEncoder(InputModule):
 
     def __init__(self, backbone: Backbone, settings: Settings, rows: dict[Side, int] | None = None) -> None:
         super().__init__()
-        self.template = backbone.family.find_template(settings.template, backbone.processors.tokenizer)
+        paper = Template(backbone.family.prompt(backbone.processors.tokenizer))
+        templates = {PAPER: paper, **backbone.family.templates}
+        check_choice("template", settings.template, templates)
+        self.template = templates[settings.template]
         self.parts = replace(backbone, processors=replace(backbone.processors, template=self.template))
         self.family, self.source = backbone.family, backbone.source
         self.home = backbone.source  # where the model came from; the backbone of a saved adapter is elsewhere

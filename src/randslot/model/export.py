@@ -71,7 +71,7 @@ def export_model(
     """
     check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}: name a new folder")
+        raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}: choose a new folder")
     check_choice("slots", slots or "zero", STRATEGIES)
     model = load(name, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
     if model.teacher is not None:

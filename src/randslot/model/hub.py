@@ -53,7 +53,7 @@ def find(
     folder = Path(name).expanduser()
     if str(name) and folder.is_dir():
         if revision is not None:
-            raise UsageError(f"revision={revision!r} goes with a hub id, and {name} is a folder")
+            raise UsageError(f"revision={revision!r} requires a hub id; {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
     if isinstance(name, Path) or folder.is_file() or not is_hub_id(name):
         raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")

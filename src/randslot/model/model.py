@@ -216,7 +216,7 @@ def load(
     device = str(device or get_device_name())
     weights = choose_dtype(dtype, device)
     if backbone is not None and not source.file(ADAPTER_CONFIG).is_file():
-        raise UsageError(f"backbone= goes with a saved adapter, and {source.name} is none")
+        raise UsageError(f"backbone= requires a saved adapter; {source.name} is not one")
     if is_saved_model(source):
         encoder = load_encoder(
             source,
@@ -309,11 +309,11 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
         start = load_encoder(source, dtype=torch.float32)
         old = start.teacher
         if old is not None and (old.weights, old.settings) != (teacher.weights, teacher.settings):
-            raise UsageError(f"student {name} has learned from {old}, and this is {teacher}: name another start")
+            raise UsageError(f"student {name} has learned from {old}, not {teacher}. Pass another --student.")
         merge_adapter(start.backbone).requires_grad_(True)
         parts = start.parts
     if not isinstance(parts.family, TextFamily):
-        raise UsageError(f"student {name} is a {parts.family} model: queries are text, so name a text model")
+        raise UsageError(f"student {name} is a {parts.family} model: pass a text model, as queries are text")
     if layers:
         # The last layer of a model that was trained to make vectors makes them; one that predicts words does not.
         parts.family.keep_layers(parts.model, layers, last=start is not None and layers > 1)

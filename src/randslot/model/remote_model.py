@@ -68,7 +68,7 @@ def remote(
     match server.ask("/v1/models"):
         case {"data": [{"id": str(_), "randslot": {}} as model, *_]}:
             if folder is not None:
-                raise UsageError(f"{url} is a RandSlot service, which describes its model: name no exported folder")
+                raise UsageError(f"{url} is a RandSlot service, which describes its model: pass no folder")
             encoder: RemoteEncoder = ServiceEncoder(server, model)
         case {"data": [{"id": str(_)} as model, *_]}:
             encoder = VllmEncoder(server, model, folder)
@@ -227,7 +227,9 @@ class VllmEncoder(RemoteEncoder):
         root = Path(str(model.get("root") or model["id"])) if folder is None else Path(folder).expanduser()
         file = root / SERVING if root.is_dir() else root
         if not file.is_file() or (folder is None and not root.is_absolute()):  # relative to the server's own folder
-            raise UsageError(f"{server.url} runs {model['id']!r}, and {root} has no {SERVING}: name the export")
+            raise UsageError(
+                f"{server.url} runs {model['id']!r}, and {root} has no {SERVING}: pass the exported folder"
+            )
         self.folder, content = file.parent, read_json(file)
         try:
             if content["format"] != FORMAT:

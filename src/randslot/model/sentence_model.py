@@ -48,7 +48,6 @@ from .text_reader import cut_windows
 
 Kind = Literal["randslot", "backbone", "multi-vector", "one-vector", "reranker"]
 MODULES = "modules.json"  # what makes a folder one of sentence-transformers
-OF_PYLATE = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class EmbeddingSettings(VectorSettings):
     reduction, page_vectors, seed: bring each page to at most `page_vectors`, as `reductions.py` does. A model of one
     vector reads a page in at most `page_vectors` windows, with a vector for each: parts of a text, or strips of an
     image. width: keep this many dimensions of each vector (0: all), of a model that was trained for it.
-    trust_remote_code, code: whether the model runs code of its own, and a hash of that code.
+    trust_remote_code, code: whether the model's own Python code runs, and its hash.
     """
 
     kind: Literal["multi-vector", "one-vector", "token-states"]
@@ -133,7 +132,7 @@ class EmbeddingSettings(VectorSettings):
         own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name", "width")
         for name, value in changes.items():
             if name not in own or (name not in free and value != own[name]):
-                raise UsageError(f"{name}={value!r} does not go with this model of sentence-transformers")
+                raise UsageError(f"{name}={value!r} cannot be set for this model of sentence-transformers")
         return replace(self, **changes)
 
 
@@ -347,7 +346,8 @@ def find_kind(source: Source) -> Kind:
     if source.file(MODULES).is_file():
         config = _read_config(source, "config_sentence_transformers.json")
         name = config.get("model_type") or "SentenceTransformer"
-        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & OF_PYLATE:
+        of_pylate = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
+        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & of_pylate:
             return "multi-vector"
         if name != "SentenceTransformer":
             raise RandSlotError(f"{source.name} is a {name}, which has no vectors of pages that MaxSim could compare")
@@ -358,7 +358,7 @@ def find_kind(source: Source) -> Kind:
             return "multi-vector"
     if base is not None:
         raise RandSlotError(
-            f"{source.name} is an adapter for {base.name} without a {MODULES}, as colpali-engine saves them: name a "
+            f"{source.name} is an adapter for {base.name} without a {MODULES}, as colpali-engine saves them: pass a "
             "version that sentence-transformers loads, such as one that ends in -hf or -merged"
         )
     return "backbone"

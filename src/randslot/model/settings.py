@@ -79,7 +79,7 @@ class Settings(VectorSettings):
         object.__setattr__(self, "reduction", plain_name(self.reduction))
         check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
         if self.strategy.every_token != self.inference_strategy.every_token:
-            raise UsageError(f"inference={self.inference!r} does not go with slots={self.slots!r}")
+            raise UsageError(f"inference={self.inference!r} cannot be used with slots={self.slots!r}")
         if self.is_reduced and not self.strategy.every_token:
             raise UsageError(f"reduction={self.reduction!r} needs a model with slots='tokens', not {self.slots!r}")
         for name in LIMITS:

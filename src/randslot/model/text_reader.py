@@ -90,7 +90,7 @@ class UseReader:
             if name == "page_vectors" and type(value) is int and 1 <= value <= 64:
                 self.page_vectors = value
             elif name not in FIXED or value != FIXED[name]:
-                raise UsageError(f"{name}={value!r} does not go with {NAME}: set page_vectors only, from 1 to 64")
+                raise UsageError(f"{name}={value!r} cannot be set for {NAME}: only page_vectors, from 1 to 64")
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
         if num_vectors is not None:

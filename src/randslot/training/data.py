@@ -80,7 +80,19 @@ def load_pairs(
 
 def read_rows(data: str, split: str, columns: Sequence[str], more: Sequence[str] = ()) -> Dataset:
     """Read some columns of a hub id, a folder, or a .jsonl or .parquet file; `more`: those that it may lack."""
-    dataset = _read_dataset(data, split)
+    path = Path(data)
+    if not path.exists() and (path.suffix in (".jsonl", ".parquet") or not is_hub_id(data)):
+        raise UsageError(f"no pairs at {data}: pass a .jsonl or .parquet file, a folder, or a hub id like owner/name")
+    with in_one_line(f"load pairs from {data} (split {split})"):
+        if path.suffix == ".jsonl":
+            dataset = _read_jsonl(path)
+        elif path.suffix == ".parquet":
+            dataset = load_dataset("parquet", data_files=data, split="train")
+        elif (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
+            dataset = load_from_disk(data)
+            dataset = dataset[split] if isinstance(dataset, DatasetDict) else dataset
+        else:
+            dataset = load_dataset(data, split=split)
     _check_columns(data, dataset, columns)
     return dataset.select_columns([*columns, *(column for column in more if column in dataset.column_names)])
 
@@ -89,21 +101,6 @@ def _check_columns(data: str, dataset: Dataset, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in dataset.column_names:
             raise UsageError(f"{data} has no column {column!r}; it has {', '.join(dataset.column_names)}")
-
-
-def _read_dataset(data: str, split: str) -> Dataset:
-    path = Path(data)
-    if not path.exists() and (path.suffix in (".jsonl", ".parquet") or not is_hub_id(data)):
-        raise UsageError(f"no pairs at {data}: name a .jsonl or .parquet file, a folder, or a hub id like owner/name")
-    with in_one_line(f"load pairs from {data} (split {split})"):
-        if path.suffix == ".jsonl":
-            return _read_jsonl(path)
-        if path.suffix == ".parquet":
-            return load_dataset("parquet", data_files=data, split="train")
-        if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-            found = load_from_disk(data)
-            return found[split] if isinstance(found, DatasetDict) else found
-        return load_dataset(data, split=split)
 
 
 def _read_jsonl(file: Path) -> Dataset:
@@ -118,8 +115,11 @@ def _read_jsonl(file: Path) -> Dataset:
                         row[name] = json.dumps(value)
                 if row:
                     rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+    columns: dict[str, list[Any]] = {}
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            columns.setdefault(name, [None] * len(rows))[number] = value
+    return Dataset.from_dict(columns)
 
 
 def list_queries(query: Any) -> list[Any]:

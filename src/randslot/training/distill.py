@@ -146,7 +146,7 @@ def teach(
     if num is None:
         raise UsageError(f"{teacher} has a vector for every token of a query: a student needs a fixed number")
     if (own := find_teacher(reader)) is not None:
-        raise UsageError(f"{teacher} is a student itself: name its teacher, {own}")
+        raise UsageError(f"{teacher} is a student itself: pass its teacher, {own}")
     teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
     if before and (before.weights, before.settings) != (teacher.weights, teacher.settings):
         raise UsageError(f"{folder} has vectors of {before}, not of {teacher}: choose another folder")
@@ -195,11 +195,17 @@ class StudentTraining:
         self.num_steps = options.epochs * self.steps_per_epoch
         self.step = 0
         self.cosines: list[float] = []  # on held-out queries, after each epoch
+        file = self.folder / CHECKPOINT
+        if file.is_file():
+            with in_one_line(f"read {file}", hint="; delete it to start again"):
+                state = torch.load(file, map_location=self.student.device, weights_only=True)
+                self.student.load_state_dict(state["student"])
+                self.optimizer.load_state_dict(state["optimizer"])
+                self.step, self.cosines = state["step"], state["cosines"]
 
     def go(self) -> RandSlotModel:
         """Train and save the student."""
         started, batch, every = time.perf_counter(), self.options.batch, self.options.save_every
-        self._read_checkpoint()
         size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
         self.console.print(
             f"student {self.options.student}: {size:.1f} million weights, {len(self.learned):,} queries to learn, "
@@ -279,16 +285,6 @@ class StudentTraining:
             self.cosines.append(float(torch.cat(parts).mean()))
             line += f", {self.cosines[-1]:.4f} on {len(self.held_out):,} held-out queries"
         self.console.print(line)
-
-    def _read_checkpoint(self) -> None:
-        file = self.folder / CHECKPOINT
-        if not file.is_file():
-            return
-        with in_one_line(f"read {file}", hint="; delete it to start again"):
-            state = torch.load(file, map_location=self.student.device, weights_only=True)
-            self.student.load_state_dict(state["student"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.step, self.cosines = state["step"], state["cosines"]
 
     def _finish(self, seconds: float) -> None:
         self.student.eval()

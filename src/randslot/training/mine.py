@@ -6,7 +6,6 @@ mine for any other. sentence-transformers' `mine_hard_negatives` compares one ve
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, in_one_line
+from ..errors import UsageError
 from ..library.library import Library
 from ..library.results import Hit
 from ..pages.formats import KINDS, find_page
@@ -93,15 +92,3 @@ def name_page(source: str, number: int) -> str:
     """Return the path of a page, with its number if its file has several."""
     kind = KINDS.get(Path(source).suffix.lower())
     return f"{source}#page={number}" if kind and kind.has_pages else source
-
-
-def write_mined(rows: list[dict[str, Any]], file: Path) -> None:
-    """Write rows as JSON lines with page paths relative to the file."""
-    lines, base = [], file.parent.resolve()
-    for row in rows:
-        negatives = [os.path.relpath(page, base) for page in row["negatives"]]
-        pages = {"image": os.path.relpath(row["image"], base), "negatives": negatives}
-        lines.append(json.dumps(row | pages, ensure_ascii=False) + "\n")
-    with in_one_line(f"write {file}", UsageError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(lines), encoding="utf-8")

@@ -7,9 +7,10 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pypdfium2 as pdfium
 
@@ -125,12 +126,14 @@ def cut_spans(text: str, num: int, dice: random.Random) -> list[str]:
     return spans
 
 
-def write_pairs(found: FoundPairs, folder: Path, file: Path) -> None:
-    """Write pairs as JSON lines with page paths relative to the file."""
-    rows = []
-    for pair in found.pairs:
-        place = os.path.relpath(folder.resolve() / pair["image"], file.parent.resolve())
-        rows.append(json.dumps(pair | {"image": place}, ensure_ascii=False) + "\n")
+def write_pairs(pairs: Sequence[Mapping[str, Any]], folder: Path, file: Path) -> None:
+    """Write pairs, which have page paths relative to the folder, as JSON lines with paths relative to the file."""
+    lines, here, there = [], folder.resolve(), file.parent.resolve()
+    for pair in pairs:
+        moved: dict[str, Any] = {"image": os.path.relpath(here / pair["image"], there)}
+        if "negatives" in pair:
+            moved["negatives"] = [os.path.relpath(here / page, there) for page in pair["negatives"]]
+        lines.append(json.dumps({**pair, **moved}, ensure_ascii=False) + "\n")
     with in_one_line(f"write {file}", UsageError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(rows), encoding="utf-8")
+        file.write_text("".join(lines), encoding="utf-8")

@@ -163,18 +163,16 @@ class MetaCounter(TorchDispatchMode):
         if func._overloadpacket in flop_registry:
             flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=output)
             self.multiply_adds += flops // 2
-        for leaf in tree_leaves(output):
-            if self.counts_bytes and isinstance(leaf, Tensor) and leaf.is_meta:
-                self._allocate(leaf.untyped_storage())
+        for leaf in tree_leaves(output) if self.counts_bytes else ():
+            if isinstance(leaf, Tensor) and leaf.is_meta:
+                storage = leaf.untyped_storage()
+                place, num = storage._cdata, storage.nbytes()
+                if place not in self.known:
+                    self.known.add(place)
+                    self.bytes_now += num
+                    self.max_bytes = max(self.max_bytes, self.bytes_now)
+                    weakref.finalize(storage, self._free, place, num)
         return output
-
-    def _allocate(self, storage: torch.UntypedStorage) -> None:
-        place, num = storage._cdata, storage.nbytes()
-        if place not in self.known:
-            self.known.add(place)
-            self.bytes_now += num
-            self.max_bytes = max(self.max_bytes, self.bytes_now)
-            weakref.finalize(storage, self._free, place, num)
 
     def _free(self, place: int, num: int) -> None:
         self.known.discard(place)
@@ -258,10 +256,8 @@ def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
     published = Path(recipe.backbone).name.lower().replace("-instruct", "").replace("-embedding", "")
     shape = recipe.untrained or (str(config) if config.is_file() else published)
     if shape == published and shape not in list_shapes():
-        raise UsageError(f"the shape of {recipe.backbone} is unknown: name a folder that has its config.json")
-    adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
-    settings = asdict(recipe.settings())
-    model = untrained(shape, device="meta", dtype=dtype, lora=adapter if recipe.lora else False, **settings)
+        raise UsageError(f"the shape of {recipe.backbone} is unknown: pass a folder with its config.json")
+    model = untrained(shape, device="meta", dtype=dtype, lora=recipe.adapter, **asdict(recipe.settings()))
     if recipe.still_vision:
         model.backbone.freeze_vision()
     return model

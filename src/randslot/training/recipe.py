@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import UsageError
 from ..model.own_code import use_strategy
@@ -147,6 +147,11 @@ class Recipe(Settings):
     def pages_per_row(self) -> int:
         """How many pages each row of a batch has: its own and its hard negatives."""
         return 1 + self.negatives
+
+    @property
+    def adapter(self) -> dict[str, Any] | Literal[False]:
+        """The adapter, as `load` takes it."""
+        return self.lora and {"rank": self.lora_rank, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
 
     def settings(self) -> Settings:
         """Return the settings of the model."""

@@ -85,8 +85,14 @@ class TrainingRun:
         self.rows: dict[str, int] = {}  # how many there are, for the record
         self.num_queries = 1  # of each page
         self.checkpoint = find_checkpoint(self.folder, self.world)
-        if self.rank == 0:  # the others may look when the first one has begun to write
-            check_folder(recipe, self.folder, self.checkpoint, resume)
+        if self.rank != 0:  # the others may look when the first one has begun to write
+            return
+        backbone = Path(recipe.backbone)
+        if recipe.backbone and backbone.is_dir() and backbone.resolve() == self.folder.resolve():
+            raise UsageError(f"output {self.folder} is the backbone's own folder: choose another output")
+        if self.checkpoint is not None or (self.folder / RUN).is_file():
+            before = asdict(read_recipe(self.folder / RECIPE))
+            check_resumed(self.folder, before, asdict(recipe), resume, set(RUNTIME_KEYS))
 
     def go(self) -> RandSlotModel:
         """Train and save the model."""
@@ -173,9 +179,8 @@ class TrainingRun:
     def make_model(self) -> RandSlotModel:
         """Make the untrained model: the same for every strategy under one seed."""
         recipe = self.recipe
-        adapter = {"rank": recipe.lora_rank, "alpha": recipe.lora_alpha, "dropout": recipe.lora_dropout}
         options: dict[str, Any] = {
-            "lora": adapter if recipe.lora else False,
+            "lora": recipe.adapter,
             "device": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if self.hardware.on_gpu else "cpu",
             "dtype": self.hardware.dtype if recipe.lora else torch.float32,  # all weights are trained under autocast
             "attn_implementation": self.hardware.attention,
@@ -399,14 +404,6 @@ def read_losses(file: Path) -> list[dict[str, str]]:
         return []
     with file.open(newline="", encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
-
-
-def check_folder(recipe: Recipe, folder: Path, checkpoint: Path | None, resume: bool) -> None:
-    """Refuse to overwrite another run or the backbone, and to resume with another recipe."""
-    if recipe.backbone and Path(recipe.backbone).is_dir() and Path(recipe.backbone).resolve() == folder.resolve():
-        raise UsageError(f"output {folder} is the backbone's own folder: choose another output")
-    if checkpoint is not None or (folder / RUN).is_file():
-        check_resumed(folder, asdict(read_recipe(folder / RECIPE)), asdict(recipe), resume, set(RUNTIME_KEYS))
 
 
 def check_resumed(folder: Path, before: dict[str, Any], now: dict[str, Any], resume: bool, free: set[str]) -> None:

@@ -26,10 +26,9 @@ from transformers import (
 from ...errors import RandSlotError, UsageError
 from ...files import read_json
 from ..hub import Source
-from ..preprocessing import PAPER, Features, Processors, Template
+from ..preprocessing import Features, Processors, Template
 from ..reader import Reads
 from ..readout import Content
-from ..settings import check_choice
 
 # The output of a vision tower for some pages: merged visual tokens, then inputs of deeper layers, each (tokens, D).
 VisionOutput = tuple[Tensor, ...]
@@ -75,12 +74,6 @@ class Family(ABC):
     def prompt(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return the page prompt of the paper's template, which may depend on the tokenizer."""
         return self.page_prompt
-
-    def find_template(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-        """Return a template by its name."""
-        known = {PAPER: Template(self.prompt(tokenizer)), **self.templates}
-        check_choice("template", name, known)
-        return known[name]
 
     # -- making a backbone
 
