@@ -365,7 +365,7 @@ def test_what_is_wrong_is_one_line(lab, tmp_path):
     (tmp_path / "empty").mkdir()
     refused = {
         "evaluate": (2, "--data"),
-        "evaluate --data set": (2, "model"),
+        "evaluate --data set": (2, "MODEL"),
         "evaluate nowhere --data set": (2, "nowhere"),
         "evaluate model --data nowhere": (2, "nowhere"),
         f"evaluate model --data {bare}": (2, "queries.jsonl"),

@@ -162,7 +162,7 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pass two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
     vidore = NativeTask("ESG", "ViDoRe(v2)", "", None)
-    with pytest.raises(UsageError, match="on a local set"):
+    with pytest.raises(UsageError, match="require a local set"):
         compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]
     assert isinstance(CliRunner().invoke(app, arguments).exception, UsageError)

@@ -361,10 +361,12 @@ def test_a_damaged_file_names_a_remedy_that_works(tmp_path, papers, damaged):
         library.add(papers)
         wanted = shown(library)
     (tmp_path / "lib" / damaged).write_text("nonsense" * 100)
-    with pytest.raises(RandSlotError, match=r"cannot open .* move (it|that folder) away, run .* verify --repair -l"):
+    with pytest.raises(
+        RandSlotError, match=r"cannot open .* move (the file|that folder) away, run .* verify --repair -l"
+    ):
         Library(tmp_path / "lib", ToyReader())
     (tmp_path / "lib" / damaged.split("/")[0]).rename(tmp_path / "away")
-    with pytest.raises(RandSlotError, match=r"randslot library verify --repair -l \S+, then index its files"):
+    with pytest.raises(RandSlotError, match=r"randslot library verify --repair -l \S+ and index the files again"):
         Library(tmp_path / "lib", ToyReader())
     with Library(tmp_path / "lib", ToyReader(), repair=True) as library:
         library.verify(repair=True)

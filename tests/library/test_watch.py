@@ -126,7 +126,7 @@ def test_an_empty_folder_is_taken_for_a_drive_that_is_not_there(tmp_path):
         said: list[str] = []
         watch = Watch(SharedLibrary(library), [str(folder)], said.append)
         watch._note_all()
-        assert "are gone" in said[0]
+        assert "are missing" in said[0]
         assert watch.noted == {}
 
 

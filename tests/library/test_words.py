@@ -413,7 +413,7 @@ def test_copies_of_different_kinds_are_refused(library, tmp_path):
     with Library(tmp_path / "german") as other:
         other.add(tmp_path / "de.pdf", workers=1)
         other.read_words(language="german")
-        with pytest.raises(UsageError, match=r"are english, and those of .* german"):
+        with pytest.raises(UsageError, match=r"is indexed as english and .* as german"):
             copy_library(library, other)
 
 

@@ -322,7 +322,4 @@ def test_options_that_the_export_has_set(url, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert (
-        "randslot: inference='random' cannot be set for a server: it is fixed in the export\n"
-        in capsys.readouterr().err
-    )
+    assert "randslot: inference='random' cannot be set for a server: its export fixes it\n" in capsys.readouterr().err
