@@ -143,14 +143,16 @@ def leave_out(word: str, choose: Callable[[Rows], Rows] = list) -> Callable[[Row
     return lambda rows: [row for row in choose(rows) if word not in str(next(iter(row.values())))]
 
 
+PEERS = ("set", "engine", "index s", "disk MB", "first hit s", "p50 ms", "p95 ms", "nDCG@5", "nDCG@5 of documents")
 CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
     "growth": show_growth,
     "sketches-short": pick("where", "vectors", "pages", "recall@5", "CPU ms", "CPU ms of all pages", "MB on disk"),
-    "manuals-short": leave_out("vectors"),
     "compare-short": leave_out("embedded"),
     "words-speed-short": pick("engine", "bytes a page", "CPU p50 ms", "p95 ms", "phrase p50 ms", pages=100_000),
+    "peers-short": pick(*PEERS),
+    "peers-test-short": pick(*PEERS),
     "ocr-short": pick("engine", "recall", "precision", "CPU s a page", "peak MB", image="scan", megapixels=2.0),
     "codes-short": pick("vectors", "CPU ms of the default", "CPU ms exact", "times faster", "recall@5 of the default"),
     "search-short": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
@@ -191,7 +193,7 @@ def describe_command(command: str) -> str:
 
 def _show(value: Any) -> str:
     if not isinstance(value, float):
-        return str(value)
+        return "" if value is None else str(value)
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
