@@ -143,7 +143,7 @@ def leave_out(word: str, choose: Callable[[Rows], Rows] = list) -> Callable[[Row
     return lambda rows: [row for row in choose(rows) if word not in str(next(iter(row.values())))]
 
 
-PEERS = ("set", "engine", "index s", "disk MB", "first hit s", "p50 ms", "p95 ms", "nDCG@5", "nDCG@5 of documents")
+PEERS = ("set", "engine", "index s", "first hit s", "p50 ms", "p95 ms", "nDCG@5", "nDCG@5 of documents")
 CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
