@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
@@ -118,20 +119,20 @@ class SearchResult(BaseModel):
         return ["\n".join(lines), "\n".join(snippets)] if snippets else ["\n".join(lines)]
 
 
-class AgentTools:
+class AgentTools(ABC):
     """The tools on a library. A subclass says how to reach the library and how to draw and link its pages."""
 
+    @abstractmethod
     def use(self) -> AbstractContextManager[Library | LibraryClient]:
         """Give the library for a few calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, file: File, number: int, pixels: int) -> Image.Image:
         """Draw a page of a document, in a process with limits of time and memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def link(self, file: File, page: int, base: str) -> str:
         """Return an address where a person can look at a page; base: of the service, if there is one."""
-        raise NotImplementedError
 
     def find(self, query: str, k: int, document: File | None) -> QueryResult:
         """Search in one document or in all; identical pages are one hit."""
