@@ -401,11 +401,12 @@ def make_clusters(random: np.random.Generator, num: int, dim: int) -> np.ndarray
     return values / np.linalg.norm(values, axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clusters", "noise"])
 def test_a_search_by_codes_scores_few_pages_in_full_or_skips_codes(tmp_path, kind):
     """Codes tell nothing about noise: after some searches they are left out. On clusters they save processor time."""
     random = np.random.default_rng(0)
-    num, dim = 3000, 1024
+    num, dim = 6000, 1024
     pages = make_clusters(random, num, dim)
     queries = pages[:40] + (0.5 / dim**0.5) * random.standard_normal((40, 4, dim), dtype=np.float32)
     if kind == "noise":
@@ -437,8 +438,8 @@ def test_a_search_by_codes_scores_few_pages_in_full_or_skips_codes(tmp_path, kin
         shared += len({hit.id for hit in exact} & {hit.id for hit in found})
     assert shared >= 0.99 * 5 * 40
     assert len(listings) == 40 if kind == "clusters" else len(listings) <= 10
-    ratio = float(np.median(seconds[True]) / np.median(seconds[False]))
-    assert ratio > 1 or kind == "noise"  # 1.4 here, and more with more pages: results/codes.json
+    ratio = min(seconds[True]) / min(seconds[False])  # the best of forty: a busy machine slows some of them
+    assert ratio > 1 or kind == "noise"  # 1.45 here, and more with more pages: results/codes.json
     store.close()
 
 
