@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 
 from randslot.errors import UsageError
 from randslot.pages.text import PageText, pack_boxes
-from randslot.words.analyzer import get_analyzer, get_page_analyzer, number_terms
+from randslot.words.analyzer import Analyzer, get_analyzer, get_page_analyzer, number_terms
 from randslot.words.language import NO_STEMS
-from randslot.words.query import JOINED_WEIGHT, MAX_CHARACTERS, OTHER_WEIGHT, read_query
+from randslot.words.query import JOINED_WEIGHT, MAX_CHARACTERS, OTHER_WEIGHT, Matcher, read_query
 from randslot.words.snippets import LENGTH, MAX_BOXES, Box, find_words
 
 ENGLISH = get_analyzer("english")
@@ -194,3 +197,33 @@ def test_stems_in_other_languages_count_less():
     query = read_query("Rechnungen", get_analyzer("english", "german"))
     assert query.terms.weights[:2] == (1.0, OTHER_WEIGHT)
     assert get_page_analyzer("german", "english").analyse_page("Rechnung")[0].numbers == query.terms.numbers[1:2]
+
+
+def test_searches_in_several_threads_look_for_words_of_pages_at_once():
+    """A page that another thread reads meanwhile may bring words that this query asks for, in new numbers."""
+    analyzer = Analyzer("english")
+    query = read_query("harbour", analyzer)
+    errors: list[str] = []
+
+    def search(thread: int) -> None:
+        try:
+            for number in range(300):
+                matcher = Matcher(analyzer, query.marked)
+                for part in range(5):
+                    text = " ".join(f"harbours{'-' * (1 + part)}{thread}x{number}x{i}" for i in range(5))
+                    if len(matcher.match(text)) != 5:
+                        errors.append(f"{text}: {matcher.match(text)}")
+        except IndexError as error:
+            errors.append(str(error))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=search, args=[thread]) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []

@@ -71,9 +71,10 @@ class Matcher:
 
     def _match(self, numbers: NDArray[np.int32]) -> list[Match]:
         if len(self.is_wanted) < len(self.forms.words):
-            self.is_wanted = np.zeros(len(self.forms.words), bool)
-            for term in self.wanted:
-                self.is_wanted[self.forms.by_term.get(term, [])] = True
+            with self.forms.lock:  # other searches number words meanwhile
+                self.is_wanted = np.zeros(len(self.forms.words), bool)
+                for term in self.wanted:
+                    self.is_wanted[self.forms.by_term.get(term, [])] = True
         (places,) = np.nonzero(self.is_wanted[numbers])
         matches: list[Match] = []
         for i, number in zip(places.tolist(), numbers[places].tolist(), strict=True):
