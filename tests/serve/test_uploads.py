@@ -18,7 +18,7 @@ from randslot.serve.uploads import UploadLimits
 from support.services import client_of, documents, pdf, serving, upload, wait_for
 
 pytestmark = pytest.mark.xdist_group("uploads")
-TURNS = UploadLimits(turn_seconds=0.5)
+TURNS = UploadLimits(turn_seconds=0.01, page_seconds=600)  # shorter than any machine needs for a page
 
 
 def send(client, name: str, content: bytes) -> str:
@@ -45,6 +45,13 @@ def test_a_slow_upload_lets_others_come_first_and_can_be_cancelled(tmp_path, slo
         assert set(documents(client)) == {"quick.pdf"}
         assert upload(client, "next.pdf", pdf(tmp_path, 3))["state"] == "done"
         assert not service.library.manifest.find(state="pending")
+
+
+def test_what_a_file_took_does_not_count_for_the_next_of_its_name(tmp_path):
+    with serving(tmp_path / "lib", None) as service:
+        client = client_of(service)
+        assert upload(client, "a.pdf", pdf(tmp_path, 2))["state"] == "done"
+        wait_for(lambda: not service.uploads.used, 5)
 
 
 def test_an_upload_that_waits_can_be_cancelled(tmp_path, slow):

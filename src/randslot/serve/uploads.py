@@ -106,7 +106,8 @@ class Uploads:
         self.queue: list[str] = []  # ids of jobs that wait
         self.used: defaultdict[str, float] = defaultdict(float)  # seconds that workers have spent on each file
         self.pool: WorkerPool | None = None  # of the upload that has its turn
-        self.turn_began = 0.0
+        self.stalled: Counter[str] = Counter()  # turns of each file that ended before a page was stored
+        self.turn_ends = 0.0
         self.is_closing = False
         self.changed = Condition()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -228,12 +229,15 @@ class Uploads:
                 if not self.queue:
                     return
                 job = self.jobs[self.queue.pop(0)]
-                self.pool, self.turn_began = WorkerPool(1, self.limits.page_seconds), time.monotonic()
+                file = self.folder / job.name
+                # Doubled until a page fits in: else two uploads could end each other's turns for ever.
+                seconds = self.limits.turn_seconds * 2 ** self.stalled[str(file)]
+                self.pool, self.turn_ends = WorkerPool(1, self.limits.page_seconds), time.monotonic() + seconds
                 self.pool.used = self.used
-            timer = Timer(self.limits.turn_seconds, self._end_turn)
+            timer = Timer(seconds, self._end_turn)
             timer.start()
             try:
-                self._index(job.id, self.folder / job.name, self.pool)
+                self._index(job.id, file, self.pool)
             finally:
                 timer.cancel()
                 self.pool.close()
@@ -244,14 +248,14 @@ class Uploads:
     def _end_turn(self) -> None:
         """Let the next upload come first, if one waits and this one has had its time."""
         with self.changed:
-            is_due = self.queue and time.monotonic() - self.turn_began >= self.limits.turn_seconds
+            is_due = self.queue and time.monotonic() >= self.turn_ends
             pool = self.pool
         if is_due and pool is not None:
             pool.close()
 
     def _index(self, id: str, file: Path, pool: WorkerPool) -> None:
         """Index an upload until it is done, has failed, or its turn ends."""
-        attempts = self.attempts.get(file.name, 0)
+        attempts, num_before = self.attempts.get(file.name, 0), self.jobs[id].pages_done
         self._update(id, state="reading", error=None)
         try:
             if attempts >= MAX_ATTEMPTS:
@@ -259,12 +263,15 @@ class Uploads:
             self._count(file, attempts + 1)
             num, same_as = self._add(id, file, pool)
             self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
-            self._count(file, 0)
+            self._forget(file)
         except (Interrupted, BusyError, DiskFullError) as error:  # its turn ended; or the same may work later
             if self.jobs[id].state == "cancelled":
                 self._discard(file)
                 return
             self._count(file, attempts)
+            if isinstance(error, Interrupted):
+                is_stalled = self.jobs[id].pages_done == num_before
+                self.stalled[str(file)] = self.stalled[str(file)] + 1 if is_stalled else 0
             with self.changed:
                 is_full = isinstance(error, DiskFullError)
                 self._update(id, state="waiting", error=FULL if is_full else None)
@@ -310,9 +317,15 @@ class Uploads:
         with suppress(OSError):  # a full disk is no reason to stop
             write_json(self.attempts_file, self.attempts)
 
+    def _forget(self, file: Path) -> None:
+        """Forget what was counted of a file: another one may have its name later."""
+        self._count(file, 0)
+        self.used.pop(str(file), None)
+        self.stalled.pop(str(file), None)
+
     def _discard(self, file: Path) -> None:
         """Delete an upload that is not in the library, and what was stored of it."""
-        self._count(file, 0)
+        self._forget(file)
         manifest = self.library.manifest
         if not manifest.find(source=str(file), state="done"):
             if pending := manifest.find(source=str(file), state="pending"):
