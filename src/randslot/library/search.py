@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
 from ..pages.text import PageText
 from ..words.analyzer import Token, number_terms, remove_accents, tokenize
 from ..words.language import find_query_language
-from ..words.query import Matcher, NamedWord, WordQuery, choose_longest
+from ..words.matching import Matcher
+from ..words.query import NamedWord, WordQuery, choose_longest
 from ..words.snippets import Found, find_fields, find_words, measure_nearness, show_window
 from .facets import OWN, explain_none, is_meant
 from .languages import read_stored_text
@@ -188,15 +190,17 @@ def make_reward(library: Library, one: Asked) -> Reward:
     def reward(pages: Mapping[str, StoredPage]) -> dict[str, float]:
         one.pages.update(pages)
         files = library.manifest.get({page.file for page in pages.values()})
-        bonuses = {}
+        bonuses: dict[str, float] = {}
+        texts: dict[str, list[str]] = {}  # of pages, then of their fields
         for id, page in pages.items():
-            if page.text is None or page.file not in files:
-                continue
-            bonuses[id] = NEARNESS_WEIGHT * measure_nearness(matcher.match(page.text.text), words)
+            if page.text is not None and page.file in files:
+                names = library.words.name_fields(files[page.file].source)
+                texts[id] = [page.text.text, *page.text.fields.values(), *names.values()]
+        matcher.read(chain.from_iterable(texts.values()))
+        for id, some in texts.items():
+            bonuses[id] = NEARNESS_WEIGHT * measure_nearness(matcher.match(some[0]), words)
             if len(named) <= MAX_COVERED:
-                covered = matcher.find_terms(page.text.text)
-                for text in (*page.text.fields.values(), *library.words.name_fields(files[page.file].source).values()):
-                    covered |= matcher.find_terms(text)
+                covered: set[str] = set().union(*map(matcher.find_terms, some))
                 bonuses[id] += COVERAGE_WEIGHT * sum(words.rarity[term] for term in named if term in covered)
         return bonuses
 

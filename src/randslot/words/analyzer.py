@@ -22,9 +22,7 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-import numpy as np
 import Stemmer
-from numpy.typing import NDArray
 
 from .language import DEFAULT, IS_UNSPACED, NO_STEMS, UNSPACED, list_function_words
 
@@ -32,6 +30,7 @@ T = TypeVar("T")
 # Vowels and accents that `\w` does not know.
 MARKS = r"\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
 LETTER = rf"(?:[^\W_]|[{MARKS}])"
+LETTER_SIGN = re.compile(LETTER)
 COMPOUND = re.compile(rf"{LETTER}+(?:[-._/:,'\u2019\u2010\u2011]{LETTER}+)*(?:(?:\+\+|#)(?!{LETTER}))?")
 PART = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}]){LETTER})+")
 MAX_LENGTH = 200  # characters of a token that count; a longer run of letters is not a word
@@ -97,13 +96,7 @@ class Analyzer:
         self._stem = _make_stem(language)
         self._known = Memo(self._read_word)
         self._find_terms = lru_cache(100_000)(self._stem_in_all)
-        self._forms = Forms(self)
-
-    def get_forms(self) -> Forms:
-        """Return the words of pages that queries have met."""
-        if len(self._forms) > 100_000:
-            self._forms = Forms(self)
-        return self._forms
+        self.read = Memo(lambda word: [(token, self.find_terms(token)) for token in tokenize(word)])
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
         """Return the distinct terms of a query's token: in the usual language, then in others."""
@@ -191,41 +184,6 @@ class Analyzer:
                 if not token.extra:
                     words.append(remove_accents(token.text))
         return tuple(terms), " ".join(words)
-
-
-class Forms(dict[str, int]):
-    """Numbers words of pages as they are written, and knows which of them have a term.
-
-    So a query looks at the few words that it asks for, and not at all words of a page.
-    """
-
-    def __init__(self, analyzer: Analyzer) -> None:
-        self.analyzer, self.lock = analyzer, Lock()
-        self.words: list[str] = []
-        self.tokens = Memo(lambda word: [(token, analyzer.find_terms(token)) for token in tokenize(word)])
-        self.by_term: dict[str, list[int]] = {}
-        self.texts: dict[str, NDArray[np.int32]] = {}
-
-    def __missing__(self, word: str) -> int:
-        with self.lock:
-            number = self.get(word, len(self.words))
-            if number == len(self.words):
-                self.words.append(word)
-                for token in tokenize(word):
-                    for term in self.analyzer.find_terms(token):
-                        self.by_term.setdefault(term, []).append(number)
-                self[word] = number  # last: other threads find its terms then
-        return number
-
-    def number_text(self, text: str) -> NDArray[np.int32]:
-        """Return the numbers of the words of a text."""
-        numbers = self.texts.get(text)
-        if numbers is None:
-            numbers = np.array(list(map(self.__getitem__, text.split())), np.int32)
-            if len(self.texts) >= 2000:
-                self.texts.clear()
-            self.texts[text] = numbers
-        return numbers
 
 
 class Memo(dict[str, T]):

@@ -9,12 +9,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import UsageError
 from .analyzer import Analyzer, Terms, Token, list_words, make_name_term, number_terms, tokenize
 from .language import IS_UNSPACED, list_function_words
+from .matching import Matcher
 
 MAX_CHARACTERS = 10_000  # of a query
 MAX_TERMS, MAX_PHRASES = 256, 32  # that count: nobody types more
@@ -43,53 +41,6 @@ class JoinedWord(NamedTuple):
     text: str
     terms: tuple[str, ...]
     parts: tuple[str, ...]
-
-
-Match = tuple[int, int, int, str, tuple[str, ...]]
-"""A token of a text that a query asks for: the number of the word that it is in, where it begins and ends there, its
-term in the usual language, and all its terms."""
-
-
-class Matcher:
-    """Finds terms in texts. It looks once at each text: a search ranks pages by their matches, then marks them."""
-
-    def __init__(self, analyzer: Analyzer, wanted: frozenset[str]) -> None:
-        self.wanted, self.forms = wanted, analyzer.get_forms()
-        self.is_wanted = np.zeros(0, bool)  # by the numbers of words
-        self.tokens: dict[int, list[tuple[int, int, str, tuple[str, ...]]]] = {}  # the wanted ones of words
-        self.texts: dict[str, list[Match]] = {}
-
-    def match(self, text: str) -> list[Match]:
-        """Return where a text has wanted terms."""
-        if text not in self.texts:
-            self.texts[text] = self._match(self.forms.number_text(text))
-        return self.texts[text]
-
-    def find_terms(self, text: str) -> set[str]:
-        """Return the wanted terms that a text has."""
-        return {match[3] for match in self.match(text)}
-
-    def _match(self, numbers: NDArray[np.int32]) -> list[Match]:
-        if len(self.is_wanted) < len(self.forms.words):
-            with self.forms.lock:  # other searches number words meanwhile
-                self.is_wanted = np.zeros(len(self.forms.words), bool)
-                for term in self.wanted:
-                    self.is_wanted[self.forms.by_term.get(term, [])] = True
-        (places,) = np.nonzero(self.is_wanted[numbers])
-        matches: list[Match] = []
-        for i, number in zip(places.tolist(), numbers[places].tolist(), strict=True):
-            if number not in self.tokens:
-                self.tokens[number] = self._find_tokens(self.forms.words[number])
-            for token in self.tokens[number]:
-                matches.append((i, *token))
-        return matches
-
-    def _find_tokens(self, word: str) -> list[tuple[int, int, str, tuple[str, ...]]]:
-        found = []
-        for token, terms in self.forms.tokens[word]:
-            if not self.wanted.isdisjoint(terms):
-                found.append((token.start, token.end, terms[0], terms))
-        return found
 
 
 @dataclass(frozen=True)

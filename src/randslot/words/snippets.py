@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..pages.text import Box, PageText
 from .analyzer import Token, remove_accents, tokenize
-from .query import Match, WordQuery
+from .matching import Match
+from .query import WordQuery
 
 LENGTH = 240  # characters of a snippet
 BEFORE = 40  # of them before the first word that is marked
@@ -63,7 +64,6 @@ def measure_nearness(matches: Sequence[Match], query: WordQuery) -> float:
 
 def find_words(page: PageText, query: WordQuery) -> Found:
     """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
-    starts = find_starts(page.text)
     anywhere = set(query.free)
     marks: list[Mark] = []
     if query.phrases:
@@ -76,12 +76,13 @@ def find_words(page: PageText, query: WordQuery) -> Found:
             anywhere.update(query.analyzer.find_term(token) for token in tokenize(phrase))
     anywhere &= query.marked
     anywhere.update(*(word.terms for word in query.joined))
-    for i, start, end, term, terms in query.matcher.match(page.text):
+    for _, start, end, term, terms in query.matcher.match(page.text):
         if not query.phrases or not anywhere.isdisjoint(terms):
-            marks.append((starts[i] + start, starts[i] + end, term))
+            marks.append((start, end, term))
     marks = sorted(set(marks))
     if not page.boxes:
         return Found(_cut(page.text, marks))
+    starts = find_starts(page.text)
     rarest = _find_rarest(marks)
     best = _find_boxes(page, starts, [rarest])[:1] if rarest else ()
     boxes = _find_boxes(page, starts, _merge([(start, end) for start, end, _ in marks]))

@@ -1,0 +1,169 @@
+"""Find where texts have the terms of a query, without cutting all their words into tokens.
+
+A search looks at the texts of twenty pages. Most of their words begin in another way than the terms of the query do, so
+that numpy can leave them out; the others are cut into tokens and stemmed as at indexing.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Iterable
+from functools import cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .analyzer import LETTER_SIGN, Analyzer, fold_case, remove_accents
+from .language import IS_UNSPACED, NO_STEMS
+
+Match = tuple[int, int, int, str, tuple[str, ...]]
+"""A token of a text that a query asks for: the number of the word that it is in, where it begins and ends in the text,
+its term in the usual language, and all its terms."""
+
+# Languages whose stems begin like their words (see `list_beginnings`); the Dutch stemmer takes off a ge-, for instance.
+KEEP_STARTS = {
+    *("basque", "catalan", "czech", "danish", "english", "french", "german", "hungarian", "italian", "norwegian"),
+    *("polish", "portuguese", "romanian", "russian", "spanish", "swedish", NO_STEMS),
+}
+SEPARATORS = "-,.:/_"  # in numbers, which are also found without them
+SPACE, LETTER, DIGIT, CAPITAL, UNSPACED, OTHER = range(1, 7)  # kinds of characters; 0 is any sign
+
+
+class Characters:
+    """Characters by their codes: their kind, and the letter that they are in lower case and without accents.
+
+    Kinds: a token may begin with any CAPITAL, as in camelCase. OTHER is what may become several characters or none. It
+    learns a character when a text has it: there are 65,536.
+    """
+
+    def __init__(self) -> None:
+        self.kinds = np.zeros(2**16 + 1, np.uint8)
+        self.letters = np.zeros(2**16 + 1, "<u2")
+        self.is_known = np.zeros(2**16 + 1, bool)
+        self.kinds[2**16], self.is_known[2**16] = OTHER, True  # all above
+
+    def read(self, text: str) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+        """Return the kinds and letters of a text."""
+        codes = np.minimum(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4"), 2**16)
+        is_known = self.is_known[codes]
+        for code in () if is_known.all() else set(codes[~is_known].tolist()):
+            self._learn(code)
+        return self.kinds[codes], self.letters[codes]
+
+    def _learn(self, code: int) -> None:
+        character = chr(code)
+        kind, letter = 0, character
+        if character.isspace():
+            kind = SPACE
+        elif LETTER_SIGN.match(character):
+            letter = remove_accents(fold_case(character))
+            if len(letter) != 1 or unicodedata.category(character)[0] == "M":
+                kind, letter = OTHER, character
+            elif IS_UNSPACED.match(character):
+                kind = UNSPACED
+            else:
+                kind = CAPITAL if character.isupper() else DIGIT if character.isdigit() else LETTER
+        is_half = 0xD800 <= ord(letter) < 0xE000
+        self.kinds[code], self.letters[code] = kind, 0 if is_half or ord(letter) > 0xFFFF else ord(letter)
+        self.is_known[code] = True
+
+
+@cache
+def get_characters() -> Characters:
+    """Return what is known about characters."""
+    return Characters()
+
+
+def list_beginnings(term: str, languages: Collection[str]) -> list[str]:
+    """Return how tokens may begin that have a term; stems have other endings, up to two letters that words have not.
+
+    Numbers are found without separators too. English stems have die for dying, and German ones u for ue.
+    """
+    if any(character.isdigit() for character in term):
+        return [term[:2], *(term[0] + sign for sign in SEPARATORS)]
+    if not term.isalpha():
+        return [term]
+    if len(term) == 1:
+        return [term + letter for letter in "sei"]  # what may be left of longer words, such as "aed"
+    beginnings = [term[: min(max(len(term) - (1 if len(term) < 6 else 2), 2), 6)]]
+    if term[1] == "i" and len(term) <= 3:
+        beginnings.append(f"{term[0]}y")
+    if "german" in languages:
+        spelled = product(*([letter, f"{letter}e"] if letter in "aou" else letter for letter in beginnings[0][:4]))
+        beginnings += ["".join(letters)[:4] for letters in spelled if len("".join(letters)) > len(letters)]
+    return beginnings
+
+
+class Matcher:
+    """Finds terms in texts. It looks once at each text: a search ranks pages by their matches, then marks them."""
+
+    def __init__(self, analyzer: Analyzer, wanted: frozenset[str]) -> None:
+        self.analyzer, self.wanted = analyzer, wanted
+        languages = {one.language for one in (analyzer, *analyzer.others)}
+        self.keeps_starts = languages <= KEEP_STARTS
+        beginnings = {one for term in wanted for one in list_beginnings(term, languages)}
+        self.beginnings = tuple(beginnings)
+        self.pairs = np.zeros(2**16, bool)  # hashes of the first two letters of tokens
+        self.pairs[[(31 * ord(one[0]) + ord(one[1])) & 0xFFFF for one in beginnings if len(one) > 1]] = True
+        self.single = np.zeros(2**16, bool)  # letters and digits that may be a token
+        self.single[[ord(term) & 0xFFFF for term in wanted if len(term) == 1]] = True
+        self.tokens: dict[str, list[tuple[int, int, str, tuple[str, ...]]]] = {}  # the wanted ones of words
+        self.texts: dict[str, list[Match]] = {}
+
+    def match(self, text: str) -> list[Match]:
+        """Return where a text has wanted terms."""
+        if text not in self.texts:
+            self.read([text])
+        return self.texts[text]
+
+    def find_terms(self, text: str) -> set[str]:
+        """Return the wanted terms that a text has."""
+        return {match[3] for match in self.match(text)}
+
+    def read(self, texts: Iterable[str]) -> None:
+        """Match several texts at once, which is faster than one by one."""
+        new = [text for text in dict.fromkeys(texts) if text not in self.texts]
+        self.texts.update((text, []) for text in new)
+        joined = "\n".join(new)
+        if not joined or not self.wanted:
+            return
+        kinds, letters = get_characters().read(joined)
+        edges = np.flatnonzero(np.diff(np.concatenate([[True], kinds == SPACE, [True]])))
+        starts, ends = edges[::2], edges[1::2]  # of words
+        owners = np.arange(len(starts))
+        if self.keeps_starts:
+            owners = np.unique(np.searchsorted(starts, self._find_places(kinds, letters), "right") - 1)
+        begins = np.cumsum([0, *(len(text) + 1 for text in new)])  # of texts
+        numbers = np.searchsorted(begins, starts[owners], "right") - 1
+        firsts = np.searchsorted(starts, begins)[numbers]  # the first word of each text
+        columns = (starts[owners], ends[owners], owners - firsts, begins[numbers], numbers)
+        for start, end, i, begin, number in zip(*(column.tolist() for column in columns), strict=True):
+            word = joined[start:end]
+            tokens = self.tokens.get(word)
+            if tokens is None:
+                tokens = self.tokens[word] = self._find_tokens(word)
+            for first, stop, term, terms in tokens:
+                self.texts[new[number]].append((i, start - begin + first, start - begin + stop, term, terms))
+
+    def _find_places(self, kinds: NDArray[np.uint8], letters: NDArray[np.uint16]) -> list[int]:
+        """Return where tokens may begin that have a wanted term, and characters that may be anything."""
+        before = np.concatenate([[np.uint8(SPACE)], kinds[:-1]])
+        is_new = (before < LETTER) | (before == UNSPACED) | ((kinds == DIGIT) != (before == DIGIT)) | (kinds >= CAPITAL)
+        places = np.flatnonzero(is_new & (kinds >= LETTER))
+        kind, after = kinds[places], np.minimum(places + 1, len(kinds) - 1)
+        one, two = letters[places].astype(np.int32), letters[after]
+        is_single = self.single[one] & ((kinds[after] < LETTER) | (kind == UNSPACED) | (after == places))
+        is_sure = is_single | (kind == OTHER)
+        found: list[int] = places[is_sure].tolist()
+        text = letters.tobytes().decode("utf-16-le")
+        may_match = places[self.pairs[(31 * one + two) & 0xFFFF] & ~is_sure].tolist()
+        found += [place for place in may_match if text.startswith(self.beginnings, place)]
+        return found
+
+    def _find_tokens(self, word: str) -> list[tuple[int, int, str, tuple[str, ...]]]:
+        found = []
+        for token, terms in self.analyzer.read[word]:
+            if not self.wanted.isdisjoint(terms):
+                found.append((token.start, token.end, terms[0], terms))
+        return found
