@@ -7,7 +7,7 @@ import time
 import pytest
 
 from randslot.pages import NO_TEXT, Page
-from randslot.pages.text import clean_word, find_known, is_legible, join_parts
+from randslot.pages.text import clean_word, find_known, is_legible, is_plain, join_parts
 from support.pdf import write_drawing, write_lines
 
 ENGLISH = (
@@ -15,6 +15,12 @@ ENGLISH = (
     "The handle of the lid must be turned until it clicks ; then the motor can be started with the green button ."
 )
 RUSSIAN = "Текущая версия этого документа доступна по адресу в каталоге автора и может быть изменена без объявления"
+
+
+def test_what_is_plain_needs_no_cleaning():
+    plain = [f"a{chr(code)}e" for code in range(0x3000) if is_plain(f"a{chr(code)}e")]
+    assert len(plain) > 300
+    assert list(map(clean_word, plain)) == plain
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from PIL import Image
 from .. import pages  # imports what opens files when it is used
 from ..errors import RandSlotError
 from ..pages import HEAD, KINDS, Box, PageText, short
-from ..pages.ocr import OCR_PIXELS, read_image_text
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -349,6 +348,8 @@ def _answer(request: dict[str, Any], kept: pages.OpenPdf) -> tuple[dict[str, Any
             with_boxes = request.get("boxes", False)
             return _pack_texts([pages.read_file_text(file, number, kept, with_boxes=with_boxes) for number in numbers])
         if "ocr" in request:
+            from ..pages.ocr import OCR_PIXELS, read_image_text
+
             return _pack_texts(
                 [read_image_text(pages.render_file_page(file, number, OCR_PIXELS)) for number in numbers]
             )

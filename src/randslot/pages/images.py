@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..errors import RandSlotError
@@ -96,7 +96,7 @@ def _find_size(size: tuple[int, int], pixels: int) -> tuple[int, int]:
 def limit_aspect(image: Image.Image, max_aspect: float) -> Image.Image:
     """Pad an extremely wide or tall image with white until no side is more than `max_aspect` times the other."""
     width, height = image.size
-    min_side = int(np.ceil(max(width, height) / max_aspect))
+    min_side = math.ceil(max(width, height) / max_aspect)
     if min(width, height) >= min_side:
         return image
     size = (max(width, min_side), max(height, min_side))
@@ -176,6 +176,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _to_8_bit(image: Image.Image) -> Image.Image:
     # Pillow's own conversion clips every value above 255 to white. White is the largest value of as many bits as the
     # image uses: scanners store 12 bits in 16.
+    import numpy as np  # workers that read text do not need it
+
     values = np.asarray(image)
     brightest = float(values.max(initial=0))
     top = max(brightest, 1.0) if image.mode == "F" else 2.0 ** max(int(brightest).bit_length(), 8) - 1

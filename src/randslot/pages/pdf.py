@@ -16,12 +16,10 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdf_api
-from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import RandSlotError
@@ -41,6 +39,10 @@ from .text import (
     is_plain,
     pack_boxes,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
 MAX_USES = 200  # of one open PDF: pdfium keeps the fonts and objects of every page until the PDF is closed
@@ -243,8 +245,7 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_
         heading = "\n".join(line for line in layer.lines[:2] if len(line) <= 90 and not line.endswith((".", ",")))
     if heading:
         fields["heading"] = heading
-    boxes = pack_boxes(np.concatenate(layer.boxes)) if with_boxes else b""
-    return PageText("\n".join(layer.lines), boxes, truncated=num > MAX_CHARACTERS, fields=fields)
+    return PageText("\n".join(layer.lines), b"".join(layer.boxes), truncated=num > MAX_CHARACTERS, fields=fields)
 
 
 class PdfFields:
@@ -311,14 +312,14 @@ class TextLayer:
     """The lines and words that were read of a page so far.
 
     lines: their texts. sizes: of the first character of each line, in points. boxes: of the words, in fractions of the
-    page, an array for each part of the page. raw_words: as the PDF has them, also those that cannot be read.
+    page, packed, for each part of the page. raw_words: as the PDF has them, also those that cannot be read.
     """
 
     def __init__(self, page: pdfium.PdfPage, with_boxes: bool) -> None:
         self.frame, self.rotation, self.with_boxes = page.get_bbox(), page.get_rotation(), with_boxes
         self.lines: list[str] = []
         self.sizes: list[float] = []
-        self.boxes: list[NDArray[np.float64]] = []
+        self.boxes: list[bytes] = []
         self.raw_words: list[str] = []
 
     def read(self, text_page: pdfium.PdfTextPage, num: int) -> None:
@@ -328,12 +329,19 @@ class TextLayer:
         is_soft = re.search(SOFT_BREAK, characters) is not None
         word_pattern = rf"(?:{SOFT_BREAK}|\S)+" if is_soft else r"\S+"
         line_pattern = rf"(?:{SOFT_BREAK}|[^\r\n])+" if is_soft else r"[^\r\n]+"
-        boxes, kept = np.empty((0, 4)), None  # kept: whether each word is seen; None if all are
+        boxes: NDArray[np.float64] | None = None
+        kept: NDArray[np.bool_] | None = None  # whether each word is seen; None if all are
         if self.with_boxes or self._is_cropped():
             spans = [found.span() for found in re.finditer(word_pattern, characters)]
             boxes = self._turn(self._find_boxes(text_page, spans))
-            kept = np.all((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1), axis=1)
-        is_simple = not is_soft and (kept is None or kept.all()) and not re.search("[\ud800-\udfff]", characters)
+            kept = self._find_seen(boxes)
+        is_seen = kept is None or bool(kept.all())
+        if is_seen and is_plain(unbroken := characters.replace("\r\n", " ")):  # most pages
+            self._add_plain(characters, unbroken)
+            if self.with_boxes and boxes is not None:
+                self.boxes.append(pack_boxes(boxes))
+            return
+        is_simple = is_seen and not is_soft and not re.search("[\ud800-\udfff]", characters)
         known = set(find_known(characters)) if HYPHEN in characters else set()
         num_words = first = 0  # first: where the first word of a line stands
         for found in re.finditer(line_pattern, characters):
@@ -366,7 +374,18 @@ class TextLayer:
                     words = []
             if words:
                 self._end_line(words, first)
-        self.boxes.append(boxes[kept] if kept is not None else boxes)
+        if self.with_boxes and boxes is not None:
+            self.boxes.append(pack_boxes(boxes[kept]))
+
+    def _add_plain(self, characters: str, unbroken: str) -> None:
+        """Add lines whose words need no cleaning."""
+        self.raw_words += unbroken.split()
+        start = 0
+        for raw in characters.split("\r\n"):
+            if line := raw.strip():
+                self.lines.append(line if "  " not in line else " ".join(line.split()))
+                self.sizes.append(round(_get_font_size(self.address, start + raw.index(line[0])), 1))
+            start += len(raw) + 2
 
     def _is_cropped(self) -> bool:
         """Whether characters may be outside of what is seen of the page: some are beside, above or below it."""
@@ -385,6 +404,8 @@ class TextLayer:
         Characters without an area count only if all are so. pdfium gives a few rectangles that hold the characters,
         mostly one for a word: three times as fast as a box of each character.
         """
+        import numpy as np  # most pages are read without boxes
+
         boxes = np.empty((len(spans), 4))
         page, address = self.address, boxes.ctypes.data
         for i, (start, end) in enumerate(spans):
@@ -410,7 +431,15 @@ class TextLayer:
         top, bottom = (frame_top - points[:, 3]) / height, (frame_top - points[:, 1]) / height
         for _ in range(self.rotation // 90):
             left, top, right, bottom = 1 - bottom, left, 1 - top, right
+        import numpy as np
+
         return np.stack([left, top, right, bottom], axis=1)
+
+    @staticmethod
+    def _find_seen(boxes: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which boxes are not outside of what is seen of the page."""
+        seen: NDArray[np.bool_] = ((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1)).all(axis=1)  # type: ignore[assignment]
+        return seen
 
 
 def _read_characters(text_page: pdfium.PdfTextPage, num: int) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import product
-
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import TYPE_CHECKING
 
 from ..errors import RandSlotError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in fractions of the page."""
@@ -58,6 +59,8 @@ class PageText:
 
     def find_boxes(self, words: Sequence[int] | None = None) -> list[list[float]]:
         """Return the boxes of some words, which are given by their places, or of all."""
+        import numpy as np  # workers that read text do not need it
+
         boxes = np.frombuffer(self.boxes, "<u2").reshape(-1, 4)
         found: list[list[float]] = ((boxes if words is None else boxes[words]) / 65_535).round(5).tolist()
         return found
@@ -65,6 +68,8 @@ class PageText:
 
 def pack_boxes(boxes: ArrayLike) -> bytes:
     """Pack boxes, each left, top, right, bottom in fractions of the page, into eight bytes each."""
+    import numpy as np
+
     packed: bytes = np.rint(np.clip(boxes, 0.0, 1.0) * 65_535).astype("<u2").tobytes()
     return packed
 
@@ -92,11 +97,16 @@ COMMON_WORDS = {
     *("les", "des", "une", "que", "los", "las", "che", "pour", "dans", "est", "con", "por", "para", "del"),
     *("der", "die", "und", "das", "den", "von", "mit", "ist", "nicht", "ein", "eine", "auf", "zum"),
 }
+SHIFTS = (29, 31, 28, 30)  # by which fonts without a map move letters
 
 
-def is_plain(word: str) -> bool:
-    """Whether a word needs no cleaning."""
-    return word.isascii() and word.isprintable() and "`" not in word
+# Letters, digits and signs that stay as they are: no control or soft hyphen, no accent beside its letter.
+PLAIN = re.compile("[ -_a-~\xa1-\xa7\xa9-\xac\xae\xb0-\xb3\xb5-\xb7\xb9-\u017f\u2010-\u2027\u2030-\u205e]*")
+
+
+def is_plain(text: str) -> bool:
+    """Whether the words of a text need no cleaning."""
+    return PLAIN.fullmatch(text) is not None
 
 
 def clean_word(word: str, known: Collection[str] = ()) -> str:
@@ -191,9 +201,7 @@ def is_legible(words: Sequence[str]) -> bool:
     They are not if more words are lost than found, or if they become text when their letters are moved.
     """
     distinct = set(words)
-    text, lost_words = " ".join(distinct), set()
-    if not (text.isascii() and text.isprintable()) or re.search(r"\(cid:|[!-/:-@\[-`{-~]{4}", text):  # few pages
-        lost_words = {word for word in distinct if not (word.isascii() and word.isalnum()) and _is_lost(word)}
+    lost_words = set(filter(_is_lost, distinct))
     if lost_words:
         # A word is found by three letters in a row, a number, or one sign of a script that has no spaces.
         sign = re.compile(r"[^\W\d_]{3}|\d\d|[\u0900-\u11ff\u2e80-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
@@ -207,6 +215,8 @@ def is_legible(words: Sequence[str]) -> bool:
 @lru_cache(100_000)
 def _is_lost(word: str) -> bool:
     """Whether what looks like a word cannot be read: a few glyphs, as in music and formulae, are not words."""
+    if word.isalnum() and word.isascii():
+        return False
     if word.isascii() and word.isprintable():
         if "(cid:" in word:  # some programs write (cid:12) for a glyph without a meaning
             return re.search(r"\(cid:\d+\)", word) is not None
@@ -229,8 +239,10 @@ def _is_shifted(words: AbstractSet[str]) -> bool:
     """
     text = " ".join(words)
     has_controls = re.search("[\x01-\x04]", text) is not None  # which become spaces
+    if not has_controls and words.isdisjoint(_list_moved()):  # most pages
+        return False
     num_common = len(COMMON_WORDS.intersection(text.lower().split()))
-    for shift in (29, 31, 28, 30):
+    for shift in SHIFTS:
         if has_controls:
             moved = text.translate({code: code + shift for code in range(1, 127 - shift) if code != ord(" ")})
             num_moved = len(COMMON_WORDS.intersection(moved.split()))
@@ -241,6 +253,12 @@ def _is_shifted(words: AbstractSet[str]) -> bool:
         if num_moved >= max(3, 3 * num_common + 1):
             return True
     return False
+
+
+@cache
+def _list_moved() -> frozenset[str]:
+    """Return what becomes a common word by any shift."""
+    return frozenset().union(*map(_find_moved, SHIFTS))
 
 
 @cache

@@ -33,6 +33,7 @@ LETTER = rf"(?:[^\W_]|[{MARKS}])"
 LETTER_SIGN = re.compile(LETTER)
 COMPOUND = re.compile(rf"{LETTER}+(?:[-._/:,'\u2019\u2010\u2011]{LETTER}+)*(?:(?:\+\+|#)(?!{LETTER}))?")
 PART = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}]){LETTER})+")
+SIGNS = "!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026"  # around words; not those of C++ and C#
 MAX_LENGTH = 200  # characters of a token that count; a longer run of letters is not a word
 
 
@@ -94,7 +95,9 @@ class Analyzer:
         self.others = [get_page_analyzer(other, language) for other in others]
         self.function_words = list_function_words().get(language, frozenset())
         self._stem = _make_stem(language)
-        self._known = Memo(self._read_word)
+        self._known = Memo(self._number_word)
+        self._known_fields = lru_cache(1000)(self._number_field)  # pages of a file have many in common
+        self._field_words = Memo(self._read_word)
         self._find_terms = lru_cache(100_000)(self._stem_in_all)
         self.read = Memo(lambda word: [(token, self.find_terms(token)) for token in tokenize(word)])
 
@@ -136,37 +139,50 @@ class Analyzer:
         fields: the texts of some of `FIELD_WEIGHTS`. mean_length: terms of a page, in the mean of the library.
         """
         read = list(map(self._known.__getitem__, text.split()))
-        terms, owns = zip(*read, strict=True) if read else ((), ())
-        counts = Counter(chain.from_iterable(terms))
+        numbers, owns = zip(*read, strict=True) if read else ((), ())
+        counts = Counter(chain.from_iterable(numbers))
         words = " ".join(filter(None, owns))
         k1, b = 1.6, 0.4  # saturation, and how much the length of a page counts
         norm = k1 * (1 - b + b * counts.total() / mean_length)
-        scores: dict[str, float] = dict(counts)
-        named: set[str] = set()
+        scores: dict[int, float] = dict(counts)
+        named: set[int] = set()
         for field, content in (fields or {}).items():
-            found: set[str] = set()
-            for word in content.split():
-                found.update(self._known[word][0])
-            for term in found:
-                scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
+            found, as_names = self._known_fields(content)
+            for number in found:
+                scores[number] = scores.get(number, 0.0) + FIELD_WEIGHTS[field]
             if field in ("name", "folder"):
-                named |= found
+                named |= as_names
         factor = (k1 + 1) * (CONTENTS_FACTOR if is_contents(text) else 1)
         weights = {score: score * factor / (score + norm) for score in set(scores.values())}
         weighted = dict(zip(scores, map(weights.__getitem__, scores.values()), strict=True))
-        for term in named:
-            weighted[make_name_term(term)] = NAME_WEIGHT
-        return number_terms(weighted), words
+        weighted |= dict.fromkeys(named, NAME_WEIGHT)
+        return Terms(tuple(weighted), tuple(weighted.values())), words
 
     def count_terms(self, text: str) -> int:
         """Return the length of a text in terms."""
         return sum(len(self._known[word][0]) for word in text.split())
 
-    def _read_word(self, word: str) -> tuple[tuple[str, ...], str]:
-        """Return the terms of what stands between two spaces of a page, and its words for phrases."""
-        core = word.strip(
-            "!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026"
-        )  # not the signs of C++ and C#
+    def _number_word(self, word: str) -> tuple[tuple[int, ...], str]:
+        """Return the numbers of the terms of what stands between two spaces of a page, and its words for phrases."""
+        core = word.strip(SIGNS)
+        if core != word:
+            return self._known[core]
+        compounds = [] if core.isalnum() else COMPOUND.findall(core)
+        if compounds and compounds != [core]:
+            known = list(map(self._known.__getitem__, compounds))
+            return tuple(chain.from_iterable(one[0] for one in known)), " ".join(one[1] for one in known if one[1])
+        terms, words = self._read_word(core)
+        return tuple(map(number_term, terms)), words
+
+    def _number_field(self, content: str) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the numbers of the terms of a field, and their numbers as those of a file's name."""
+        terms: set[str] = set()
+        for word in content.split():
+            terms.update(self._field_words[word.strip(SIGNS)][0])
+        return frozenset(map(number_term, terms)), frozenset(map(number_term, map(make_name_term, terms)))
+
+    def _read_word(self, core: str) -> tuple[Sequence[str], str]:
+        """Return the terms of a word without signs around it, and its words for phrases."""
         if len(core) <= MAX_LENGTH and core.isascii():  # most words are one token
             if core.isdigit():
                 return (core,), core
@@ -178,12 +194,12 @@ class Analyzer:
             core = fold_case(core)
             return (self.stem(core),), remove_accents(core)
         terms, words = [], []
-        for compound in COMPOUND.findall(word):
+        for compound in COMPOUND.findall(core):
             for token in split_compound(compound):
                 terms.append(self.find_term(token))
                 if not token.extra:
                     words.append(remove_accents(token.text))
-        return tuple(terms), " ".join(words)
+        return terms, " ".join(words)
 
 
 class Memo(dict[str, T]):
@@ -240,16 +256,16 @@ def _make_stem(language: str) -> Callable[[str], str]:
     return stem
 
 
-_NUMBERS = Memo(lambda term: crc32(term.encode("utf-8", "surrogatepass")))
+def number_term(term: str) -> int:
+    """Return the number of a term, a hash: two that have the same by chance are one."""
+    return crc32(term.encode("utf-8", "surrogatepass"))
 
 
 def number_terms(weights: Mapping[str, float]) -> Terms:
-    """Number terms by their hashes; two that have the same number by chance are one, with the larger weight."""
-    numbers = tuple(map(_NUMBERS.__getitem__, weights))
-    if len(set(numbers)) == len(weights):
-        return Terms(numbers, tuple(weights.values()))
+    """Number terms; of two with the same number, the larger weight counts."""
     numbered: dict[int, float] = {}
-    for number, weight in zip(numbers, weights.values(), strict=True):
+    for term, weight in weights.items():
+        number = number_term(term)
         numbered[number] = max(weight, numbered.get(number, 0.0))
     return Terms(tuple(numbered), tuple(numbered.values()))
 
