@@ -114,23 +114,26 @@ class Vocabulary:
         """
         letters = {key[0] for places, _ in self._open() for key in places}
         found = self._list_similar(word, set(word[:2])) or self._list_similar(word, letters.difference(word[:2]))
-        return sorted(found, key=lambda other: found[other])[:num]
+        return sorted(found, key=lambda other: (found[other], other[0], len(other)))[:num]
 
     def _list_similar(self, word: str, first_letters: Collection[str]) -> dict[str, tuple[int, int]]:
         """Return similar words with some first letters: their edits, and the negative number of their pages."""
         max_edits = 0 if len(word) < 4 else 1 if len(word) < 8 else 2
         codes = np.frombuffer(word.encode("utf-32-le"), "<u4")
+        letters = find_letters(codes)
         found: dict[str, tuple[int, int]] = {}
-        for letter in sorted(first_letters):
-            for length in range(len(word) - max_edits, len(word) + max_edits + 1):
-                for section in self._find(f"{letter}{length}"):
-                    others = np.bitwise_count(section.letters ^ find_letters(codes))
-                    (near,) = np.nonzero(others <= 2 * max_edits)  # an edit changes two letters at most
-                    edits = count_edits(codes, section.characters[near])
-                    for i, num_edits in zip(near, edits, strict=True):
-                        if 0 < num_edits <= max_edits:
-                            other = section.characters[i].tobytes().decode("utf-32-le")
-                            found[other] = (int(num_edits), found.get(other, (0, 0))[1] - int(section.counts[i]))
+        for length in range(len(word) - max_edits, len(word) + max_edits + 1):
+            sections = [one for letter in sorted(first_letters) for one in self._find(f"{letter}{length}")]
+            # An edit changes two letters at most.
+            near = [np.bitwise_count(one.letters ^ letters) <= 2 * max_edits for one in sections]
+            counts = [num for one, some in zip(sections, near, strict=True) for num in one.counts[some].tolist()]
+            if not counts:
+                continue
+            similar = np.concatenate([one.characters[some] for one, some in zip(sections, near, strict=True)])
+            edits = count_edits(codes, similar)
+            for i in np.flatnonzero((edits > 0) & (edits <= max_edits)).tolist():
+                other = similar[i].tobytes().decode("utf-32-le")
+                found[other] = (int(edits[i]), found.get(other, (0, 0))[1] - counts[i])
         return found
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:

@@ -27,46 +27,46 @@ KEEP_STARTS = {
     *("polish", "portuguese", "romanian", "russian", "spanish", "swedish", NO_STEMS),
 }
 SEPARATORS = "-,.:/_"  # in numbers, which are also found without them
-SPACE, LETTER, DIGIT, CAPITAL, UNSPACED, OTHER = range(1, 7)  # kinds of characters; 0 is any sign
+UNKNOWN, SIGN, SPACE, LETTER, DIGIT, CAPITAL, UNSPACED, OTHER = range(8)  # kinds of characters
 
 
 class Characters:
     """Characters by their codes: their kind, and the letter that they are in lower case and without accents.
 
     Kinds: a token may begin with any CAPITAL, as in camelCase. OTHER is what may become several characters or none. It
-    learns a character when a text has it: there are 65,536.
+    learns a character when a text has it: there are a million.
     """
 
     def __init__(self) -> None:
-        self.kinds = np.zeros(2**16 + 1, np.uint8)
-        self.letters = np.zeros(2**16 + 1, "<u2")
-        self.is_known = np.zeros(2**16 + 1, bool)
-        self.kinds[2**16], self.is_known[2**16] = OTHER, True  # all above
+        self.kinds = np.zeros(0x110000, np.uint8)
+        self.letters = np.zeros(0x110000, "<u2")
 
     def read(self, text: str) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
         """Return the kinds and letters of a text."""
-        codes = np.minimum(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4"), 2**16)
-        is_known = self.is_known[codes]
-        for code in () if is_known.all() else set(codes[~is_known].tolist()):
-            self._learn(code)
-        return self.kinds[codes], self.letters[codes]
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        kinds = self.kinds[codes]
+        if not kinds.all():
+            for code in set(codes[kinds == UNKNOWN].tolist()):
+                self._learn(code)
+            kinds = self.kinds[codes]
+        return kinds, self.letters[codes]
 
     def _learn(self, code: int) -> None:
         character = chr(code)
-        kind, letter = 0, character
+        kind, letter = SIGN, character
         if character.isspace():
             kind = SPACE
         elif LETTER_SIGN.match(character):
             letter = remove_accents(fold_case(character))
-            if len(letter) != 1 or unicodedata.category(character)[0] == "M":
+            if len(letter) != 1 or ord(letter) > 0xFFFF or unicodedata.category(character)[0] == "M":
                 kind, letter = OTHER, character
             elif IS_UNSPACED.match(character):
                 kind = UNSPACED
             else:
                 kind = CAPITAL if character.isupper() else DIGIT if character.isdigit() else LETTER
         is_half = 0xD800 <= ord(letter) < 0xE000
-        self.kinds[code], self.letters[code] = kind, 0 if is_half or ord(letter) > 0xFFFF else ord(letter)
-        self.is_known[code] = True
+        self.letters[code] = 0 if is_half or ord(letter) > 0xFFFF else ord(letter)
+        self.kinds[code] = kind  # last: other threads take it for known then
 
 
 @cache
