@@ -77,10 +77,10 @@ class LibraryWords:
         if not self.languages:
             return get_analyzer(None)
         usual, *others = self.languages
-        if others and self.counts:
+        often = 0.1 * self.counts.total()  # pages from which on a language counts for every query
+        if rare := {other for other in others if self.counts and self.counts[other] < often}:
             own = find_query_language(query, usual)
-            common = 0.1 * self.counts.total()  # pages from which on a language counts for every query
-            others = [other for other in others if other == own or self.counts[other] >= common]
+            others = [other for other in others if other == own or other not in rare]
         return get_analyzer(usual, *others)
 
     def read_query(self, query: str, prefix: bool = False) -> WordQuery:

@@ -14,27 +14,22 @@ from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from PIL import Image
 
 from .. import pages
 from ..errors import RandSlotError, UsageError
 from ..files import write_whole
 from ..model.reader import Identity, PageReader
 from ..pages import NO_TEXT, PageText, short
-from ..pages.ocr import MISSING, find_engine
 from ..words.language import find_language
 from ..words.snippets import Found, find_words
-from .backfill import Backfill, Ocr
 from .facets import check_metadata
-from .ingest import Ingest
 from .languages import LibraryWords, read_stored_text
 from .location import FORMAT, FORMATS, IMAGES, LIBRARY_FILE, clear, is_kept, open_location
 from .manifest import File
 from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
-from .readers import FileReader, LocalReader
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import find_passage, find_similar, search
@@ -42,9 +37,14 @@ from .sketches import LOOK_SECONDS, LibrarySketches, Made, count_pages
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
 from .stores.store import mean_numbers
-from .verify import verify_library
 from .vocabulary import Vocabulary
-from .workers import WorkerPool
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from .backfill import Ocr
+    from .readers import FileReader
+    from .workers import WorkerPool
 
 __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_library", "open_location"]
 
@@ -79,7 +79,8 @@ class Library:
         another process, or has lost its pages.
         """
         self._writing = Lock()
-        self.pool = WorkerPool(1, seconds=20)  # opens files when a search asks for boxes
+        self._opening = Lock()
+        self._pool: WorkerPool | None = None  # opens files when a search asks for boxes
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
         self.models = LibraryModels(self.name, trust_remote_code)
@@ -133,7 +134,8 @@ class Library:
 
     def close(self) -> None:
         """Close the library; another process can open it then."""
-        self.pool.close()
+        if self._pool:
+            self._pool.close()
         self.location.close()
 
     def __enter__(self) -> Self:
@@ -180,6 +182,11 @@ class Library:
 
         Files that cannot be read are listed in the summary with the reason; the others are indexed.
         """
+        from PIL import Image
+
+        from .backfill import Backfill
+        from .ingest import Ingest
+
         start = time.monotonic()
         if batch < 1:
             raise UsageError(f"batch must be at least 1, not {batch}")
@@ -219,6 +226,9 @@ class Library:
 
         Errors: UsageError for an unknown language. RandSlotError if there is no OCR engine.
         """
+        from ..pages.ocr import MISSING, find_engine
+        from .backfill import Backfill
+
         wanted = None if language is None else find_language(language)
         if ocr is not None and find_engine() is None:
             raise RandSlotError(MISSING)
@@ -261,6 +271,8 @@ class Library:
             self._update({"trust": asdict(check)})
 
     def _make_reader(self, pool: WorkerPool, batch: int, ray: str | None) -> FileReader:
+        from .readers import LocalReader
+
         models = self.models
         if ray is None:
             return LocalReader(pool, lambda: models.model if self.binding else None, batch)
@@ -443,8 +455,12 @@ class Library:
         """Return the text of a page with the boxes of its words from its file, unless that has changed or is gone."""
         if text.boxes or not text.has_layer:
             return text
+        from .workers import WorkerPool
+
+        with self._opening:
+            self._pool = self._pool or WorkerPool(1, seconds=20)
         try:
-            found = self.pool.read_text(source, number, with_boxes=True)
+            found = self._pool.read_text(source, number, with_boxes=True)
         except RandSlotError:
             return text
         return found if found.text == text.text else text
@@ -532,6 +548,8 @@ class Library:
 
         Errors: RandSlotError if the manifest itself is damaged.
         """
+        from .verify import verify_library
+
         return verify_library(self, progress, repair=repair) + self.sketches.find_problems()
 
 
@@ -546,6 +564,8 @@ def check_format(about: dict[str, Any], library: str) -> None:
 
 
 def _open_pool(workers: int) -> WorkerPool:
+    from .workers import WorkerPool
+
     if workers < 0:
         raise UsageError(f"workers must be at least 0, not {workers}")
     return WorkerPool(workers or max((os.cpu_count() or 2) - 1, 1))

