@@ -152,20 +152,27 @@ class Explanation(BaseModel):
 
 def show_document(file: File, service: Service) -> Document:
     """Return what visitors are shown of a document."""
-    facets: Any = {key: get_value(file, key) for key in ("title", "author", "date", "year", "type", "language")}
-    return Document.model_construct(
-        id=file.id,
-        name=show_name(file),
-        folder=show_folder(file),
-        place=service.place(file),
-        pages=file.num_pages,
-        bytes=file.size,
-        modified=show_modified(file),
-        **facets,
-        uploaded=file.source.startswith(service.own_folders),
-        metadata=dict(file.metadata),
-        file=f"/api/documents/{file.id}/file",
-    )
+    place = service.place(file)
+    shown, document = service.shown.get(file.id, (None, None))
+    if document is None or shown != (file, place):
+        facets: Any = {key: get_value(file, key) for key in ("title", "author", "date", "year", "type", "language")}
+        document = Document.model_construct(
+            id=file.id,
+            name=show_name(file),
+            folder=show_folder(file),
+            place=place,
+            pages=file.num_pages,
+            bytes=file.size,
+            modified=show_modified(file),
+            **facets,
+            uploaded=file.source.startswith(service.own_folders),
+            metadata=dict(file.metadata),
+            file=f"/api/documents/{file.id}/file",
+        )
+        if len(service.shown) >= 1000:
+            service.shown.clear()
+        service.shown[file.id] = (file, place), document
+    return document
 
 
 def show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnswer:

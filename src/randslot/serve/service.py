@@ -127,6 +127,7 @@ class Service:
         self.uploads = None if read_only else Uploads(library, upload_limits or UploadLimits())
         self._draw_cached = lru_cache(300)(self._draw)
         self._hash = lru_cache(1000)(_hash_file)
+        self.shown: dict[str, tuple[tuple[File, str], Any]] = {}  # what visitors were shown of documents, by their ids
         self._places: tuple[float, dict[str, str]] = (-1.0, {})
         self._health: tuple[float, Future[Any]] | None = None
         self._health_thread = ThreadPoolExecutor(1, "health")
