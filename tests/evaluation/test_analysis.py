@@ -253,7 +253,7 @@ def test_gains_beyond_four_vectors_have_intervals(results):
     """They are those of the sweep, and of compare's bootstrap."""
     runs = read_runs([results])
     swept = {row[0]: row[2:] for row in sweep_budgets(runs).rows if row[1] == "both"}
-    table = judge_budgets(runs, draws=500)
+    table = judge_budgets(runs)
     assert [row[1] for row in table.rows] == [5, 6, 7, 8] * 2
     for name, budget, difference, low, high, verdict in table.rows:
         assert difference == pytest.approx(swept[name][budget - 1] - swept[name][3], abs=1e-9)

@@ -70,7 +70,7 @@ def test_a_half_written_shard_is_passed_over_and_a_broken_one_named(tmp_path):
     (tmp_path / "x.part").write_bytes(b"half")
     VectorCache(tmp_path)
     (tmp_path / "y.safetensors").write_bytes(b"broken")
-    with pytest.raises(RandSlotError, match=r"y.safetensors is not a file of vectors .*Remove it"):
+    with pytest.raises(RandSlotError, match=r"cannot read vectors from .*y.safetensors: .*Remove it"):
         VectorCache(tmp_path)
 
 

@@ -16,7 +16,7 @@ from randslot.evaluation.compare import compare_runs, describe_interval, find_fr
 from randslot.evaluation.evaluate import evaluate_model
 from randslot.evaluation.evaluate_search import ComparedSearch, compare_models, list_compared
 from randslot.evaluation.result_files import read_results
-from randslot.evaluation.tasks import NativeTask, own_task
+from randslot.evaluation.tasks import find_tasks, own_task
 from research.samples.sets import write_set
 from support import others
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
     with pytest.raises(UsageError, match="pass two or more to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
-    vidore = NativeTask("ESG", "ViDoRe(v2)", "", None)
+    (vidore,) = find_tasks([], ["esg"])
     with pytest.raises(UsageError, match="require a local set"):
         compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]

@@ -27,7 +27,7 @@ from randslot.evaluation.result_files import read_results
 from randslot.evaluation.tasks import find_tasks, own_task
 from randslot.pages import open_page
 from research.samples.sets import write_set
-from support.copies import write_native_v3, write_v1, write_v2, write_v3
+from support.copies import write_v1, write_v2, write_v3
 from support.models import make
 from support.pdf import write_pages
 
@@ -118,8 +118,8 @@ def test_a_prefix_from_the_cache_scores_like_a_model_of_that_budget(copies, tmp_
     assert list((tmp_path / "b").rglob("page-*-k3/*.safetensors"))
 
 
-def test_the_command_on_native_v3_and_on_a_set_of_ones_own(tmp_path):
-    write_native_v3(tmp_path / "copies")
+def test_the_command_on_v3_and_on_a_set_of_ones_own(tmp_path):
+    write_v3(tmp_path / "copies")
     common = ["-o", str(tmp_path / "results")]
     roots = ["-b", "ViDoRe(v3)", "--tasks", "hr", "--data-root", str(tmp_path / "copies")]
     answer = CliRunner().invoke(app, ["evaluate", "embedded", *roots, *common])

@@ -69,9 +69,8 @@ def test_a_result_is_written_as_it_was_read(tmp_path):
 )
 def test_a_wrong_value_names_the_file_and_what_is_wrong(changes, key, tmp_path):
     file = write(tmp_path, **changes)
-    with pytest.raises(RandSlotError, match=rf"own-pages.json is not a result of this version \(.*{key}") as raised:
+    with pytest.raises(RandSlotError, match=rf"cannot read {file} as a result of this version: .*{key}"):
         read_results(tmp_path)
-    assert str(raised.value).startswith(str(file))
 
 
 def test_runs_have_short_names_that_differ():

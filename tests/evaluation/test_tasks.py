@@ -10,7 +10,7 @@ from randslot.errors import RandSlotError, UsageError
 from randslot.evaluation.published import TASKS
 from randslot.evaluation.tasks import MTEB_NAMES, find_tasks, own_task
 from research.samples.sets import write_set
-from support.copies import LANGUAGES, write_native_v3, write_v1, write_v2, write_v3
+from support.copies import LANGUAGES, write_v1, write_v2, write_v3
 
 
 def test_all_22_tasks_are_those_of_mteb_with_pinned_revisions():
@@ -50,9 +50,8 @@ def test_v2_has_four_languages_over_the_same_pages(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [write_v3, write_native_v3])
-def test_v3_has_six_languages_and_grades_in_both_layouts(write, tmp_path):
-    (task,) = find_tasks(["ViDoRe(v3)"], ["hr"], write(tmp_path))
+def test_v3_has_six_languages_and_grades(tmp_path):
+    (task,) = find_tasks(["ViDoRe(v3)"], ["hr"], write_v3(tmp_path))
     subsets = {subset.name: subset for subset in task.subsets()}
     assert set(subsets) == set(LANGUAGES)
     assert {grade for grades in subsets["french"].grades.values() for grade in grades.values()} == {1, 2}
@@ -63,8 +62,8 @@ def test_v3_has_six_languages_and_grades_in_both_layouts(write, tmp_path):
 def test_a_copy_that_is_missing_or_empty_is_said_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="task HR: no copy of vidore/vidore_v3_hr_mteb_format in"):
         find_tasks([], ["hr"], tmp_path)
-    (tmp_path / "vidore_v3_hr").mkdir()
-    with pytest.raises(RandSlotError, match=r"cannot load .*vidore_v3_hr: "):
+    (tmp_path / "vidore_v3_hr_mteb_format").mkdir()
+    with pytest.raises(RandSlotError, match=r"cannot load .*vidore_v3_hr_mteb_format: "):
         list(find_tasks([], ["hr"], tmp_path)[0].subsets())
 
 
@@ -128,12 +127,12 @@ def test_a_broken_folder_is_refused(tmp_path):
 
 def test_a_copy_that_changed_is_read_anew(tmp_path):
     """`datasets` alone would go on with what it read from a folder of that name before."""
-    folder = write_native_v3(tmp_path / "a") / "vidore_v3_hr"
+    folder = write_v3(tmp_path / "a") / "vidore_v3_hr_mteb_format"
     before = [len(subset.queries) for subset in find_tasks([], ["hr"], tmp_path / "a")[0].subsets()]
     assert before == [20] * 6
     for file in folder.rglob("*.parquet"):
         file.write_bytes(b"junk")
-    with pytest.raises(RandSlotError, match=r"cannot load .*vidore_v3_hr: "):
+    with pytest.raises(RandSlotError, match=r"cannot load .*vidore_v3_hr_mteb_format: "):
         list(find_tasks([], ["hr"], tmp_path / "a")[0].subsets())
 
 

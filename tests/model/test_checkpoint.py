@@ -157,7 +157,7 @@ def test_an_adapter_can_be_added_to_a_saved_full_model(tmp_path):
         model.save_pretrained(str(tmp_path / "full"))
     model.save_pretrained(str(tmp_path / "adapted"))
     assert torch.equal(vectors(randslot.load(tmp_path / "adapted")), vectors(model))
-    with pytest.raises(RandSlotError, match="has an adapter already"):
+    with pytest.raises(RandSlotError, match=r"cannot add adapter .* already exists"):
         randslot.load(tmp_path / "adapted", lora=True)
 
 
@@ -257,7 +257,7 @@ ADAPTER, TABLES, BACKBONE = "adapter_model.safetensors", "slots.safetensors", "b
         ("randslot.json", {"format": 99}, "has format 99"),
         ("randslot.json", {"extra": 1}, "lacks settings or has unknown ones: extra"),
         ("randslot.json", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
-        ("randslot.json", {"stored": {"query": 3, "page": -1}}, "randslot.json: it is damaged"),
+        ("randslot.json", {"stored": {"query": 3}}, "cannot read .*randslot.json: 'page'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(file, damage, message, saved, tmp_path):

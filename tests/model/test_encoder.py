@@ -99,7 +99,6 @@ def test_wrong_inputs_are_named(pages):
         ({"slots": "rnd"}, "slots='rnd' is not one of random, zero"),
         ({"inference": "learned"}, "needs stored slots"),
         ({"query_vectors": 0}, "query_vectors must be a whole number from 1 to 4096, not 0"),
-        ({"dtype": "int8"}, "dtype='int8' is not a floating point type"),
         ({"lora": LoraConfig(target_modules=["q_porj"])}, "Target modules"),
         ({"attn_implementation": "nope"}, "cannot build qwen3-vl-tiny"),
     ],

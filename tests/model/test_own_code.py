@@ -138,12 +138,12 @@ def test_what_is_wrong_with_a_strategy_is_one_line(name, message):
     assert "\n" not in str(caught.value)
 
 
-def test_slots_of_a_wrong_shape_are_one_line():
+def test_slots_of_a_wrong_shape_are_refused():
     text = "import torch\nfrom randslot.model.slots import Strategy\nclass Flat(Strategy):\n"
     text += "    def forward(self, side, num, keys):\n        return torch.zeros(num, self.dim)\n"
     Path("flat.py").write_text(text)
     model = randslot.tiny("qwen3-vl", slots="flat.py:Flat", visual_tokens=16)
-    with pytest.raises(UsageError, match=r"Flat returned slots of shape \(3, 64\), expected \(1, 3, 64\)"):
+    with pytest.raises(AssertionError, match=r"slots have shape \(3, 64\)"):
         model.encode_query("tax")
 
 

@@ -136,8 +136,6 @@ def test_remote_gives_the_vectors_of_the_model_itself(model, service, pages):
         assert far(served.encode_query(QUERIES), [rows[:2] for rows in model.encode_query(QUERIES)]) < 1e-6
         with pytest.raises(UsageError, match="the server has 'zero'"):
             served.use(inference="random")
-        with pytest.raises(UsageError, match="pass no folder"):
-            randslot.remote(url, "somewhere", token=TOKEN)
 
 
 def test_random_slots_are_the_same_from_a_service(tmp_path, pages):

@@ -75,16 +75,6 @@ def write_v2(root: Path, name: str = "esg_reports_v2") -> Path:
     return root
 
 
-def write_native_v3(root: Path, name: str = "vidore_v3_hr") -> Path:
-    """V3 in its own layout: underscores, numbers as ids, six languages in one list of queries."""
-    images, asked = make_content()
-    queries = [(language, text, grades) for language in LANGUAGES for text, grades in asked]
-    parts = make_parts(images, queries, "query_id", "corpus_id")
-    parts["corpus"] = parts["corpus"].add_column("doc_id", ["x"] * len(images))
-    write_repository(root / name, parts)
-    return root
-
-
 def write_v3(root: Path, name: str = "vidore_v3_hr_mteb_format") -> Path:
     """V3 as mteb keeps it: a config of each kind for each language, text ids, grades 1 and 2."""
     images, asked = make_content()

@@ -122,11 +122,11 @@ def test_wrong_files_and_changes_are_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"no recipe nowhere\.toml: neither a file.*qwen2\.5-vl-3b, .*qwen3-vl-4b"):
         read_recipe("nowhere.toml")
     (tmp_path / "torn.toml").write_text("batch = ")
-    with pytest.raises(UsageError, match=r"torn\.toml is not valid TOML"):
+    with pytest.raises(UsageError, match=r"cannot read .*torn\.toml"):
         read_recipe(tmp_path / "torn.toml")
     with pytest.raises(UsageError, match="--set takes key=value, not 'slots'"):
         read_recipe("tiny", ["slots"])
-    with pytest.raises(UsageError, match="tiny: unknown key 'slot'; did you mean 'slots'"):
+    with pytest.raises(UsageError, match="unknown key 'slot'; did you mean 'slots'"):
         read_recipe("tiny", ["slot=zero"])
 
 

@@ -282,9 +282,6 @@ def profile(
 
     randslot profile embedded --page 10x9
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ..evaluation.profile import Protocol, profile
     from ..machine import describe_machine
     from ..model import load
@@ -295,8 +292,5 @@ def profile(
     except ValueError as error:
         raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
     protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
-    loaded, console = load(model, width=width), Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        table = profile(loaded, protocol, progress)
-    print(write_table(table, style))
+    print(write_table(profile(load(model, width=width), protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)

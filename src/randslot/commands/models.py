@@ -78,7 +78,6 @@ def distill(
     validation: Annotated[
         float, typer.Option(metavar="X", min=0, max=0.5, rich_help_panel=ADVANCED, help="Share of held-out queries.")
     ] = 0.05,
-    warmup: Annotated[int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Warmup steps.")] = 50,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Seed for query order and new weights.")
     ] = 42,
@@ -89,9 +88,6 @@ def distill(
         Literal["bf16", "fp32", "bf16-anywhere"],
         typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (GPU only), fp32, or bf16-anywhere."),
     ] = "bf16",
-    column: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Column that holds the query.")
-    ] = "query",
     cache: Annotated[
         str,
         typer.Option(
@@ -114,13 +110,11 @@ def distill(
         student,
         tuple(queries),
         output,
-        query_column=column,
         layers=layers,
         freeze_embeddings=freeze_embeddings,
         epochs=epochs,
         batch=batch,
         learning_rate=rate,
-        warmup=warmup,
         precision=precision,
         validation=validation,
         seed=seed,
@@ -133,7 +127,7 @@ def distill(
 
 @app.command()
 def pairs(
-    folder: Annotated[Path, typer.Argument(help="Folder of PDFs, searched recursively.")],
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of PDFs, searched recursively.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
     spans: Annotated[int, typer.Option(metavar="N", min=0, help="Also add N text spans per page.")] = 0,
 ) -> None:

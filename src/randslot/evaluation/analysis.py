@@ -22,7 +22,7 @@ from ..errors import RandSlotError, UsageError
 from ..model.reader import SIDES, Side
 from ..tables import Cell, Table
 from .cache import Judged, VectorCache, larger_caches, read_judged
-from .compare import ALL, DRAWS, LEVEL, Scores, judge_tasks
+from .compare import ALL, LEVEL, Scores, judge_tasks
 from .metrics import ndcg_of_each
 from .result_files import Result, RunKey, name_runs, read_results
 
@@ -219,7 +219,7 @@ def sweep_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
     return Table(title, ["run", "side", *map(str, budgets)], rows)
 
 
-def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4, *, draws: int = DRAWS, seed: int = 42) -> Table:
+def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
     """Return the gain of more than `num_vectors` a side with intervals: in a figure, noise can look like a gain."""
     rows: list[list[Cell]] = []
     for run in runs:
@@ -233,7 +233,7 @@ def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4, *, draws: int
                 for view in larger:
                     gains[view][task].append(100 * (scores[view] - scores[base]))
         for view in larger:
-            verdict = judge_tasks(gains[view], np.random.default_rng(seed), draws)[ALL]
+            verdict = judge_tasks(gains[view], np.random.default_rng(42))[ALL]
             rows.append([run.name, len(view.page), *verdict])
     title = f"Budgets: nDCG@5 minus that of {num_vectors} vectors per side, {LEVEL}% intervals (paired bootstrap)"
     return Table(title, ["run", "vectors", "difference", "from", "to", "verdict"], rows, digits=2)

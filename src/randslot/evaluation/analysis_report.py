@@ -74,9 +74,6 @@ def analyse(
             evaluate_model(model, tasks, results, settings=largest)
         sources = [str(results)]
     folders = [Path(source) for source in sources]
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"{str(folder)!r} is neither a folder nor one of {', '.join(PARTS)}")
     if dim is not None and (folders or not is_cost):
         raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
     if not folders:
@@ -199,15 +196,15 @@ class Budget(NamedTuple):
 PAPER = (Budget("CausalEmbed", 16, 32), Budget("RandSlot", 4, 4), Budget("RandSlot", 6, 6))
 
 
-def list_costs(budgets: Sequence[Budget], pages: int = 100_000) -> Table:
+def list_costs(budgets: Sequence[Budget]) -> Table:
     """Return the cost of each budget: of one page, of many, and of comparing a query with a page."""
     rows: list[list[Cell]] = []
     for one in budgets:
         products = one.query_vectors * one.page_vectors
         size = one.page_vectors * one.dim * BYTES[one.dtype]
-        rows.append([*one, size / 1024, pages * size / 1024**3, products, products * one.dim])
-    pages_head = f"GiB for {pages:,} pages"
-    heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB per page", pages_head, "dot products", "multiply-adds"]
+        rows.append([*one, size / 1024, 100_000 * size / 1024**3, products, products * one.dim])
+    heads = ["method", "Kq", "Kd", "dimensions", "type", "KiB per page", "GiB for 100,000 pages", "dot products"]
+    heads.append("multiply-adds")
     return Table("Cost of the vectors only; products are those of one query with one page", heads, rows, digits=2)
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import RandSlotError
+from ..errors import in_one_line
+from ..files import read_json
 from ..model.reader import Side
 from .tasks import content_key
 
@@ -55,11 +56,9 @@ class VectorCache:
                     self._read_keys(file)
 
     def _read_keys(self, file: Path) -> None:
-        try:
-            with safe_open(file, "pt") as shard:
-                keys, counts = json.loads(shard.metadata()["keys"]), shard.get_tensor("counts").tolist()
-        except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise RandSlotError(f"{file} is not a file of vectors ({error}). Remove it and evaluate again.") from error
+        doing, hint = f"read vectors from {file}", ". Remove it and evaluate again."
+        with in_one_line(doing, hint=hint), safe_open(file, "pt") as shard:
+            keys, counts = json.loads(shard.metadata()["keys"]), shard.get_tensor("counts").tolist()
         start = 0
         for key, count in zip(keys, counts, strict=True):
             self.rows[key] = (file, start, count)
@@ -167,7 +166,5 @@ class Judged:
 def read_judged(cache: Path, name: str) -> Judged:
     """Read what an evaluation kept in a cache."""
     file = cache / "judged" / f"{name}.json"
-    try:
-        return Judged(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise RandSlotError(f"cannot read {file} ({error}). Remove it and evaluate again.") from error
+    with in_one_line(f"read {file}", hint=". Remove it and evaluate again."):
+        return Judged(**read_json(file))

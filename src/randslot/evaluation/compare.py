@@ -64,7 +64,7 @@ def describe_interval(result: Result) -> str:
 # -- runs
 
 
-def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int = DRAWS, seed: int = 42) -> Table:
+def compare_runs(folders: Sequence[Path], *, base: str | None = None, seed: int = 42) -> Table:
     """Compare every run below some folders with one, task by task and over all tasks, weighted equally.
 
     base: the name of that run or a unique part of it; by default the first found.
@@ -94,7 +94,7 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, draws: int
                 if subset not in before or subset not in after or before[subset].asked != after[subset].asked:
                     raise UsageError(f"{base} and {name} differ in queries or pages of {task}. Evaluate both again.")
                 differences[task].append(100 * (np.array(after[subset].each) - np.array(before[subset].each)))
-        verdicts = judge_tasks(differences, np.random.default_rng(seed), draws)
+        verdicts = judge_tasks(differences, np.random.default_rng(seed))
         rows += [[name, task, score, *verdicts[task]] for task, score in _scores(results).items()]
     title = f"nDCG@5 minus that of {base}, in points, with {LEVEL}% intervals (paired bootstrap over queries)"
     return Table(title, ["run", "task", "score", "difference", "from", "to", "verdict"], rows, digits=2)

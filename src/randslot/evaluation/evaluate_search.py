@@ -265,17 +265,17 @@ def _weigh(library: Library, by: By) -> tuple[float, int, int]:
     return vectors / BYTES_PER_NUMBER / dimension if dimension else 0.0, dimension, max(size, 0)
 
 
-def _time_encoding(model: PageReader, pages: Pages, size: int = 8) -> float:
+def _time_encoding(model: PageReader, pages: Pages) -> float:
     """Return the seconds that a model takes to encode an opened page, over some from all over a set."""
     opened: list[Any] = []
     num = len(pages.ids)
-    for i in range(0, num, max(num // (4 * size), 1)):
+    for i in range(0, num, max(num // 32, 1)):
         page = pages.open(i)
         try:
             opened.append(read_page_text(page) if model.reads == "text" else open_page(page, model.page_pixels))
         except NoTextError:
             continue
-        if len(opened) == size:
+        if len(opened) == 8:
             break
     model.embed_pages(opened[:1])  # warm up
     start = time.perf_counter()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -128,15 +127,13 @@ def _compare(queries_QKD: Tensor, pages_PKD: Tensor, nums: Sequence[int]) -> dic
 # -- what is shown
 
 
-def compare_bytes(folders: Sequence[Path], tell: Callable[[str], None] = print) -> list[Section]:
+def compare_bytes(folders: Sequence[Path], tell: Callable[[str], None]) -> list[Section]:
     """Score every cut of the runs below some folders, each benchmark by itself."""
-    sections = []
-    for benchmark, runs in group_runs(read_runs(folders, any_model=True), tell).items():
-        sections.append(replace(show_frontier(runs), benchmark=benchmark))
-    return sections
+    groups = group_runs(read_runs(folders, any_model=True), tell)
+    return [show_frontier(runs, benchmark) for benchmark, runs in groups.items()]
 
 
-def show_frontier(runs: Sequence[CachedRun]) -> Section:
+def show_frontier(runs: Sequence[CachedRun], benchmark: str) -> Section:
     """Return the best cuts of each run, all cuts, and a figure with the paper's points on its own benchmark."""
     from ..plots import draw_frontier
 
@@ -161,7 +158,7 @@ def show_frontier(runs: Sequence[CachedRun]) -> Section:
         "frontier": _list_points(best, "Pareto-optimal"),
         "all-cuts": _list_points(points, "all"),
     }
-    return Section("frontier", text, tables, {"frontier": partial(draw_frontier, groups, lines)})
+    return Section("frontier", text, tables, {"frontier": partial(draw_frontier, groups, lines)}, benchmark)
 
 
 def _list_points(points: Sequence[Point], which: str) -> Table:

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..errors import RandSlotError, UsageError
+from ..errors import UsageError, in_one_line
 from ..files import write_json
 from ..model.reader import Side
 
@@ -145,30 +145,21 @@ def read_results(*folders: Path) -> list[Result]:
         for file in sorted(folder.rglob("*.json")):
             if LIBRARIES in file.relative_to(folder).parts:
                 continue
-            try:
-                result = _read_result(file)
-                if result is None:
+            with in_one_line(f"read {file} as a result of this version", hint=". Evaluate again."):
+                values = json.loads(file.read_text(encoding="utf-8"))
+                if not isinstance(values, dict) or not values.keys() >= {"model", "task", "benchmark"}:
                     continue
+                subsets = {}
+                for name, row in values.pop("subsets").items():
+                    subsets[name] = SubsetResult(ndcg=_read_cuts(row), **row)
+                result = Result(file=file, ndcg=_read_cuts(values), subsets=subsets, **values)
                 seed = first.setdefault((result.model, result.how, result.weights), result.seed)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise RandSlotError(f"{file} is not a result of this version ({error}). Evaluate again.") from error
             if not result.is_drawn:
                 result = replace(result, settings=result.settings | {"seed": seed})
             results.append(result)
         if len(results) == num_before:
             raise UsageError(f"no results in {folder}. Make some: randslot evaluate ... -o {folder}")
     return results
-
-
-def _read_result(file: Path) -> Result | None:
-    """Read a result; None for a JSON file of something else."""
-    values = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(values, dict) or not values.keys() >= {"model", "task", "benchmark"}:
-        return None
-    subsets = {}
-    for name, row in values.pop("subsets").items():
-        subsets[name] = SubsetResult(ndcg=_read_cuts(row), **row)
-    return Result(file=file, ndcg=_read_cuts(values), subsets=subsets, **values)
 
 
 def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:

@@ -196,9 +196,6 @@ def _vidore_task(benchmark: str, name: str, data_root: Path | None) -> Task:
         if folder.is_dir():
             task.metadata = task.metadata.model_copy(update={"dataset": {"path": str(folder), "revision": revision}})
             return MtebTask(name, benchmark, str(folder), None, task, folder)
-    native = data_root / Path(dataset).name.removesuffix("_mteb_format")
-    if native.is_dir():
-        return NativeTask(name, benchmark, str(native), None)
     raise UsageError(f"task {name}: no copy of {dataset} in {data_root}. Expected a folder {Path(dataset).name}.")
 
 
@@ -219,27 +216,6 @@ class MtebTask(Task):
             queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
             yield self.make_subset(name, DatasetPages(data["corpus"], "id"), queries, data["relevant_docs"])
             self.task.dataset[name] = {}  # free its memory
-
-
-class NativeTask(Task):
-    """A ViDoRe V3 repository in its own layout: corpus, queries in all languages, qrels."""
-
-    def subsets(self) -> Iterator[Subset]:
-        from datasets import load_dataset
-
-        with _loading(self.dataset, Path(self.dataset)):
-            corpus = load_dataset(self.dataset, "corpus", split="test")
-            queries = load_dataset(self.dataset, "queries", split="test")
-            qrels = load_dataset(self.dataset, "qrels", split="test")
-        grades: dict[str, dict[str, int]] = {}
-        for row in qrels:
-            grades.setdefault(str(row["query_id"]), {})[str(row["corpus_id"])] = int(row["score"])
-        by_language: dict[str, dict[str, str]] = {}
-        for row in queries.select_columns(["query_id", "query", "language"]).to_list():
-            by_language.setdefault(row["language"], {})[str(row["query_id"])] = row["query"]
-        pages = DatasetPages(corpus, "corpus_id")
-        for language, texts in by_language.items():
-            yield self.make_subset(language, pages, texts, grades)
 
 
 @contextmanager

@@ -54,8 +54,6 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
     """Add a fresh adapter to the backbone, trainable in float32; UsageError if it does not fit."""
-    if has_adapter(backbone.model):
-        raise RandSlotError("this model has an adapter already; omit lora to continue with it")
     bare = dict(backbone.model.state_dict()) if backbone.source.folder is None else {}
     with in_one_line(f"add adapter {str(config)[:80]}", UsageError), torch_seed(seed):
         backbone.model.add_adapter(config)
@@ -221,8 +219,7 @@ def _read_config(source: Source) -> dict[str, Any]:
     with in_one_line(f"read {path}"):
         if config["format"] != FORMAT:
             raise ValueError(f"it has format {config['format']!r}, but this version of randslot reads {FORMAT}")
-        if any(type(config["stored"][side]) is not int or config["stored"][side] < 0 for side in SIDES):
-            raise ValueError(f"it is damaged: stored={config['stored']!r}")
+        config["stored"] = {side: int(config["stored"][side]) for side in SIDES}
         _ = config["adapter"], [config["backbone"][key] for key in ("family", "name", "revision")]
         if "teacher" in config:
             config["teacher"] = read_identity(config["teacher"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from time import sleep as pause
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from ..errors import RandSlotError, UsageError, first_line
-from .reader import is_url
+from ..errors import RandSlotError, first_line
 
 
 class JsonClient:
@@ -20,9 +20,7 @@ class JsonClient:
     pauses: seconds to wait before the next attempts while no server answers.
     """
 
-    def __init__(self, url: str, timeout: float, token: str | None = None, hint: str = "") -> None:
-        if not is_url(url):
-            raise UsageError(f"{url!r} is not the address of a server, as in http://localhost:8000")
+    def __init__(self, url: str, timeout: float, token: str | None, hint: str) -> None:
         self.url, self.timeout, self.hint = url.rstrip("/"), timeout, hint
         self.pauses: Sequence[float] = (0.5, 1.0, 2.0, 4.0)
         self.headers = {"Content-Type": "application/json"}
@@ -38,7 +36,12 @@ class JsonClient:
                     return json.load(answer)
             except HTTPError as error:
                 with error:
-                    reason = _read_reason(error.read()) or error.reason
+                    text = error.read().decode(errors="replace")
+                with suppress(ValueError, KeyError, AttributeError, TypeError):  # else it is no error in OpenAI's form
+                    content = json.loads(text)
+                    content = content.get("error", content)
+                    text = str(content["message"] if isinstance(content, dict) else content)
+                reason = " ".join(text.split())[:300] or error.reason
                 hint = self.hint if error.code == 404 else ""
                 raise RandSlotError(f"{request.full_url} answers {error.code}: {reason}{hint}") from error
             except ValueError as error:
@@ -51,14 +54,3 @@ class JsonClient:
                     raise RandSlotError(f"cannot reach {request.full_url}: {cause}; is the server running?") from error
                 pause(seconds)
         raise AssertionError("the last attempt returns or raises")
-
-
-def _read_reason(body: bytes) -> str:
-    """Return the reason of an error in one line: from OpenAI's form, or the body itself."""
-    try:
-        content = json.loads(body)
-        content = content.get("error", content)
-        text = str(content["message"] if isinstance(content, dict) else content)
-    except (ValueError, KeyError, AttributeError):
-        text = body.decode(errors="replace")
-    return " ".join(text.split())[:300]

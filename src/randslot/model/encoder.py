@@ -140,7 +140,7 @@ class SlotEncoder(InputModule):
     @property
     def page_tokens(self) -> int:
         """The most tokens that a page may take, without its prompt."""
-        return self.settings.page_tokens(self.family.reads)
+        return self.settings.text_tokens if self.family.reads == "text" else self.settings.visual_tokens
 
     @property
     def page_pixels(self) -> int:
@@ -221,10 +221,9 @@ class SlotEncoder(InputModule):
             checkpointed = self.training and self.backbone.is_gradient_checkpointing
             cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             return read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
-        slots_BSD, expected = strategy(side, num, keys), (len(keys), num, strategy.dim)
-        if slots_BSD.shape != expected:  # your own strategy may return anything
-            found = tuple(slots_BSD.shape)
-            raise UsageError(f"{type(strategy).__name__} returned slots of shape {found}, expected {expected}")
+        slots_BSD = strategy(side, num, keys)
+        # Your own strategy may return anything.
+        assert slots_BSD.shape == (len(keys), num, strategy.dim), f"slots have shape {tuple(slots_BSD.shape)}"
         if self.training and self.loops:
             return read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
         return read_once(self.parts, content, slots_BSD)

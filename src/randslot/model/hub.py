@@ -60,8 +60,8 @@ def find(
     try:
         snapshot = snapshot_download(name, revision=revision, allow_patterns=list(files), **options)
     except GatedRepoError as error:
-        line = f"model {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
-        raise RandSlotError(line) from error
+        terms = "accept its terms on the hub and log in with 'hf auth login'"
+        raise RandSlotError(f"model {name} is gated: {terms}") from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         where = f"at revision {revision}" if revision else "(or it is private: log in with 'hf auth login')"
         raise RandSlotError(f"no model {name} {where} on the hub, and no folder of that name here") from error

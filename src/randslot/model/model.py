@@ -283,9 +283,8 @@ def choose_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
     """Return the dtype of weights: by default bfloat16 on a GPU and float32 elsewhere."""
     if dtype is None:
         return torch.bfloat16 if device.startswith("cuda") else torch.float32
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise UsageError(f"dtype={dtype!r} is not a floating point type such as 'float32' or 'bfloat16'")
+    found: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert found.is_floating_point, f"dtype={dtype!r} is not a floating point type"
     return found
 
 
@@ -297,8 +296,7 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
     vectors; 0: all. A student of the same teacher continues from its weights.
     """
     num = teacher.num_vectors("query")
-    if num is None:
-        raise UsageError(f"{teacher} has a vector for every token of a query: a student learns a fixed number of them")
+    assert num is not None, "a student learns a fixed number of vectors"
     start: SlotEncoder | None = None  # a model that makes vectors
     shape = "llama-tiny" if name == "tiny" else name
     if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import RandSlotError, UsageError, in_one_line
+from ..errors import UsageError, in_one_line
 from ..files import data_folder, read_json, write_json
 from .hub import Source
 from .settings import Settings
@@ -63,9 +63,8 @@ def load_code(source: Source, *, trust_remote_code: bool = False) -> None:
         if not LABEL.fullmatch(label) or label in SOURCES:
             continue
         file = source.file(f"{label.partition(':')[0]}.py")
-        if not file.is_file():
-            raise RandSlotError(f"{source.name} lacks {file.name} for {label}. Pass --strategy FILE.py:CLASS.")
-        text = file.read_text(encoding="utf-8")
+        with in_one_line(f"read {file}", hint="; pass --strategy FILE.py:CLASS"):
+            text = file.read_text(encoding="utf-8")
         if trust_remote_code:
             trust_code(hash_code(text), source.name)
         elif not is_code_trusted(hash_code(text)):

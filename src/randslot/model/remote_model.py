@@ -27,7 +27,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json
 from ..pages import open_page
 from ..pages.images import shrink
@@ -67,15 +67,11 @@ def remote(
     server = JsonClient(url, timeout, token, hint)
     match server.ask("/v1/models"):
         case {"data": [{"id": str(_), "randslot": {}} as model, *_]}:
-            if folder is not None:
-                raise UsageError(f"{url} is a RandSlot service, which describes its model: pass no folder")
             encoder: RemoteEncoder = ServiceEncoder(server, model)
         case {"data": [{"id": str(_)} as model, *_]}:
             encoder = VllmEncoder(server, model, folder)
-        case {"data": []}:
-            raise RandSlotError(f"{url} has no model: a library of words has none, index it with --model")
         case _:
-            raise RandSlotError(f"{url} names no model at /v1/models{hint}")
+            raise RandSlotError(f"{url} has no model; a library of words has none: index it with --model{hint}")
     budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors, "width": width}
     encoder.use(**{name: num for name, num in budgets.items() if num is not None})
     return RandSlotModel(modules=[encoder], device="cpu")
@@ -137,15 +133,12 @@ class RemoteEncoder(InputModule):
         """Return the rows (rows, D) of each input of a body."""
         # base64: as numbers in text they would be several times larger.
         answer = self.server.ask("/pooling", {"model": self.name, "encoding_format": "base64", **self.options, **body})
-        try:
-            rows = []
+        rows = []
+        with in_one_line(f"read vectors of dimension {self.dimension} from {self.server.url}"):
             for item in sorted(answer["data"], key=lambda item: int(item["index"])):
                 numbers = torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32)
                 rows.append(numbers.view(-1, self.dimension))
             num_rows = int(answer["usage"]["prompt_tokens"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            what = f"vectors of dimension {self.dimension}"
-            raise RandSlotError(f"{self.server.url} answers with no {what}: {first_line(error)}") from error
         # The bytes have no shape: only the count tells a wrong dimension.
         if len(rows) != len(body.get("input", [body])) or sum(map(len, rows)) != num_rows:
             raise RandSlotError(
@@ -179,18 +172,13 @@ class ServiceEncoder(RemoteEncoder):
     def __init__(self, server: JsonClient, model: Mapping[str, Any]) -> None:
         super().__init__(server, model["id"])
         about = model["randslot"]
-        try:
+        with in_one_line(f"use {self.name} of {server.url}, which does not describe itself as a RandSlot model"):
             self.limit = Settings(
                 slots=about["slots"], **{one.name: about[one.name] for one in fields(Settings)[1:] if one.name in about}
             )
             self.dimension, self.page_pixels = int(about["dimension"]), int(about["page_pixels"])
             self.dtype, self.weights = str(about["dtype"]), str(about["weights"])
             self.family = SimpleNamespace(reads=about["reads"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RandSlotError(
-                f"{server.url} runs {self.name}, which does not describe itself as a RandSlot model "
-                f"({first_line(error)}); ask for its vectors at {server.url}/pooling"
-            ) from error
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
         """Turn queries (text) or pages (images or their paths, or texts) into the bodies of requests."""
@@ -231,7 +219,7 @@ class VllmEncoder(RemoteEncoder):
                 f"{server.url} runs {model['id']!r}, and {root} has no {SERVING}: pass the exported folder"
             )
         self.folder, content = file.parent, read_json(file)
-        try:
+        with in_one_line(f"read {file}", hint="; export the model again"):
             if content["format"] != FORMAT:
                 raise ValueError(f"it has format {content['format']!r}, but this version reads {FORMAT}")
             self.limit = Settings(**content["settings"])
@@ -241,8 +229,6 @@ class VllmEncoder(RemoteEncoder):
             self.image = dict(content["image"])
             self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])
             what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
-        except (KeyError, TypeError, ValueError) as error:
-            raise RandSlotError(f"{file} cannot be read: {first_line(error)}; export the model again") from error
         self.weights = blake2b(what.encode(), digest_size=12).hexdigest()
         # A server that takes slots for text would give other vectors.
         prompt = self.page_prompt.replace(self.family.image_token, "")

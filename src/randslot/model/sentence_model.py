@@ -237,11 +237,8 @@ class EmbeddingModel:
 
     def encode_document(self, pages: Sequence[Any], batch_size: int = 8) -> list[Tensor]:
         """Return the vectors (L, D) of each page, as the model makes them, or fewer by the reduction."""
-        opened: list[Any] = []
-        for page in pages:
-            if self.reads == "text" and not isinstance(page, str):
-                raise UsageError(f"this model reads the text of a page, not its image ({type(page).__name__})")
-            opened.append(page if self.reads == "text" else open_page(page, self.page_pixels))
+        assert self.reads == "image" or all(isinstance(page, str) for page in pages), "this model reads text"
+        opened = [page if self.reads == "text" else open_page(page, self.page_pixels) for page in pages]
         cut = [self._cut(page) for page in opened]
         encoded = iter(self._encode(self.model.encode_document, list(chain(*cut)), batch_size))
         settings, found = self.settings, []
@@ -372,10 +369,7 @@ def _find_base(source: Source, files: tuple[str, ...]) -> Source | None:
     """Return the model that an adapter is for, downloaded; None if the source is no adapter."""
     if not source.file(ADAPTER_CONFIG).is_file():
         return None
-    try:
-        return find(str(_read_config(source, ADAPTER_CONFIG).get("base_model_name_or_path") or ""), files=files)
-    except RandSlotError as error:
-        raise RandSlotError(f"{source.name} is an adapter and needs its base: {error}") from error
+    return find(str(_read_config(source, ADAPTER_CONFIG).get("base_model_name_or_path")), files=files)
 
 
 def load_checked(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..errors import RandSlotError, UsageError
-from .reader import Reads, Side
+from .reader import Side
 from .reductions import REDUCTIONS, SEEDED_REDUCTIONS, plain_name
 from .slots import STRATEGIES, Strategy
 
@@ -114,10 +114,6 @@ class Settings(VectorSettings):
         if self.strategy.every_token and not (side == "page" and self.is_reduced):
             return None
         return self.vectors(side)
-
-    def page_tokens(self, reads: Reads) -> int:
-        """Return the most tokens of a page for a model that reads images, or text."""
-        return self.text_tokens if reads == "text" else self.visual_tokens
 
     def vectors_name(self, side: Side) -> str:
         """Return a name for the vectors of one side, for caches; the weights and the budget are not part of it."""

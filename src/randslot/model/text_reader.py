@@ -102,8 +102,7 @@ class UseReader:
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
         cut = []
         for page in pages:
-            if not isinstance(page, str):
-                raise UsageError(f"{NAME} reads the text of a page, not its image ({type(page).__name__})")
+            assert isinstance(page, str), f"{NAME} reads the text of a page"
             cut.append(cut_windows(page, self.page_vectors))
         return self._encode(cut)
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError, first_line, in_one_line
 from .images import limit_aspect, shrink
 from .text import PageText, Word, pack_boxes
 
@@ -197,12 +197,10 @@ def _recognise(
 
 @cache
 def _load_rapidocr() -> Any:
-    try:
+    with in_one_line("load RapidOCR"):
         import cv2
         import rapidocr
         from rapidocr import RapidOCR  # which imports the rest
-    except ImportError as error:
-        raise RandSlotError(f"cannot load RapidOCR: {first_line(error)}") from error
     cv2.setNumThreads(1)
     models = Path(rapidocr.__file__).parent / "models"
     return RapidOCR(

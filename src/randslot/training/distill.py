@@ -51,23 +51,20 @@ class Distillation:
     file. queries: text files with a query per line, or training pairs. output: a folder for the student and its run.
 
     layers: keep only this many of the student's first layers; 0: all. freeze_embeddings: freeze token embeddings, so
-    that words outside the queries keep their place; for a student that starts from its teacher's layers. warmup: steps
-    of linear warmup, before a cosine decay to zero. precision: as in recipes. validation: the held-out share of the
-    queries. save_every: steps between checkpoints; 0: none. cache: a folder for the teacher's vectors, which several
-    students can share; by default in the output.
+    that words outside the queries keep their place; for a student that starts from its teacher's layers. precision: as
+    in recipes. validation: the held-out share of the queries. save_every: steps between checkpoints; 0: none. cache: a
+    folder for the teacher's vectors, which several students can share; by default in the output.
     """
 
     teacher: str
     student: str
     queries: tuple[str, ...]
     output: str
-    query_column: str = "query"
     layers: int = 0
     freeze_embeddings: bool = False
     epochs: int = 10
     batch: int = 32
     learning_rate: float = 3e-4
-    warmup: int = 50
     precision: str = "bf16"
     validation: float = 0.05
     seed: int = 42
@@ -93,7 +90,7 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     if (folder / RUN).is_file():
         console.print(f"{folder} is finished already")
         return load(folder)
-    queries = read_queries(options.queries, options.query_column)
+    queries = read_queries(options.queries)
     with in_one_line(f"write into output {folder}", UsageError):
         write_json(folder / OPTIONS, asdict(options))
     try:
@@ -105,16 +102,16 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
         raise
 
 
-def read_queries(places: Sequence[str], column: str = "query") -> list[str]:
-    """Read distinct queries from the lines of text files, or from a column of training pairs."""
+def read_queries(places: Sequence[str]) -> list[str]:
+    """Read distinct queries from the lines of text files, or from training pairs."""
     found: dict[str, None] = {}
     for place in places:
         path = Path(place)
         if path.is_file() and path.suffix not in (".jsonl", ".parquet"):
             found.update(dict.fromkeys(read_lines(path)))
             continue
-        for number, row in enumerate(read_rows(place, "train", [column]), start=1):
-            for query in list_queries(row[column]):
+        for number, row in enumerate(read_rows(place, "train", ["query"]), start=1):
+            for query in list_queries(row["query"]):
                 try:
                     found[check_query(query).strip()] = None
                 except UsageError as error:
@@ -159,8 +156,7 @@ def teach(
         for start in track(starts, "teacher", console=console, disable=not console.is_terminal):
             vectors_BKD = np.stack(reader.embed_queries(queries[start : start + AT_ONCE]))
             lengths = np.linalg.norm(vectors_BKD, axis=-1, keepdims=True)
-            if not (np.isfinite(lengths).all() and lengths.all()):
-                raise RandSlotError(f"the teacher makes invalid vectors of query {start + 1} or one after it")
+            assert (np.isfinite(lengths) & (lengths > 0)).all(), "the teacher makes invalid vectors"
             output.write((vectors_BKD / lengths).astype("<f2").tobytes())
             output.flush()
     del reader
@@ -245,7 +241,7 @@ class StudentTraining:
 
     def train_step(self, rows: NDArray[np.int64]) -> float:
         """Train on one batch and return its loss."""
-        warmup = min(self.options.warmup, self.num_steps // 2)
+        warmup = min(50, self.num_steps // 2)  # linear, before a cosine decay to zero
         if self.step < warmup:
             share_of_rate = (self.step + 1) / warmup
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,10 @@ class Mining:
         return found[: self.num]
 
 
-def mine(
-    pairs: Pairs, library: Library, mining: Mining, by: Any = None, report: Callable[[int], None] = lambda _: None
-) -> list[dict[str, Any]]:
+def mine(pairs: Pairs, library: Library, mining: Mining, by: Any) -> list[dict[str, Any]]:
     """Return a row for each query that has enough negatives: "query", "image", "negatives"; pages as paths.
 
-    by: "words", "vectors" or "both", as in a search. report: gets how many queries are done.
+    by: "words", "vectors" or "both", as in a search.
 
     Errors: UsageError for pages that are not files, or not in the library.
     """
@@ -84,7 +82,6 @@ def mine(
             if len(negatives) == mining.num:
                 names = [name_page(hit.source, hit.page) for hit in negatives]
                 rows.append({"query": query, "image": name_page(*place), "negatives": names})
-        report(start + len(some))
     return rows
 
 

@@ -59,8 +59,6 @@ class FoundPairs:
 
 def find_pairs(folder: Path, spans: int = 0, seed: int = 0) -> FoundPairs:
     """Make a pair of every useful outline title of the PDFs below a folder, and of `spans` spans of every page."""
-    if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}")
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".pdf" and path.is_file())
     found, dice = FoundPairs(), random.Random(seed)
     titles: dict[tuple[str, str], None] = {}

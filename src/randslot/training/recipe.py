@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UsageError
+from ..errors import UsageError, in_one_line
 from ..model.own_code import use_strategy
 from ..model.settings import Settings
 
@@ -167,10 +167,8 @@ def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
         if not file.is_file():
             names = sorted(Path(one.name).stem for one in shipped.iterdir() if one.name.endswith(".toml"))
             raise UsageError(f"no recipe {name}: neither a file nor a shipped recipe ({', '.join(names)})")
-    try:
+    with in_one_line(f"read {file}", UsageError):
         values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not valid TOML: {error}") from error
     for change in changes or []:
         key, equals, text = change.partition("=")
         if not equals or not key:
@@ -179,10 +177,7 @@ def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
             values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             values[key.strip()] = text  # text needs no quotes
-    try:
-        recipe = make_recipe(values)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from error
+    recipe = make_recipe(values)
     stem = Path(file.name).stem
     return recipe if recipe.output else replace(recipe, output=f"runs/{stem}-{recipe.slots}-{recipe.seed}")
 

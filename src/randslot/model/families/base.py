@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...errors import RandSlotError, UsageError
+from ...errors import UsageError
 from ...files import read_json
 from ..hub import Source
 from ..preprocessing import Features, Processors, Template
@@ -183,9 +183,5 @@ class VisionFamily(Family):
 
 def need_file(source: Source, *names: str) -> None:
     """Refuse a folder that has none of these files, or an invalid one."""
-    for name in names:
-        file = source.file(name)
-        if file.is_file():
-            read_json(file)
-            return
-    raise RandSlotError(f"{source.name} lacks {names[0]}")
+    found = [source.file(name) for name in names if source.file(name).is_file()]
+    read_json((found or [source.file(names[0])])[0])

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import AutoConfig, Idefics3ImageProcessorPil, PreTrainedModel
 from transformers.image_utils import SizeDict
 
-from ...errors import RandSlotError
 from ...files import write_json
 from ...pages import open_page
 from ..hub import Source
@@ -62,8 +61,7 @@ class SmolVLM(VisionFamily):
         if source.file("config.json").is_file():  # a saved adapter has none, but saved this number
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             processor.tokens_per_tile = count_tokens(processor, config.vision_config.patch_size, config.scale_factor)
-        if not hasattr(processor, "tokens_per_tile"):
-            raise RandSlotError(f"{source.name} does not say how many tokens a tile takes: it lacks config.json")
+        assert hasattr(processor, "tokens_per_tile"), "it lacks config.json, which says how many tokens a tile takes"
         return processor
 
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
