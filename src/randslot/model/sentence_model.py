@@ -42,8 +42,8 @@ from .model import RandSlotModel, choose_dtype
 from .own_code import refuse_code, trust_code
 from .preprocessing import hash_content
 from .reader import Identity, Reads, Side, Vectors, check_query
-from .reductions import REDUCTIONS, plain_name
-from .settings import NO_REDUCTION, VectorSettings, check_choice, check_limits
+from .reductions import REDUCTIONS
+from .settings import NO_REDUCTION, VectorSettings, check_choice
 from .text_reader import cut_windows
 
 Kind = Literal["randslot", "backbone", "multi-vector", "one-vector", "reranker"]
@@ -79,12 +79,8 @@ class EmbeddingSettings(VectorSettings):
     width: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reduction", plain_name(self.reduction))
+        super().__post_init__()
         check_choice("similarity", self.similarity, ("maxsim", "meanmaxsim", "cosine", "dot"))
-        check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
-        for name in ("page_vectors", "seed", "width"):
-            if getattr(self, name) is not None:
-                check_limits(name, getattr(self, name))
         has_budget = self.is_multi_vector and self.page_vectors is not None
         if has_budget != self.is_reduced or (self.is_reduced and not self.unit):
             raise UsageError(

@@ -27,6 +27,13 @@ class VectorSettings:
 
     reduction: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reduction", plain_name(self.reduction))
+        check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
+        for name in LIMITS:
+            if (value := getattr(self, name, None)) is not None:
+                check_limits(name, value)
+
     @property
     def is_reduced(self) -> bool:
         """Whether pages are reduced to `page_vectors`."""
@@ -76,14 +83,11 @@ class Settings(VectorSettings):
         if not self.inference:
             object.__setattr__(self, "inference", self.strategy.inference or self.slots)
         check_choice("inference", self.inference, STRATEGIES)
-        object.__setattr__(self, "reduction", plain_name(self.reduction))
-        check_choice("reduction", self.reduction, (NO_REDUCTION, *REDUCTIONS))
+        super().__post_init__()
         if self.strategy.every_token != self.inference_strategy.every_token:
             raise UsageError(f"inference={self.inference!r} cannot be used with slots={self.slots!r}")
         if self.is_reduced and not self.strategy.every_token:
             raise UsageError(f"reduction={self.reduction!r} needs a model with slots='tokens', not {self.slots!r}")
-        for name in LIMITS:
-            check_limits(name, getattr(self, name))
 
     @property
     def strategy(self) -> type[Strategy]:
