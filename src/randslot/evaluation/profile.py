@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,15 +67,12 @@ def profile(model: RandSlotModel, protocol: Protocol) -> Table:
                 ways.append(Way(strategy, vectors, one_pass=True))
             ways.append(Way(strategy, vectors, one_pass=False))
     seconds: dict[Side, dict[Way, list[float]]] = {}
-    console = Console(stderr=True)
-    shown: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
     with page_size(model, protocol), torch.inference_mode():
         pages = _make_pages(model, protocol)
         inputs: dict[Side, list[Features]] = {"query": _make_queries(model, protocol), "page": pages}
         for side, samples in inputs.items():
             functions = {way: _make_function(model, way, side) for way in ways}
-            tracked = track(samples, f"timing {side} encoding", **shown)
-            seconds[side] = _time(functions, tracked, protocol.warmup)
+            seconds[side] = _time(functions, samples, protocol.warmup)
     rows: list[list[Cell]] = []
     for way in ways:
         speeds = [1000 * statistics.median(seconds["query"][way]), protocol.samples / sum(seconds["page"][way])]
@@ -160,11 +157,13 @@ def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Feat
 
 
 def _time(
-    functions: dict[Way, Callable[[Features], Tensor]], samples: Iterable[Features], warmup: int
+    functions: dict[Way, Callable[[Features], Tensor]], samples: Sequence[Features], warmup: int
 ) -> dict[Way, list[float]]:
     """Time every function on every sample, in turns; the first samples warm up and do not count."""
     seconds: dict[Way, list[float]] = {way: [] for way in functions}
-    for number, features in enumerate(samples):
+    console = Console(stderr=True)
+    tracked = track(samples, "timing", console=console, transient=True, disable=not console.is_terminal)
+    for number, features in enumerate(tracked):
         for way, function in functions.items():
             synchronize()
             start = time.perf_counter()
