@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .errors import DiskFullError, RandSlotError, UsageError, first_line
+from .errors import DiskFullError, RandSlotError, UsageError, in_one_line
 
 
 def data_folder() -> Path:
@@ -47,10 +47,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
     Errors: RandSlotError in one line if it does not.
     """
-    try:
+    with in_one_line(f"read {file}"):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RandSlotError(f"{file} is not valid JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
         raise RandSlotError(f"{file} does not hold a JSON object")
     return content

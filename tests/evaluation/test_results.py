@@ -180,7 +180,7 @@ def test_wrong_input_is_refused(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
     make_report(tmp_path)  # something else is passed over
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(RandSlotError, match=r"broken.json is not a result"):
+    with pytest.raises(RandSlotError, match=r"cannot read .*broken.json as a result"):
         make_report(tmp_path)
 
 

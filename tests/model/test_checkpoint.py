@@ -95,7 +95,7 @@ def test_tokenizer_and_image_settings_are_read_from_the_saved_model(backbone, tm
     assert torch.equal(vectors(again), vectors(model))
     assert not torch.allclose(vectors(again), vectors(randslot.load(backbone)), atol=1e-3)
     (tmp_path / "model" / "preprocessor_config.json").unlink()
-    with pytest.raises(RandSlotError, match=r"lacks preprocessor_config\.json"):
+    with pytest.raises(RandSlotError, match=r"cannot read .*preprocessor_config\.json"):
         randslot.load(tmp_path / "model")
 
 
@@ -253,7 +253,7 @@ ADAPTER, TABLES, BACKBONE = "adapter_model.safetensors", "slots.safetensors", "b
         (BACKBONE, b"x" * 99, "cannot load backbone"),
         ("backbone/config.json", {"model_type": "mistral"}, "is a 'mistral' model; RandSlot runs on .*qwen3_vl"),
         ("tokenizer.json", b"{}", "cannot load the tokenizer or image processor"),
-        ("randslot.json", b"{", "randslot.json is not valid JSON"),
+        ("randslot.json", b"{", "cannot read .*randslot.json: "),
         ("randslot.json", {"format": 99}, "has format 99"),
         ("randslot.json", {"extra": 1}, "lacks settings or has unknown ones: extra"),
         ("randslot.json", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),

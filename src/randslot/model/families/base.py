@@ -183,5 +183,4 @@ class VisionFamily(Family):
 
 def need_file(source: Source, *names: str) -> None:
     """Refuse a folder that has none of these files, or an invalid one."""
-    found = [source.file(name) for name in names if source.file(name).is_file()]
-    read_json((found or [source.file(names[0])])[0])
+    read_json(next((source.file(name) for name in names if source.file(name).is_file()), source.file(names[0])))
