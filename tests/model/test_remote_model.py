@@ -194,15 +194,15 @@ def reply(*items: str, tokens: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (reply(pack(torch.ones(9, 64)), tokens=9), "no vectors of dimension 128"),
+        (reply(pack(torch.ones(9, 64)), tokens=9), "cannot read vectors of dimension 128"),
         (reply(pack(torch.ones(1, 128)), tokens=9), r"with \[1\] vectors of dimension 128, and says 9"),  # one for all
         (reply(pack(torch.ones(3, 128)), tokens=3), "3 states, which are too few for 4 vectors"),
         (reply(pack(torch.full((9, 128), torch.nan)), tokens=9), "not finite"),
         (reply(pack(torch.ones(5, 128)), pack(torch.ones(5, 128)), tokens=10), r"with \[5, 5\] vectors"),
-        (reply("no base64!", tokens=9), "no vectors"),
-        ({"data": [{"index": 0, "data": [[1.0, 2.0]]}], "usage": {"prompt_tokens": 1}}, "no vectors"),
-        ({"hello": "world"}, "no vectors of dimension 128: 'data'"),
-        ([1, 2, 3], "no vectors of dimension 128"),
+        (reply("no base64!", tokens=9), "cannot read vectors"),
+        ({"data": [{"index": 0, "data": [[1.0, 2.0]]}], "usage": {"prompt_tokens": 1}}, "cannot read vectors"),
+        ({"hello": "world"}, "cannot read vectors of dimension 128 from .*: 'data'"),
+        ([1, 2, 3], "cannot read vectors of dimension 128"),
         (b"<html>", "answers no JSON"),
     ],
 )
