@@ -82,7 +82,7 @@ class Gains:
         """Return the difference to words, with its interval over questions; groups of languages are counted alike."""
         found = [self.find(group) for group in groups or [[language] for language in self.languages]]
         parts = [self.own[at] - self.words[at] for at in found]
-        difference, low, high, verdict = judge_tasks({"set": parts}, np.random.default_rng(42))["set"]
+        difference, low, high, verdict = judge_tasks({"set": parts})["set"]
         return {"minus words": difference, "from": low, "to": high, "verdict": verdict}
 
     def judge_together(self) -> dict[str, Any]:

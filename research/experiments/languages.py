@@ -111,7 +111,7 @@ def make_rows(asked: str, questions: Sequence[Question], found: dict[str, np.nda
         at = np.array([question.language in group for question in questions])
         row: dict[str, Any] = {"questions": name, "asked": asked, "number": int(at.sum())}
         row |= {way: float(values[at].mean()) for way, values in found.items()}
-        judged = judge_tasks({"set": [each[at] - one[at]]}, np.random.default_rng(42))["set"]
+        judged = judge_tasks({"set": [each[at] - one[at]]})["set"]
         rows.append(row | dict(zip(("difference", "from", "to", "verdict"), judged, strict=True)))
     return rows
 

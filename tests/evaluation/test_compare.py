@@ -137,8 +137,8 @@ def test_models_are_compared_on_the_same_pages(tmp_path: Path) -> None:
     colqwen2, minilm = others.save_colqwen2(tmp_path / "colqwen2"), others.save_minilm(tmp_path / "minilm")
     task = own_task(tmp_path / "own")
     words, image, text, both = (
-        compare_models(["words", str(colqwen2), str(minilm)], task, tmp_path / "out", draws=200)[:3]
-        + compare_models(["words", str(minilm)], task, tmp_path / "out", both=True, draws=200)[2:]
+        compare_models(["words", str(colqwen2), str(minilm)], task, tmp_path / "out")[:3]
+        + compare_models(["words", str(minilm)], task, tmp_path / "out", both=True)[2:]
     )
     assert [one.search for one in (words, image, text, both)] == ["words", "colqwen2", "minilm", "minilm and words"]
     assert words.verdict == "base"

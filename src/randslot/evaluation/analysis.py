@@ -233,7 +233,7 @@ def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
                 for view in larger:
                     gains[view][task].append(100 * (scores[view] - scores[base]))
         for view in larger:
-            verdict = judge_tasks(gains[view], np.random.default_rng(42))[ALL]
+            verdict = judge_tasks(gains[view])[ALL]
             rows.append([run.name, len(view.page), *verdict])
     title = f"Budgets: nDCG@5 minus that of {num_vectors} vectors per side, {LEVEL}% intervals (paired bootstrap)"
     return Table(title, ["run", "vectors", "difference", "from", "to", "verdict"], rows, digits=2)

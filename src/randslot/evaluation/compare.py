@@ -23,13 +23,12 @@ Verdict = tuple[float, float, float, str]  # a difference, its interval, and "be
 # -- bootstrap
 
 
-def judge_tasks(
-    differences: dict[str, list[Scores]], random: np.random.Generator, draws: int = DRAWS
-) -> dict[str, Verdict]:
+def judge_tasks(differences: dict[str, list[Scores]], seed: int = 42) -> dict[str, Verdict]:
     """Return the verdict on each task, and on all tasks, weighted equally.
 
     differences: in points, by task; of each subset an array over queries.
     """
+    random = np.random.default_rng(seed)
     means: dict[str, float] = {}
     samples: dict[str, Scores] = {}
     for task, subsets in differences.items():
@@ -37,8 +36,8 @@ def judge_tasks(
         drawn = []
         for subset in subsets:
             num, blocks = len(subset), []
-            for start in range(0, draws, 500):  # some at a time, to save memory
-                blocks.append(subset[random.integers(0, num, (min(500, draws - start), num))].mean(1))
+            for _ in range(DRAWS // 500):  # some at a time, to save memory
+                blocks.append(subset[random.integers(0, num, (500, num))].mean(1))
             drawn.append(np.concatenate(blocks))
         samples[task] = np.mean(drawn, axis=0)
     means[ALL] = float(np.mean(list(means.values())))
@@ -56,7 +55,7 @@ def judge(difference: float, samples: Scores) -> Verdict:
 def describe_interval(result: Result) -> str:
     """Return a line with the interval of a task's nDCG@5 over its queries, by bootstrap."""
     scores = [100 * np.array(subset.each) for subset in result.subsets.values()]
-    _, low, high, _ = judge_tasks({result.task: scores}, np.random.default_rng(42))[result.task]
+    _, low, high, _ = judge_tasks({result.task: scores})[result.task]
     num = sum(map(len, scores))
     return f"{result.task}: nDCG@5 from {low:.2f} to {high:.2f} ({LEVEL}% interval, {num} queries)"
 
@@ -94,7 +93,7 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, seed: int 
                 if subset not in before or subset not in after or before[subset].asked != after[subset].asked:
                     raise UsageError(f"{base} and {name} differ in queries or pages of {task}. Evaluate both again.")
                 differences[task].append(100 * (np.array(after[subset].each) - np.array(before[subset].each)))
-        verdicts = judge_tasks(differences, np.random.default_rng(seed))
+        verdicts = judge_tasks(differences, seed)
         rows += [[name, task, score, *verdicts[task]] for task, score in _scores(results).items()]
     title = f"nDCG@5 minus that of {base}, in points, with {LEVEL}% intervals (paired bootstrap over queries)"
     return Table(title, ["run", "task", "score", "difference", "from", "to", "verdict"], rows, digits=2)

@@ -26,7 +26,7 @@ from ..model.reader import PageReader
 from ..pages import NoTextError, open_page, read_page_text
 from ..pages.ocr import find_engine
 from ..tables import Cell, Table
-from .compare import DRAWS, LEVEL, Scores, judge_tasks
+from .compare import LEVEL, Scores, judge_tasks
 from .metrics import ndcg
 from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, name_file
 from .tasks import FolderTask, Pages, Subset, Task
@@ -175,7 +175,6 @@ def compare_models(
     rerank: str | None = None,
     trust_remote_code: bool = False,
     tell: Tell = lambda _: None,
-    draws: int = DRAWS,
 ) -> list[ComparedSearch]:
     """Compare searches of the pages of a set: by "words", or by the vectors of models (see `read_named`).
 
@@ -212,7 +211,7 @@ def compare_models(
         compared = []
         for i, (label, by, library, _) in enumerate(candidates):
             differences = [after - before for after, before in zip(scores[i], scores[0], strict=True)]
-            verdict = judge_tasks({"set": differences}, np.random.default_rng(42), draws)["set"]
+            verdict = judge_tasks({"set": differences})["set"]
             mean = float(np.mean([subset.mean() for subset in scores[i]]))
             times = encode_seconds.get(library), 1000 * seconds[i]
             compared.append(ComparedSearch(label, mean, *verdict, *_weigh(library, by), *times))
