@@ -42,7 +42,7 @@ from randslot.evaluation.result_files import Result
 from randslot.evaluation.tasks import find_tasks, own_task
 from research.samples.sets import write_set
 from support.cached import make_subset
-from support.copies import write_native_v3
+from support.copies import write_v3
 from support.models import make
 
 
@@ -298,7 +298,7 @@ def test_runs_on_vidore_v3_have_the_papers_numbers_beside_theirs(results, tmp_pa
 def test_a_model_is_analysed_with_both_inferences_on_the_papers_benchmark(tmp_path, monkeypatch):
     """The paper's rows of RandSlot have random slots at inference: they must not stand beside zeros alone."""
     make("qwen3-vl", visual_tokens=16).save_pretrained(str(tmp_path / "model"))
-    tasks = find_tasks([], ["hr"], write_native_v3(tmp_path / "copies"))
+    tasks = find_tasks([], ["hr"], write_v3(tmp_path / "copies"))
     monkeypatch.setattr("randslot.evaluation.tasks.choose_tasks", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)
     printed = run("analyse", "winners", "model", "-b", "ViDoRe(v3)")
