@@ -40,7 +40,7 @@ def manual(tmp_path: Path) -> Path:
         (["train", "tiny", "--set", "query_vectors=0"], 2, "query_vectors must be a whole number from 1"),
         (["train", "tiny", "--set", "data=gone.jsonl"], 2, "gone.jsonl"),
         (["train", "tiny", "--set", "data=torn.jsonl"], 1, "torn.jsonl"),
-        (["pairs", "nowhere", "-o", "x.jsonl"], 2, "Directory 'nowhere' does not exist"),
+        (["pairs", "nowhere", "-o", "x.jsonl"], 2, "'nowhere' does not exist"),
         (["pairs", "empty", "-o", "x.jsonl"], 1, "no PDF below empty has an outline with useful titles"),
         (["search", "tax", "-k", "many"], 2, "'-k': Input should be a valid integer"),
         (["search", "--colour"], 2, "--colour (see randslot search --help)"),
