@@ -39,7 +39,7 @@ def test_it_shows_the_method_on_sample_pages(shown):
     folder, printed = shown
     assert len(list((folder / "reports").glob("*.pdf"))) == 20
     vectors = printed[printed.index("The method") :]
-    assert "reads only such reports" in " ".join(vectors.split())
+    assert "reads only these reports" in " ".join(vectors.split())
     assert vectors.count("? ") == 5
     assert len(re.findall(r"\d\. test-1-\S+\.pdf  page \d", vectors)) == 15
     assert len(re.findall(r"1\. test.*answers it", vectors)) >= 4

@@ -24,13 +24,13 @@ TyperUsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0]
 SECTIONS = {
     "Search": {
         "index": ("index", "Add files and folders to a library; unchanged files are skipped."),
-        "search": ("search", "Find pages by words, vectors, or both."),
+        "search": ("search", "Find pages by keyword, vector or hybrid search."),
         "watch": ("watch", "Index folders and keep the library in sync."),
         "serve": ("service", "Serve a library: web page, HTTP API (/docs), and MCP (/mcp)."),
         "mcp": ("service", "Let an agent use a library (MCP on stdin/stdout)."),
         "doctor": ("service", "Check the installation."),
         "demo": ("service", "Search sample documents; downloads nothing."),
-        "library": ("library", "Inspect, prune, copy or check a library."),
+        "library": ("library", "Inspect, change, copy or check a library."),
     },
     "Models": {
         "train": ("models", "Train a model on pairs of query and page."),
@@ -97,7 +97,7 @@ def start(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Search PDFs, slides and scans by words and by four vectors per page."""
+    """Search PDFs, slides and scans: keyword, vector and hybrid search."""
     if debug:
         os.environ["RANDSLOT_DEBUG"] = "1"
 

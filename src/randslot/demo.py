@@ -59,8 +59,8 @@ def run_demo(folder: Path, queries: list[str]) -> Path:
         parts.append(_show_vectors(folder, queries))
     except MissingError as error:
         text = (
-            "The other half of the demo finds sample pages by four vectors each, which a small model that ships with "
-            "the package reads from their images."
+            "The second part of the demo searches sample pages by four vectors each, which a small model that "
+            "ships with the package computes from their images."
         )
         parts.append(Part("The method", f"{text} {error}", {}))
         print(f"{text}\n{error}\n")
@@ -75,7 +75,7 @@ def _show_words(folder: Path, queries: list[str]) -> Part:
     handbook = folder / "handbook.pdf"
     _write(handbook, (resources.files("randslot") / handbook.name).read_bytes())
     delete_library(folder / "words")
-    title = "A real document, found by its words"
+    title = "Keyword search in a real document"
     searches = {}
     with Library(folder / "words") as library:
         summary = library.add(handbook)
@@ -88,7 +88,7 @@ def _show_words(folder: Path, queries: list[str]) -> Part:
                 hits.append(Hit(f"{handbook.name}#page={found.page}", note, found.snippet, found.boxes))
             searches[query] = hits
     _print(searches, is_known=not queries)
-    text = "The handbook of this project. Its text was read in seconds; no model is needed to find pages by words."
+    text = "The handbook of this project. Reading its text took seconds; keyword search needs no model."
     return Part(title, text, searches)
 
 
@@ -101,9 +101,9 @@ def read_questions() -> dict[str, int]:
 def _show_vectors(folder: Path, queries: list[str]) -> Part:
     """Find sample pages by four vectors each."""
     delete_library(folder / "library")  # it may be that of another version of the model
-    title = "The method: four vectors a page, read from its image"
+    title = "The method: four vectors per page, from its image"
     print_styled((title, "bold underline"))
-    marks = {2: ANSWERS, 1: "comes near", 0: ""}
+    marks = {2: ANSWERS, 1: "related", 0: ""}
     searches = {}
     with Library(folder / "library", EMBEDDED) as library:
         asked = _ask_samples()
@@ -116,8 +116,8 @@ def _show_vectors(folder: Path, queries: list[str]) -> Part:
         num, dim = library.binding.num_vectors("page"), library.binding.dimension
         size = library.status().vector_bytes_per_page
         print(
-            f"{len(library)} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes a page; "
-            "the embedded model is a miniature that reads only such reports\n"
+            f"{len(library)} pages of sample reports, {num} vectors of {dim} dimensions each: {size:,} bytes per page; "
+            "the embedded model is tiny and reads only these reports\n"
         )
         for query in queries or asked:
             grades = asked.get(query, {})
@@ -128,8 +128,8 @@ def _show_vectors(folder: Path, queries: list[str]) -> Part:
             searches[query] = hits
     _print(searches, is_known=not queries)
     text = (
-        "Sample reports, which the embedded model can read: it looks at the image of a page and keeps four vectors. "
-        "It is a miniature for seeing the method at work, and reads nothing but such reports."
+        "Sample reports. The embedded model reads the image of each page and stores four vectors. It is a tiny model "
+        "that shows how the method works; it reads only these reports."
     )
     return Part(title, text, searches)
 
@@ -185,7 +185,7 @@ def _print(searches: dict[str, list[Hit]], *, is_known: bool) -> None:
         among += ANSWERS in notes
     if is_known:
         num = len(searches)
-        print(f"the first page answers {first} of {num} questions, and the first {HITS} answer {among}\n")
+        print(f"{first} of {num} questions are answered by the first hit, {among} by one of the first {HITS}\n")
 
 
 def _make_html(parts: list[Part], folder: Path) -> str:

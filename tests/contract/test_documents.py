@@ -48,7 +48,7 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
         (hit,) = run("search", "harbour", "-l", "lib", "--json", *words).json
         assert hit["source"].endswith(f"/{name}")
     answer = run("search", "harbour", "-l", "lib", "--year", "1999-2001")
-    assert "note: no file with year 1999-2001: the library has 20" in answer.err
+    assert "note: no file matches year=1999-2001: the library has 20" in answer.err
     answer = run("search", "table.csv", "-l", "lib", "--json")
     assert (len(answer.json), answer.err) == (1, "")  # also by its whole name
     (folder / "notes.md").write_text("# Harbour notes\n\nThe crane works.\n")

@@ -138,7 +138,7 @@ def test_filters_of_a_search_must_all_hold(served, filters, num):
 
 def test_filters_that_nothing_passes_say_what_there_is(served):
     answer = served.client.post("/api/search", json={"query": "tax", "type": "slides"}).json()
-    assert (answer["hits"], answer["note"]) == ([], "no file with type slides: the library has pdf (4), image (1)")
+    assert (answer["hits"], answer["note"]) == ([], "no file matches type=slides: the library has pdf (4), image (1)")
 
 
 def test_a_hit_says_whether_its_file_is_gone(tmp_path):

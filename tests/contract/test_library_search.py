@@ -244,7 +244,7 @@ def test_several_libraries_give_one_list_and_other_commands_take_one(run, librar
     (hit,) = run("search", "hills", "--json", env={"RANDSLOT_LIBRARY": "more lib"}).json
     assert "library" not in hit
     answer = run("library", "status", "-l", "lib", "-l", "more lib")
-    assert (answer.code, answer.err) == (2, "randslot: --library was given twice, and takes one value here\n")
+    assert (answer.code, answer.err) == (2, "randslot: --library was given twice: pass it once\n")
 
 
 def test_hits_for_other_programs(run, library):

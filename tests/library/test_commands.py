@@ -38,9 +38,7 @@ def test_commands_of_a_library_with_vectors(run, papers, saved):
     code, out, err = run("index", "papers", "-l", "lib", "--model", str(saved))
     assert (code, err) == (0, "")
     assert "files: 3 added\n7 pages, 7 of them encoded, in" in out
-    (told,) = re.findall(
-        r"the library has 7 pages, ([\d.]+ KB on disk, without the engine's log; [\d.]+ KB a page, 512)", out
-    )
+    (told,) = re.findall(r"the library has 7 pages, ([\d.]+ KB on disk, [\d.]+ KB per page, 512)", out)
     assert told in " ".join(run("library", "status", "-l", "lib")[1].split())  # both tell the same size
     write_tiff(papers / "a.tif", [1, 2, 30])
     os.remove(papers / "b.tif")

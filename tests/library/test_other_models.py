@@ -186,7 +186,7 @@ def test_the_commands_take_any_model(folders: dict[str, Path], papers: Path, tmp
     answer = CliRunner().invoke(app, ["index", str(papers), *place, *options])
     assert answer.exit_code == 0, answer.output
     shown = CliRunner().invoke(app, ["library", "status", *place])
-    assert "6 a page, several a query, 16 dimensions" in " ".join(shown.output.split())
+    assert "6 per page, several per query, 16 dimensions" in " ".join(shown.output.split())
     found = CliRunner().invoke(app, ["search", "page 2", *place, "--by", "vectors", "--explain", "-k", "1"])
     assert "less similar" in found.output
     assert CliRunner().invoke(app, ["library", "verify", *place]).exit_code == 0

@@ -346,7 +346,7 @@ def test_commands_rerank(folder: Path, reranker: Path, tmp_path: Path, monkeypat
         hits = json.loads(run("search", "tax", "-l", place, "--json", "--rerank", url).stdout)
         assert hits[0]["page"] == 4
         assert hits[0]["rerank"] == 1.0
-        assert f"searches are reranked by {url}" in run("library", "rerank", url, "-l", place).stdout
+        assert f"all searches are now reranked by {url}" in run("library", "rerank", url, "-l", place).stdout
         assert json.loads(run("search", "tax", "-l", place, "--json").stdout)[0]["page"] == 4
         assert "rerank" not in json.loads(run("search", "tax", "-l", place, "--json", "--rerank", "none").stdout)[0]
     done = run("search", "tax", "-l", place)

@@ -68,7 +68,7 @@ def test_the_terminal_shows_copies_below_the_first(tmp_path, monkeypatch):
     run("index", "papers", "-l", "lib")
     shown = run("search", "harbour", "-l", "lib").stdout
     assert shown.count("The harbour at noon") == 1
-    assert "the same page: papers/b/x.pdf page 1" in shown
+    assert "identical: papers/b/x.pdf page 1" in shown
     assert "papers/b/x.pdf  page 1" in run("search", "harbour", "-l", "lib", "--copies").stdout
 
 

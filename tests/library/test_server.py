@@ -510,7 +510,7 @@ def test_a_name_that_is_no_text_and_an_image_without_a_file(url, model, tmp_path
 
 
 def test_no_library_another_model_and_another_collection_are_refused(standin, model):
-    with pytest.raises(UsageError, match=r"no library at qdrant://.*: randslot index makes one"):
+    with pytest.raises(UsageError, match=r"no library at qdrant://.*: randslot index creates one"):
         Library(standin.url, create=False)
     Library(standin.url, model).close()
     with pytest.raises(RandSlotError, match="was indexed with dimension=16, not 8"):

@@ -146,7 +146,7 @@ def test_nobody_else_can_connect_and_nothing_is_left_behind(tmp_path):
 
 def test_verify_goes_through_the_service(served, tmp_path):
     lib = tmp_path / "lib"
-    assert run("library", "verify", "-l", lib) == "3 pages, all as they should be\n"
+    assert run("library", "verify", "-l", lib) == "3 pages checked, no problems found\n"
     (file,) = served.find_files("report.pdf")
     served.store.delete(file.id)
     assert CliRunner().invoke(app, ["library", "verify", "-l", str(lib)]).exit_code == 1

@@ -301,7 +301,7 @@ def test_a_backbone_of_another_size_or_family_is_refused(saved, tmp_path):
         ({"slots": "zero"}, "is trained with slots='learned'"),
         ({"revision": "main"}, "revision='main' requires a hub id"),
         ({"inference": "fixed"}, "needs stored slots"),
-        ({"name": "no-such-thing"}, "not a folder here, and not a hub id"),
+        ({"name": "no-such-thing"}, "not a folder, and not a hub ID"),
         ({"name": "owner/nothing"}, "cannot get model owner/nothing: not in the local cache"),
     ],
 )

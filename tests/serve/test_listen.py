@@ -46,7 +46,7 @@ def test_a_library_is_made_only_if_that_is_asked_for(monkeypatch, capsys, tmp_pa
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == f"randslot: no library at {library}: randslot index makes one\n"
+    assert capsys.readouterr().err == f"randslot: no library at {library}: randslot index creates one\n"
     assert not library.exists()
     monkeypatch.setattr("randslot.serve.run._run", lambda *_: None)
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--new"])

@@ -178,7 +178,7 @@ def test_a_page_that_says_little_is_in_the_usual_language(text):
 def test_a_language_has_a_name_and_a_code():
     assert find_language("German") == find_language("de") == "german"
     assert find_language("ja") == NO_STEMS
-    with pytest.raises(ValueError, match=r"no language 'klingon': one of arabic, .*, a code such as de, or auto"):
+    with pytest.raises(ValueError, match=r"unknown language 'klingon': use arabic, .*, a code such as de, or auto"):
         find_language("klingon")
-    with pytest.raises(ValueError, match=r"no language 'germen': did you mean german\?"):
+    with pytest.raises(ValueError, match=r"unknown language 'germen': did you mean german\?"):
         find_language("germen")

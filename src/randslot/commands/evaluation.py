@@ -43,7 +43,7 @@ Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")
 @app.command()
 @needs_extra("evaluate")
 def evaluate(
-    model: Annotated[str | None, typer.Argument(help="Folder, hub id, embedded, or server URL.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Folder, hub ID, embedded, or server URL.")] = None,
     benchmark: Benchmarks = None,
     tasks: Annotated[str, typer.Option(metavar="NAMES", help="Only these tasks: hr,finance_en.")] = "",
     data: Data = None,
@@ -269,7 +269,7 @@ def compare(
 
 @app.command()
 def profile(
-    model: Annotated[str, typer.Argument(help="Folder, hub id, or embedded.")],
+    model: Annotated[str, typer.Argument(help="Folder, hub ID, or embedded.")],
     page: Annotated[str, typer.Option(metavar="RxC", help="Visual tokens per page, rows x columns.")] = "48x32",
     vectors: Annotated[str, typer.Option(metavar="N,N", help="Budgets to time.")] = "1,4,6",
     samples: Annotated[int, typer.Option(metavar="N", help="Measured samples (after three warm-ups).")] = 32,

@@ -69,7 +69,7 @@ def index(
     paths: Annotated[list[str], typer.Argument(help="Files, folders, or quoted patterns.")],
     library: Place,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Also store vectors: folder, hub id, or use-multilingual.")
+        str | None, typer.Option(metavar="MODEL", help="Also store vectors: folder, hub ID, or use-multilingual.")
     ] = None,
     language: Language = None,
     ocr: Ocr = OcrChoice.auto,
@@ -80,7 +80,7 @@ def index(
     prune: Annotated[bool, flag("--prune", help="Remove files that no longer exist.")] = False,
     yes: Yes = False,
     dry_run: Annotated[bool, flag("--dry-run", help="With --prune: only list the files.")] = False,
-    strict: Annotated[bool, flag("--strict", help="Exit with 1 for known failures too.")] = False,
+    strict: Annotated[bool, flag("--strict", help="Report known failures again; exit with 1.")] = False,
     quiet: Annotated[bool, flag("--quiet", "-q", help="Print only new failures.")] = False,
     as_json: AsJson = False,
     page_vectors: PageVectors = None,

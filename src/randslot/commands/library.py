@@ -30,7 +30,7 @@ from .options import (
     say_stopped,
 )
 
-app = make_app("Inspect, prune, copy or check a library.")
+app = make_app("Inspect, change, copy or check a library.")
 
 
 @app.command()
@@ -76,7 +76,7 @@ def words(
             read_scans(opened, ocr, summary, workers, False)
         found = opened.status()
     read = f"{plural(num, 'text layer')} read, {plural(summary.by_ocr, 'page')} by OCR"
-    print(f"{read}; the words are {show_languages(found)}")
+    print(f"{read}; language: {show_languages(found)}")
     summary.by_ocr = 0
     print_end(summary, found, False)
 
@@ -117,8 +117,8 @@ def sketch(
 
 @app.command()
 def rerank(
+    model: Annotated[str, typer.Argument(help="Cross-encoder (folder, hub ID), server URL, or none.")],
     library: Place,
-    model: Annotated[str, typer.Argument(help="Cross-encoder (folder, hub id), server URL, or none.")],
 ) -> None:
     """Rerank the first hits of all searches.
 
@@ -130,7 +130,7 @@ def rerank(
 
     with Library(library, create=False) as opened:
         opened.remember_reranker(None if model == "none" else model)
-    print("searches are not reranked" if model == "none" else f"searches are reranked by {model}")
+    print("reranking is off" if model == "none" else f"all searches are now reranked by {model}")
 
 
 @app.command("list")
@@ -286,7 +286,7 @@ def verify(
     for line in problems:
         print(readable(line), file=sys.stderr)
     if not problems:
-        print(f"{plural(total, 'page')}, all as they should be")
+        print(f"{plural(total, 'page')} checked, no problems found")
     elif repair:
         print("repaired: index the files again to restore them")
     if pending:

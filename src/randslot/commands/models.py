@@ -63,9 +63,9 @@ def train(
 @app.command()
 @needs_extra("train")
 def distill(
-    model: Annotated[str, typer.Argument(help="Teacher: folder, hub id, embedded, or server URL.")],
+    model: Annotated[str, typer.Argument(help="Teacher: folder, hub ID, embedded, or server URL.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the student.")],
-    student: Annotated[str, typer.Option(metavar="MODEL", help="Text model (folder, hub id), tiny, or shape.json.")],
+    student: Annotated[str, typer.Option(metavar="MODEL", help="Text model (folder, hub ID), tiny, or shape.json.")],
     queries: Annotated[
         list[str], typer.Option(metavar="FILE", help="Queries, one per line, or pairs.jsonl; repeatable.")
     ],
@@ -162,7 +162,11 @@ def mine(
     library: Place,
     by: Annotated[
         Literal["words", "vectors", "both"] | None,
-        typer.Option(metavar="words|vectors|both", show_default="as the library searches", help="What to compare."),
+        typer.Option(
+            metavar="words|vectors|both",
+            show_default="as the library searches",
+            help="Search that ranks the pages.",
+        ),
     ] = None,
     num: Annotated[int, typer.Option(metavar="N", min=1, help="Negatives per query.")] = 4,
     ranks: Annotated[
@@ -200,7 +204,7 @@ def mine(
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help="Folder, hub id, or embedded.")],
+    model: Annotated[str, typer.Argument(help="Folder, hub ID, or embedded.")],
     output: Annotated[Path, typer.Argument(help="New or empty folder.")],
     slots: Annotated[
         str | None,

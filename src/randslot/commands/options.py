@@ -84,7 +84,7 @@ class OnceCommand(TyperCommand):
         for param in order:
             is_single = not (getattr(param, "multiple", True) or getattr(param, "is_flag", True))
             if is_single and order.count(param) > 1:
-                raise UsageError(f"{param.opts[0]} was given twice, and takes one value here")
+                raise UsageError(f"{param.opts[0]} was given twice: pass it once")
         rest: list[str] = super().parse_args(context, args)
         return rest
 

@@ -59,7 +59,7 @@ class SearchCommand(OnceCommand):
         if not re.match(r"-[^\W\d_]{3}", arg):  # -l and -k10 are options
             return False
         if any(f"-{arg}" in param.opts for param in self.params) or arg == "-help":
-            raise UsageError(f"-{arg} is the option; to exclude the word, put the query into quotes")
+            raise UsageError(f"-{arg} is an option: to exclude the word, put the query into quotes")
         return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib: an option with its value
 
 
@@ -73,9 +73,9 @@ def search(
         typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; repeatable."),
     ] = None,
     inside: Annotated[
-        str | None, typer.Option("--in", metavar="NAME", help="Only files or folders named like this.")
+        str | None, typer.Option("--in", metavar="NAME", help="Only files or folders whose name contains this.")
     ] = None,
-    year: Annotated[str | None, typer.Option(metavar="YEAR", help="Only documents of a year, or 2015-2018.")] = None,
+    year: Annotated[str | None, typer.Option(metavar="YEAR", help="Only documents of 2018, or of 2015-2018.")] = None,
     type: Annotated[
         str | None, typer.Option(metavar="TYPE", help="pdf, document, slides, sheet, mail, image, ...")
     ] = None,
@@ -89,7 +89,7 @@ def search(
     as_csv: Annotated[bool, flag("--csv", help="Print CSV.")] = False,
     template: Annotated[
         str | None,
-        typer.Option("--format", metavar="TEXT", help="Print each hit as in '{source}:{page} {text}'."),
+        typer.Option("--format", metavar="TEXT", help="Template for each hit: '{source}:{page} {text}'."),
     ] = None,
     null: Annotated[bool, flag("--null", "-0", help="Print only paths, for xargs -0.")] = False,
     copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
@@ -98,14 +98,14 @@ def search(
         Literal["document"] | None,
         typer.Option(metavar="document", rich_help_panel=ADVANCED, help="Rank documents, each by its best page."),
     ] = None,
-    verbatim: Annotated[bool, flag("--verbatim", panel=ADVANCED, help="Search as typed; correct no words.")] = False,
-    exact: Annotated[bool, flag("--exact", panel=ADVANCED, help="Score every page (vectors).")] = False,
+    verbatim: Annotated[bool, flag("--verbatim", panel=ADVANCED, help="Do not correct typos.")] = False,
+    exact: Annotated[bool, flag("--exact", panel=ADVANCED, help="Exact vector search: score every page.")] = False,
     query_vectors: QueryVectors = None,
     model: ModelPlace = None,
     query_model: QueryModel = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Find pages by words, vectors, or both.
+    """Find pages by keyword, vector or hybrid search.
 
     randslot search battery life
     randslot search "deferred tax 2023" -l mylib -k 5 --open
@@ -216,7 +216,7 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
         files = opened.files()
         pending = sum(file.state == "pending" for file in files)
         if not files:
-            notes.append("the library is empty: randslot index adds files")
+            notes.append("the library is empty: add files with randslot index")
         elif pending:
             notes.append(f"{plural(pending, 'file')} incomplete: run randslot index to resume")
     if results and results[0].filter_note:
@@ -243,6 +243,6 @@ def _filters(given: list[str], named: dict[str, str | None]) -> dict[str, Any]:
         if key in filters:
             first, _, last = filters[key].partition("-")
             if not first.isdecimal() or not (last or first).isdecimal():
-                raise UsageError(f"{key} takes a number or a range as in 3-9, not {filters[key]!r}")
+                raise UsageError(f"{key} must be a number or a range such as 3-9, not {filters[key]!r}")
             filters[key] = (int(first), int(last or first))
     return filters

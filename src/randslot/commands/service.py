@@ -33,7 +33,8 @@ def serve(
     new: Annotated[bool, flag("--new", help="Create the library if it does not exist.")] = False,
     read_only: Annotated[bool, flag("--read-only", help="Refuse to add or remove documents.")] = False,
     host: Annotated[
-        str, typer.Option(metavar="HOST", rich_help_panel=ADVANCED, help="Address to listen on; others need --token.")
+        str,
+        typer.Option(metavar="HOST", rich_help_panel=ADVANCED, help="Listen address; needs --token unless local."),
     ] = "127.0.0.1",
     token: Annotated[
         str | None,

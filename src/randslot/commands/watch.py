@@ -14,7 +14,7 @@ from .options import ADVANCED, FollowLinks, Password, PasswordFile, Place, flag,
 
 app = make_app()
 
-Poll = Annotated[bool, flag("--poll", panel=ADVANCED, help="Look at files every second (network drives).")]
+Poll = Annotated[bool, flag("--poll", panel=ADVANCED, help="Poll files every second (for network drives).")]
 
 
 @app.command()
@@ -28,7 +28,7 @@ def watch(
 ) -> None:
     """Index folders and keep the library in sync.
 
-    Searches and other commands still work. Deleted files are removed. Ctrl-C stops it.
+    Other commands work while it runs. Deleted files are removed from the library. Ctrl-C stops it.
 
     randslot watch ~/papers
     randslot watch ~/papers /mnt/share/reports -l mylib --poll
@@ -38,7 +38,7 @@ def watch(
 
     places = check_folders(folders)
     read_passwords(password, password_file)
-    with open_library(library):  # made, if there is none
+    with open_library(library):  # create it if missing
         pass
     shared = SharedLibrary(library)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -23,7 +23,7 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
     """Raise UsageError for metadata that no search could filter by."""
     for key, value in (metadata or {}).items():
         if key in ("source", "page", "in") or not isinstance(key, str):
-            raise UsageError(f"metadata cannot be called {key!r}: searches filter by source, page and in already")
+            raise UsageError(f"metadata key {key!r} is reserved: choose another name")
         if not isinstance(value, (str, int, float, bool)):
             raise UsageError(f"metadata {key!r} must be text, a number, or true or false, not {type(value).__name__}")
 
@@ -106,8 +106,8 @@ def explain_none(files: list[File], filters: Mapping[str, Any], root: str) -> st
         first = [f"{value} ({num:,})" for value, num in values.most_common(8)]
         more = f" and {len(values) - 8:,} more" if len(values) > 8 else ""
         has = f"the library has {', '.join(first)}{more}" if first else "no file has one"
-        return f"no file with {key} {show_wanted(wanted)}: {has}"
-    named = " and ".join(f"{key} {show_wanted(wanted)}" for key, wanted in filters.items())
+        return f"no file matches {key}={show_wanted(wanted)}: {has}"
+    named = " and ".join(f"{key}={show_wanted(wanted)}" for key, wanted in filters.items())
     return f"no file of the library matches {named or 'these filters'}"
 
 

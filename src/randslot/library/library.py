@@ -420,9 +420,9 @@ class Library:
         if by not in BY:
             raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
         if by != "words" and not has_vectors:
-            raise UsageError(f"library {self.name} has no vectors: randslot index --model adds them")
+            raise UsageError(f"library {self.name} has no vectors: add them with randslot index --model")
         if by != "vectors" and not has_words and has_vectors:
-            raise UsageError(f"no page in library {self.name} has words yet: randslot library words reads them")
+            raise UsageError(f"no page in library {self.name} has text yet: run randslot library words")
         return by
 
     def compare(self, query: str, page: str) -> Vectors:

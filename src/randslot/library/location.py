@@ -127,7 +127,7 @@ class FolderLocation(Location):
         try:
             if not (folder / LIBRARY_FILE).is_file():
                 if not create:
-                    raise UsageError(f"no library at {folder}: randslot index makes one")
+                    raise UsageError(f"no library at {folder}: randslot index creates one")
                 self.new_parents = [parent for parent in folder.parents if not parent.exists()]
                 folder.mkdir(parents=True, exist_ok=True)
                 if any(path.name not in BEGUN for path in folder.iterdir()):

@@ -193,7 +193,7 @@ class LibraryModels:
     def need_binding(self) -> Identity:
         """Return which model the vectors are of; UsageError if the library has no vectors."""
         if self.binding is None:
-            raise UsageError(f"library {self.library} has no vectors: randslot index --model adds them")
+            raise UsageError(f"library {self.library} has no vectors: add them with randslot index --model")
         return self.binding
 
     @property

@@ -128,9 +128,7 @@ def make_where(library: Library, filters: Mapping[str, Any]) -> Where | str:
             pass
         case _:
             shown = "-".join(map(str, pages)) if isinstance(pages, (tuple, list)) else repr(pages)
-            raise UsageError(
-                f"page must be a number from 1, or the first and the last of a range as in 3-9, not {shown}"
-            )
+            raise UsageError(f"page must be a number from 1, or a range such as 3-9, not {shown}")
     hidden = library.manifest.hidden()
     metadata = {key: value for key, value in filters.items() if key != "page"}
     if not metadata:
@@ -138,7 +136,7 @@ def make_where(library: Library, filters: Mapping[str, Any]) -> Where | str:
     done = library.manifest.find(state="done")
     known = set(OWN).union(*(file.metadata for file in done))
     for key in sorted(metadata.keys() - known):
-        raise UsageError(f"no page in library {library.name} has {key!r} to filter by, only {', '.join(sorted(known))}")
+        raise UsageError(f"library {library.name} has no {key!r} to filter by: choose from {', '.join(sorted(known))}")
     files = frozenset(file.id for file in done if is_meant(file, metadata, library.words.root))
     return Where(files, hidden, first, last) if files else explain_none(done, metadata, library.words.root)
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 STAGES = {
     "reading": "reading pages",
-    "words": "reading words",
-    "counting": "counting words",
-    "scans": "reading scans",
+    "words": "reading text",
+    "counting": "indexing words",
+    "scans": "running OCR",
     "vectors": "encoding pages",
     "queries": "encoding queries",
-    "sketches": "sketching pages",
+    "sketches": "computing sketches",
     "export": "writing pages",
 }
 
@@ -50,7 +50,7 @@ class Progressing:
         """lines: print some, on stderr."""
         self.bar, self.lines = bar, lines
         self.told_at = time.monotonic()
-        self.task = bar.add_task("looking at files", total=None, more="")
+        self.task = bar.add_task("scanning files", total=None, more="")
         self.pages = self.files = 0
         self.stage = ""
 
@@ -112,15 +112,15 @@ def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = 
         what = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
         is_only_encoded = summary.encoded and what == f"{summary.unchanged} unchanged"
         if not is_only_encoded:
-            print(f"files: {what or 'none; these are read: ' + ', '.join(DOCUMENT_SUFFIXES)}")
+            print(f"files: {what or 'none found; supported types: ' + ', '.join(DOCUMENT_SUFFIXES)}")
         if summary.pages:
             speed = summary.pages / max(summary.seconds, 1e-9)
             encoded = f", {summary.encoded} of them encoded" if status.model else ""
             time_taken = f"{summary.seconds:.1f} s ({speed:.1f} pages/s)"
             print(f"{plural(summary.pages, 'page')}{encoded}, in {time_taken}", flush=True)
         elif summary.encoded:
-            reads = "; the model reads them well" if status.reads else ""
-            print(f"{plural(summary.encoded, 'page')} got vectors, in {summary.seconds:.1f} s{reads}", flush=True)
+            reads = "; the model can read them" if status.reads else ""
+            print(f"{plural(summary.encoded, 'page')} encoded, in {summary.seconds:.1f} s{reads}", flush=True)
         for name in summary.others[:10]:
             print(f"skipped (unsupported type): {shorten(name)}", file=sys.stderr)
         if len(summary.others) > 10:
@@ -155,10 +155,10 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
     if status.model is None and 0 < summary.pages == status.pages:  # all are new: once is enough
         install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
         tip = f"{install}index again with --model {READER}"
-        print(f"tip: for semantic search, also across languages: {tip}")
+        print(f"tip: to search by meaning and across languages, {tip}")
         if status.language == "english" and find_spec("sentence_transformers"):  # measured in research/log.md
             model = "sentence-transformers/all-MiniLM-L6-v2 --page-vectors 4"
-            print(f"tip: for questions in English only, this one finds more: --model {model}")
+            print(f"tip: if all questions are in English, use --model {model}")
 
 
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
@@ -168,14 +168,14 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
     for rank, hit in enumerate(hits, start=1):
         fields = f"  in {', '.join(hit.fields)}" if hit.fields else ""
         title = (shorten(hit.source), f"bold link {link_to(hit)}")
-        where = f"  page {hit.page}" + (f"  in {hit.library}" if hit.library else "")
+        where = f"  page {hit.page}" + (f"  of {hit.library}" if hit.library else "")
         print_styled((f"{rank:2}. ", "dim"), title, (where, ""), (fields, "dim"))
         if hit.snippet is not None and hit.snippet.text:
             print_styled(*mark_words(hit.snippet), indent=4)
         if hit.copies:
             names = ", ".join(f"{shorten(copy.source)} page {copy.page}" for copy in hit.copies[:3])
             more = f" and {plural(len(hit.copies) - 3, 'other place')}" if len(hit.copies) > 3 else ""
-            print_styled((f"    the same page: {names}{more}", "dim"))
+            print_styled((f"    identical: {names}{more}", "dim"))
         if hit.gone:
             print_styled(("    the file is no longer on disk: index its folder with --prune", "dim"))
         if explain:
@@ -223,7 +223,7 @@ def print_template(hits: Mapping[str, Sequence[Hit]], template: str) -> None:
             print(template.format(**row))
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             names = ", ".join(f"{{{name}}}" for name in row)
-            raise UsageError(f"--format knows {names}, and not {template!r}: {error}") from error
+            raise UsageError(f"--format {template!r} is not valid ({error}): use {names}") from error
 
 
 def print_paths(hits: Mapping[str, Sequence[Hit]]) -> None:
@@ -288,10 +288,10 @@ def show_words(status: Status) -> str:
     if by_ocr := status.origins.get("ocr"):
         parts.append(f"{by_ocr:,} read by OCR")
     says = {
-        "none": "without text: randslot library words, with OCR",
+        "none": "without text: run randslot library words with OCR",
         "blank": "blank",
         "failed": "that OCR could not read",
-        "": "not looked at: randslot library words",
+        "": "not read yet: run randslot library words",
     }
     for origin, what in says.items():
         if num := status.origins.get(origin):
@@ -302,14 +302,14 @@ def show_words(status: Status) -> str:
 def show_vectors(status: Status) -> str:
     """Return which model the vectors are of, and how many there are."""
     if status.model is None:
-        return "none: randslot index --model adds them"
+        return "none: add them with randslot index --model"
     model = read_identity(status.model)
     page, query = model.num_vectors("page"), model.num_vectors("query")
     mean = round(status.vector_bytes_per_page / BYTES_PER_NUMBER / model.dimension)
     num = page or (f"about {mean:,}" if mean else "several")
     parts = [
         f"of {model.name or 'a model in memory'}, weights {model.weights[:8]}",
-        f"{num} a page, {query or 'several'} a query, {model.dimension} dimensions",
+        f"{num} per page, {query or 'several'} per query, {model.dimension} dimensions",
     ]
     # A text model has no vectors for pages without text; indexing again does not change that.
     possible = status.with_text if model.reads == "text" else status.pages
@@ -321,12 +321,11 @@ def show_vectors(status: Status) -> str:
 def show_size(status: Status) -> str:
     """Return what a library takes: on disk, and the vectors' share of it."""
     if is_address(status.folder):
-        return f"{show_bytes(status.bytes)} of vectors, {show_bytes(status.vector_bytes_per_page)} a page"
+        return f"{show_bytes(status.bytes)} of vectors, {show_bytes(status.vector_bytes_per_page)} per page"
     if not status.pages:
         return f"{show_bytes(status.bytes)} on disk"
     share = f", {show_bytes(status.vector_bytes_per_page)} of them vectors" if status.vector_bytes_per_page else ""
-    size = f"{show_bytes(status.bytes)} on disk, without the engine's log"
-    return f"{size}; {show_bytes(status.bytes_per_page)} a page{share}"
+    return f"{show_bytes(status.bytes)} on disk, {show_bytes(status.bytes_per_page)} per page{share}"
 
 
 def measure_again(status: Status) -> Status:
@@ -384,7 +383,7 @@ def readable(name: str) -> str:
 def open_hit(hit: Hit) -> bool:
     """Open the file of a hit at its page; return whether that was done."""
     if not os.path.isfile(hit.source):
-        print(f"{shorten(hit.source)} is not where it was: index its folder again", file=sys.stderr)
+        print(f"{shorten(hit.source)} no longer exists: index its folder again", file=sys.stderr)
         return False
     link = link_to(hit)
     is_pdf = "#" in link
@@ -393,10 +392,10 @@ def open_hit(hit: Hit) -> bool:
         quiet = subprocess.DEVNULL
         subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
     elif not webbrowser.open(link):
-        print(f"nothing here can open it: {link}", file=sys.stderr)
+        print(f"no viewer found for {link}", file=sys.stderr)
         return False
     elif is_pdf and hit.page > 1:
-        print(f"go to page {hit.page}, if the viewer does not open it there", file=sys.stderr)
+        print(f"if the viewer opens another page, go to page {hit.page}", file=sys.stderr)
     return True
 
 

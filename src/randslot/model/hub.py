@@ -56,7 +56,7 @@ def find(
             raise UsageError(f"revision={revision!r} requires a hub id; {name} is a folder")
         return Source(str(folder.resolve()), None, folder.resolve())
     if isinstance(name, Path) or folder.is_file() or not is_hub_id(name):
-        raise UsageError(f"no model found at {str(name)!r}: not a folder here, and not a hub id like owner/name")
+        raise UsageError(f"no model found at {str(name)!r}: not a folder, and not a hub ID such as owner/name")
     try:
         snapshot = snapshot_download(name, revision=revision, allow_patterns=list(files), **options)
     except GatedRepoError as error:

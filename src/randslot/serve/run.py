@@ -65,7 +65,7 @@ class Settings:
         if self.read_only and self.watch:
             raise UsageError("--watch cannot be used with --read-only")
         if not 0 <= self.port <= 65535:
-            raise UsageError(f"--port {self.port}: ports are 0 to 65535")
+            raise UsageError(f"--port {self.port}: must be 0 to 65535")
 
 
 class LimitedProtocol(H11Protocol):

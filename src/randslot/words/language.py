@@ -55,8 +55,8 @@ def find_language(name: str) -> str:
     if found in (*LANGUAGES, "auto"):
         return found
     near = get_close_matches(wanted, LANGUAGES, 1)
-    known = f"did you mean {near[0]}?" if near else f"one of {', '.join(LANGUAGES)}, a code such as de, or auto"
-    raise UsageError(f"no language {name!r}: {known}")
+    known = f"did you mean {near[0]}?" if near else f"use {', '.join(LANGUAGES)}, a code such as de, or auto"
+    raise UsageError(f"unknown language {name!r}: {known}")
 
 
 def detect_language(texts: Iterable[str]) -> str | None:

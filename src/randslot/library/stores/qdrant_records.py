@@ -403,7 +403,7 @@ class ServerLocation(Location):
             return
         if not create:
             self.close()
-            raise UsageError(f"no library at {self.name}: randslot index makes one")
+            raise UsageError(f"no library at {self.name}: randslot index creates one")
         if self.connection.exists(self.collection) and self.connection.count(self.collection):
             self.close()
             raise UsageError(f"{self.name} is not a library and not empty: choose another collection")
