@@ -192,7 +192,7 @@ def test_notebooks_run_and_show_what_they_print(file, tmp_path, capsys):
 TEXTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 # Commands that need a model, a server, a display or an answer are only parsed.
 NEEDS = re.compile(
-    r"://|--(?:model|rerank|open|ray|exact|by|ocr all|width)\b|\b(?:serve|mcp|paper|restaurer|rerank|remove|watch)\b"
+    r"://|--(?:model|rerank|open|ray|exact|by|ocr all|width)\b|\b(?:serve|mcp|paper|rerank|remove|watch)\b"
 )
 
 

@@ -240,7 +240,7 @@ def test_several_libraries_give_one_list_and_other_commands_take_one(run, librar
     run("index", "more", "-l", "more lib", "-q")
     hits = run("search", "wool", "-l", "lib", "-l", "more lib", "--json", "-k", "2").json
     assert [hit["library"] for hit in hits] == ["lib", "more lib"]  # by rank
-    assert "in more lib" in run("search", "wool", "-l", "lib", "-l", "more lib").out
+    assert "library more lib" in run("search", "wool", "-l", "lib", "-l", "more lib").out
     (hit,) = run("search", "hills", "--json", env={"RANDSLOT_LIBRARY": "more lib"}).json
     assert "library" not in hit
     answer = run("library", "status", "-l", "lib", "-l", "more lib")

@@ -168,7 +168,7 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
     for rank, hit in enumerate(hits, start=1):
         fields = f"  in {', '.join(hit.fields)}" if hit.fields else ""
         title = (shorten(hit.source), f"bold link {link_to(hit)}")
-        where = f"  page {hit.page}" + (f"  of {hit.library}" if hit.library else "")
+        where = f"  page {hit.page}" + (f"  library {hit.library}" if hit.library else "")
         print_styled((f"{rank:2}. ", "dim"), title, (where, ""), (fields, "dim"))
         if hit.snippet is not None and hit.snippet.text:
             print_styled(*mark_words(hit.snippet), indent=4)

@@ -43,7 +43,7 @@ def find_engine() -> str | None:
     """
     chosen = os.environ.get("RANDSLOT_OCR", "")
     if chosen not in ("", "none", "rapidocr", "tesseract"):
-        raise UsageError(f"RANDSLOT_OCR in the environment is rapidocr, tesseract or none, not {chosen!r}")
+        raise UsageError(f"RANDSLOT_OCR must be rapidocr, tesseract or none, not {chosen!r}")
     if chosen:
         return None if chosen == "none" else chosen
     if find_spec("rapidocr") and find_spec("onnxruntime"):
@@ -53,8 +53,8 @@ def find_engine() -> str | None:
 
 def show_advice() -> str:
     """Return how pages without text get some."""
-    reads = "randslot library words reads them by OCR"
-    return reads if find_engine() else f'pip install "randslot[ocr]", then {reads}'
+    run = "run randslot library words"
+    return run if find_engine() else f'pip install "randslot[ocr]", then {run}'
 
 
 def read_image_text(image: Image.Image, engine: str | None = None, pixels: int = OCR_PIXELS) -> PageText:
