@@ -156,6 +156,7 @@ CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "ocr-short": pick("engine", "recall", "precision", "CPU s a page", "peak MB", image="scan", megapixels=2.0),
     "codes-short": pick("vectors", "CPU ms of the default", "CPU ms exact", "times faster", "recall@5 of the default"),
     "search-short": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
+    "search-peers": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
     "serve-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
     "feel-short": pick("what", "wall s", "CPU s"),
     "fits-short": pick("recipe", "weights", "activations", "all", "pages at once in 24 GB", "all in float32 on a CPU"),

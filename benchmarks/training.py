@@ -60,7 +60,7 @@ from randslot.model.backbone import Backbone
 from randslot.model.encoder import SlotEncoder
 from randslot.model.model import RandSlotModel
 from randslot.model.readout import read_once, read_stepwise
-from randslot.training.loss import Loss
+from randslot.training.loss import Loss, cut_batch
 from randslot.training.plan import PageCost, count_on_meta, make_model_on_meta, measure_page, memory_by_part
 from randslot.training.recipe import Recipe, read_recipe
 
@@ -259,7 +259,7 @@ def step_of_others(model: RandSlotModel, batch: list[Features]) -> None:
 def step_of_trimmed(model: RandSlotModel, batch: list[Features]) -> None:
     """Run a step as the paper says: a micro-batch of one of either side, without the padding of others."""
     loss = Loss(model, temperature=0.07, batch=len(SIZES), micro_batch=1, mask_repeats=False)
-    with patch.object(Loss, "_num_queries", lambda *_: 1):
+    with patch("randslot.training.loss.cut_batch", lambda features, _: cut_batch(features, 1)):
         loss(batch).backward()
 
 

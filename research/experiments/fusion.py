@@ -2,6 +2,7 @@
 
     randslot index data/shelf/dev/pages -l shelf --model use-multilingual
     python -m research.experiments.fusion data/shelf/dev=shelf data/manuals/dev=manuals
+    python -m research.experiments.fusion data/shelf/dev=shelf,shelf-minilm     # words with both readers
 
 Chosen by these rows: `fuse` in `randslot.library.stores.store`, and the weights in `randslot.library.models`.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +29,7 @@ from randslot.library.stores.store import StoreHit, StoreQuery, Where, fuse
 Floats = NDArray[np.float64]
 Hits = Sequence[StoreHit]
 POOL = 100
+READER_WEIGHTS = (0.0, 0.15, 0.25, 0.4, 0.7, 1.0)
 
 
 class Question(NamedTuple):
@@ -76,26 +80,28 @@ FUSIONS: dict[str, Callable[[Hits, Hits, float], list[str]]] = {
 }
 
 
-def read_questions(data: Path, place: Path) -> tuple[list[Question], dict[str, str]]:
-    """Ask the questions of a set; return also the names of pages, as the set has them, by id."""
+def read_questions(data: Path, place: Path) -> list[Question]:
+    """Ask the questions of a set; the ids of hits are the names of pages, as the set has them."""
     grades: dict[str, dict[str, int]] = {}
     for line in (data / "qrels.jsonl").read_text().splitlines():
         row = json.loads(line)
         grades.setdefault(row["query"], {})[row["page"]] = row["grade"]
     rows = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
-    questions, names = [], {}
+    questions = []
     with Library(place, create=False) as library:
         where = make_where(library, {})
         assert isinstance(where, Where)
         for row, one in zip(rows, read_queries(library, [row["query"] for row in rows], "both", None), strict=True):
             alone = [StoreQuery(terms=one.store.terms), StoreQuery(one.store.vectors)]
-            words, vectors = library.store.search(alone, POOL, where, True)
-            questions.append(Question(words, vectors, grades[row["id"]], one.store.vectors_weight == ACROSS))
-            files = library.manifest.get({hit.file for hit in (*words, *vectors)})
-            for hit in (*words, *vectors):
-                source = Path(files[hit.file].source).relative_to((data / "pages").resolve())
-                names[hit.id] = f"{source.as_posix()}#page={hit.number}"
-    return questions, names
+            found = library.store.search(alone, POOL, where, True)
+            files = library.manifest.get({hit.file for hits in found for hit in hits})
+            named = []
+            for hits in found:
+                sources = [Path(files[hit.file].source).relative_to((data / "pages").resolve()) for hit in hits]
+                names = [f"{source.as_posix()}#page={hit.number}" for source, hit in zip(sources, hits, strict=True)]
+                named.append([replace(hit, id=name) for hit, name in zip(hits, names, strict=True)])
+            questions.append(Question(*named, grades[row["id"]], one.store.vectors_weight == ACROSS))
+    return questions
 
 
 def find_interval(differences: Floats) -> tuple[float, float]:
@@ -105,26 +111,66 @@ def find_interval(differences: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def main() -> None:
+def compare_fusions(data: Path, place: Path) -> None:
     """Print nDCG@5 for each fusion and weight, and the difference from ranks as they were weighed before."""
+    questions = read_questions(data, place)
+    for is_foreign, weights, before in ((False, (0.15, 0.25, 0.4, 0.7), 0.7), (True, (0.5, 1.0, 2.0), 2.0)):
+        some = [one for one in questions if one.is_foreign == is_foreign]
+        print(f"{data}, {len(some)} questions{' in another language' if is_foreign else ''}")
+        base: Floats | None = None
+        for name, fusion in FUSIONS.items():
+            for weight in (before, *weights) if name == "ranks" else (1.0,) if "only" in name else weights:
+                values = score([fusion(one.words, one.vectors, weight) for one in some], some)
+                base = values if base is None else base
+                print(f"{name} | {weight} | {values.mean():.1f} | {describe(values - base)}", flush=True)
+
+
+def compare_readers(data: Path, first: Path, second: Path) -> None:
+    """Print nDCG@5 of words with two readers, by the weights of both, and the differences from words with one."""
+    pairs = list(zip(read_questions(data, first), read_questions(data, second), strict=True))
+    foreign = {True: "in another language", False: "in the language of the library"}
+    for is_foreign in foreign:
+        # Only a multilingual reader knows which questions are in another language.
+        some = [(one, other) for one, other in pairs if (one.is_foreign or other.is_foreign) == is_foreign]
+        if not some:
+            continue
+        print(f"{data}, {len(some)} questions {foreign[is_foreign]}: weights of {first.name} and {second.name}")
+        found: dict[tuple[float, float], Floats] = {}
+        for weights in product(READER_WEIGHTS, READER_WEIGHTS):
+            ranked = [sum_readers(one.words, one.vectors, other.vectors, *weights) for one, other in some]
+            values = found[weights] = score(ranked, [one for one, _ in some])
+            change = [describe(values - found[alone]) for alone in ((weights[0], 0.0), (0.0, weights[1]))]
+            print(f"{weights[0]} | {weights[1]} | {values.mean():.1f} | {' | '.join(change)}", flush=True)
+
+
+def sum_readers(words: Hits, first: Hits, second: Hits, weight: float, other: float) -> list[str]:
+    """Combine words and two readers: the sum of three normalised scores."""
+    scores = {hit.id: hit.score for hit in fuse(words, first, weight, POOL)}
+    for hit in fuse((), second, other, POOL):
+        scores[hit.id] = scores.get(hit.id, 0.0) + hit.score
+    return sorted(scores, key=lambda id: -scores[id])
+
+
+def score(ranked: Sequence[list[str]], questions: Sequence[Question]) -> Floats:
+    """Return nDCG@5 in percent of the pages that were found for each question."""
+    return np.array([100 * ndcg(names, one.grades, 5) for names, one in zip(ranked, questions, strict=True)])
+
+
+def describe(differences: Floats) -> str:
+    """Return a mean with its interval, as text."""
+    low, high = find_interval(differences)
+    return f"{differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def main() -> None:
+    """Compare the fusions of a library, or one reader with two of them."""
     for given in sys.argv[1:]:
-        data, place = map(Path, given.split("="))
-        questions, names = read_questions(data, place)
-        for is_foreign, weights, before in ((False, (0.15, 0.25, 0.4, 0.7), 0.7), (True, (0.5, 1.0, 2.0), 2.0)):
-            some = [one for one in questions if one.is_foreign == is_foreign]
-            print(f"{data}, {len(some)} questions{' in another language' if is_foreign else ''}")
-            base: Floats | None = None
-            for name, fusion in FUSIONS.items():
-                for weight in (before, *weights) if name == "ranks" else (1.0,) if "only" in name else weights:
-                    gains = []
-                    for one in some:
-                        ranked = [names[id] for id in fusion(one.words, one.vectors, weight)]
-                        gains.append(100 * ndcg(ranked, one.grades, 5))
-                    values = np.array(gains)
-                    base = values if base is None else base
-                    low, high = find_interval(values - base)
-                    change = f"{(values - base).mean():+.1f} [{low:+.1f}, {high:+.1f}]"
-                    print(f"{name} | {weight} | {values.mean():.1f} | {change}", flush=True)
+        data, _, places = given.partition("=")
+        first, *others = map(Path, places.split(","))
+        if others:
+            compare_readers(Path(data), first, others[0])
+        else:
+            compare_fusions(Path(data), first)
 
 
 if __name__ == "__main__":

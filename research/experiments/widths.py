@@ -1,9 +1,11 @@
 """What nested widths and hard negatives give the miniature, after a short retraining of the shipped model.
 
     python -m research.experiments.widths              # plain, nested, with a hard negative for each page; three seeds
+    python -m research.experiments.widths --students   # students of the shipped and of a nested model, at each budget
 
 Runs stay in runs/widths and are not repeated. The vision tower is frozen in all of them, so they share its output.
-Scores are nDCG@5 on validation pages, whose facts are in no training page.
+Scores are nDCG@5 on validation pages, whose facts are in no training page. A student (benchmarks/light.json) learns
+from questions about training reports; one of the nested model learns the full vectors only, to tell what widths give.
 """
 
 from __future__ import annotations
@@ -11,26 +13,31 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from record import keep, print_table
+from rich.console import Console
 
 import randslot
 from randslot import Library
 from randslot.evaluation.metrics import ndcg_of_each
 from randslot.model.reader import narrow
 from randslot.training.data import load_pairs
+from randslot.training.distill import Distillation, StudentTraining, read_queries, teach
 from randslot.training.mine import Mining, mine
 from randslot.training.recipe import make_recipe
 from randslot.training.train import RUN, TrainingRun
 from research.experiments.embedded import HeldOut
-from research.samples.sets import write_set
+from research.samples.reports import make_reports
+from research.samples.sets import ask_all, write_set
 
 HOME = Path("runs/widths")
-NUM_REPORTS, HELD_OUT = 250, 60
+LIGHT = "benchmarks/light.json"
+NUM_REPORTS, HELD_OUT, STUDENT_REPORTS = 250, 60, 2000
 SEEDS = (42, 123, 2024)
 COUNTS, WIDTHS = (1, 2, 4), (32, 64, 128)
 RECIPE: dict[str, Any] = {
@@ -99,10 +106,12 @@ def write_negatives(source: Path, target: Path) -> None:
     target.write_text("".join(rows), encoding="utf-8")
 
 
-def score_budgets(model: randslot.RandSlotModel, held_out: HeldOut) -> dict[str, float]:
-    """Return nDCG@5 for each number of vectors and width, from one encoding."""
+def score_budgets(
+    model: randslot.RandSlotModel, held_out: HeldOut, student: randslot.RandSlotModel | None = None
+) -> dict[str, float]:
+    """Return nDCG@5 for each number of vectors and width, from one encoding; a student may encode the queries."""
     pages = model.embed_pages(held_out.pages)
-    queries = model.embed_queries([one.question.text for one in held_out.asked])
+    queries = (student or model).embed_queries([one.question.text for one in held_out.asked])
     grades = [one.grades for one in held_out.asked]
     found = {}
     for num in COUNTS:
@@ -121,17 +130,55 @@ def average(name: str, rows: list[dict[str, float]]) -> dict[str, Any]:
     return row | {"deviation of the last": float(np.std([one[full] for one in rows]))}
 
 
+def train_student(teacher: str, name: str, *, only_full: bool = False) -> randslot.RandSlotModel:
+    """Train a student, or load it if it is finished; only_full: without the nested widths of its teacher."""
+    questions, output = HOME / "questions.txt", HOME / f"student-{name}"
+    if (output / RUN).is_file():
+        return randslot.load(output, device="cpu")
+    if not questions.is_file():
+        asked = ask_all(make_reports(STUDENT_REPORTS, split="train", seed=1))
+        questions.write_text("\n".join(one.question.text for one in asked), encoding="utf-8")
+    options = Distillation(teacher, LIGHT, (str(questions),), str(output), epochs=2, learning_rate=1e-3, save_every=0)
+    queries, console = read_queries(options.queries), Console(stderr=True)
+    output.mkdir(exist_ok=True)
+    (output / "teacher").mkdir(exist_ok=True)
+    identity, vectors = teach(output / "teacher", queries, options, console)
+    if only_full:
+        identity = replace(identity, settings={**identity.settings, "widths": ()})
+    return StudentTraining(options, queries, identity, vectors, console).go()
+
+
+def measure_students(nested: str, held_out: HeldOut) -> list[dict[str, Any]]:
+    """Return nDCG@5 at each budget with queries by a teacher and by its students, and the share that these keep."""
+    rows = []
+    for name, teacher, students in (
+        ("shipped", "embedded", {"student": False}),
+        ("nested", nested, {"student": False, "student of full vectors": True}),
+    ):
+        model = randslot.load(teacher, device="cpu")
+        own = score_budgets(model, held_out)
+        rows.append({"teacher": name, "queries by": "teacher", **own})
+        for what, only_full in students.items():
+            student = train_student(teacher, f"{name}-{'full' if only_full else 'all'}", only_full=only_full)
+            scores = score_budgets(model, held_out, student)
+            rows.append({"teacher": name, "queries by": what, **scores})
+            kept = {budget: 100 * scores[budget] / own[budget] for budget in own}
+            rows.append({"teacher": name, "queries by": f"{what}, % kept", **kept})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--students", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     train_set = HOME / "train"
     if not (train_set / "pages.jsonl").is_file():
         write_set(train_set, NUM_REPORTS, split="train", seed=0)
         write_pages(train_set / "pairs.jsonl", train_set / "pages.jsonl")
-    if not (train_set / "hard.jsonl").is_file():
+    if not (options.students or (train_set / "hard.jsonl").is_file()):
         write_negatives(train_set / "pages.jsonl", train_set / "hard.jsonl")
     (HOME / "validation").mkdir(exist_ok=True)
     held_out = HeldOut(HELD_OUT, HOME / "validation", split="validation")
@@ -140,12 +187,19 @@ def main() -> None:
         "nested": {"widths": [32, 64], "prefixes": [1, 2, 4]},
         "hard negatives": {"negatives": 1, "data": str(train_set / "hard.jsonl")},
     }
+    pages = str(train_set / "pages.jsonl")
+    if options.students:
+        train(f"nested-{SEEDS[0]}", {"data": pages, "seed": SEEDS[0]} | kinds["nested"], options.steps)
+        students = measure_students(str(HOME / f"nested-{SEEDS[0]}-{options.steps}"), held_out)
+        print_table(students)
+        keep("widths-students", students)
+        return
     shipped = randslot.load("embedded", device="cpu")
     found: dict[str, list[dict[str, float]]] = {"none (shipped)": [score_budgets(shipped, held_out)]}
     for seed in SEEDS[: options.seeds]:
         for name, changes in kinds.items():
             folder = f"{name.replace(' ', '-')}-{seed}"
-            model = train(folder, {"data": str(train_set / "pages.jsonl"), "seed": seed} | changes, options.steps)
+            model = train(folder, {"data": pages, "seed": seed} | changes, options.steps)
             found.setdefault(name, []).append(score_budgets(model, held_out))
             print(name, seed, found[name][-1], flush=True)
     rows = [{**average(name, scores), "steps": options.steps} for name, scores in found.items()]

@@ -18,6 +18,7 @@ from randslot.library.library import Library
 from randslot.library.sharing import LibraryServer
 from randslot.model import open_model
 from randslot.model.model import make_student
+from randslot.model.reader import narrow
 from support.libraries import ToyReader, same, scores, write_tiff
 from support.models import noise
 
@@ -202,9 +203,11 @@ def narrow_copy(saved: Path, papers: Path, folder: Path, target: str) -> None:
         hits = copied.search("tax", 9, by="vectors", exact=True)
         assert {(hit.source, hit.page): hit.score for hit in hits} == pytest.approx(found, abs=1e-5)
     student = make_student("tiny", randslot.load(saved).identity)
+    (query,) = student.embed_queries(["tax"])
     with Library(target, query_model=student) as copied:
-        assert student.dimension == 16
-        assert len(copied.search("tax", 3, by="vectors")) == 3
+        hits = copied.search("tax", 9, by="vectors", exact=True)
+        expected = {page: (narrow(query, 16) @ one.T).max(1).sum() for page, one in vectors.items()}
+        assert {(hit.source, hit.page): hit.score for hit in hits} == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_narrowed_copy_equals_a_library_made_narrow(saved, papers, tmp_path):

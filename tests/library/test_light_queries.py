@@ -18,12 +18,14 @@ from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import models
 from randslot.library.library import Library
+from randslot.model import open_model
 from randslot.model.model import make_student
-from randslot.model.reader import Identity
+from randslot.model.reader import Identity, narrow
 from randslot.serve.access import Access
 from randslot.serve.app import make_app
 from randslot.serve.service import Service
 from support.libraries import ToyReader, write_tiff
+from support.models import make
 from support.pdf import write_pdf
 
 
@@ -114,6 +116,45 @@ def test_a_student_is_not_the_model_of_a_library(indexed, light, tmp_path, paper
     for model in (str(light), randslot.load(light)):
         with pytest.raises(UsageError, match=message):
             Library(indexed, model)
+
+
+def test_a_student_follows_the_width_of_its_library(saved, tmp_path, papers):
+    """In a library that was narrowed, made narrow or is wide, whichever comes first; scores are exact."""
+    with Library(tmp_path / "wide", saved) as wide:
+        wide.add(papers, workers=1)
+    with Library(tmp_path / "narrow", open_model(str(saved), width=16, page_vectors=2)) as made:
+        made.add(papers, workers=1)
+    copy = ["library", "copy", str(tmp_path / "wide"), str(tmp_path / "copy"), "--page-vectors", "2", "--width", "16"]
+    assert CliRunner().invoke(app, copy).exit_code == 0
+    student = make_student("tiny", randslot.load(saved).identity)
+    (full,) = student.embed_queries(["tax"])
+    found = {}
+    for name, num, width in (("narrow", 2, 16), ("wide", 4, 0), ("copy", 2, 16)):
+        with Library(tmp_path / name, query_model=student) as library:
+            expected = {}
+            for page in library.store.read([page.id for page in library.store.find(None)]).values():
+                assert page.vectors.shape == (num, width or 64)
+                expected[page.id] = (narrow(full, width) @ page.vectors.T).max(1).sum()
+            hits = library.search("tax", 9, by="vectors", exact=True)
+            assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-3)  # queries in half precision
+            found[name] = [(Path(hit.source).name, hit.page, hit.score) for hit in hits]
+    assert found["copy"] == found["narrow"] != found["wide"]
+
+
+def test_a_service_gives_the_widths_that_a_student_has_learned(tmp_path, papers):
+    model = make("qwen3-vl", query_vectors=1, page_vectors=1, visual_tokens=16, widths=(16, 32))
+    with Library(tmp_path / "lib", model) as library:
+        library.add(papers, workers=1)
+        student = make_student("tiny", model.identity)
+        library.models.use_student(student)
+        service = Service(library, read_only=True)
+        try:
+            client = TestClient(make_app(service, Access()), base_url="http://127.0.0.1")
+            (item,) = client.post("/v1/embeddings", json={"input": "tax", "dimensions": 16}).json()["data"]
+            assert item["embedding"] == pytest.approx(narrow(student.embed_queries(["tax"])[0], 16)[0], abs=1e-3)
+            assert client.post("/v1/embeddings", json={"input": "tax", "dimensions": 17}).status_code == 400
+        finally:
+            service.close()
 
 
 def test_commands_take_a_student(indexed, light, no_large_model, tmp_path):

@@ -14,6 +14,7 @@ from PIL import Image
 import randslot
 from randslot.errors import RandSlotError, UsageError
 from randslot.model.model import RandSlotModel, make_student
+from randslot.model.reader import narrow
 from randslot.training.distill import Distillation, StudentTraining, distill, read_queries
 from support.models import make
 from support.others import save_minilm
@@ -80,6 +81,35 @@ def test_a_student_learns_its_teachers_vectors_and_is_a_saved_model(options, tea
         distill(replace(options, teacher=narrow.output, output=str(tmp_path / "b")))
     with pytest.raises(UsageError, match=r"has learned from .*large.*, not other .*"):
         make_student(narrow.output, replace(large.identity, weights="x", name="other"))
+
+
+def test_a_student_learns_its_teachers_widths(options, tmp_path, monkeypatch):
+    """The loss is the mean over the full width and each nested one, of vectors that are cut and compared by angle."""
+    nested = tmp_path / "nested"
+    make("qwen3-vl", visual_tokens=16, widths=(8, 32, 64)).save_pretrained(str(nested))
+    losses: list[tuple[float, float]] = []
+    original = StudentTraining.train_step
+
+    def step(training: StudentTraining, rows: np.ndarray) -> float:
+        model = training.student.train()
+        found = model(model.preprocess([training.queries[row] for row in rows], task="query"))["token_embeddings"]
+        cosines = []
+        for width in (64, 8, 32):  # 64 is all
+            one, other = (np.asarray(side)[..., :width] for side in (found.detach(), training.vectors[rows]))
+            lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other.astype(np.float32), axis=-1)
+            cosines.append((one * other).sum(-1) / lengths)
+        losses.append((original(training, rows), 1 - float(np.mean(cosines))))
+        return losses[-1][0]
+
+    monkeypatch.setattr(StudentTraining, "train_step", step)
+    student = distill(replace(options, teacher=str(nested)))
+    assert len(losses) == 6
+    for found, expected in losses:
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert student.settings.widths == randslot.load(options.output).settings.widths == (8, 32)
+    full = vectors(student)
+    student.use(width=8)
+    assert np.array_equal(vectors(student), narrow(full, 8))
 
 
 def test_of_a_model_that_makes_vectors_the_last_layer_is_kept_too(teacher, tmp_path):

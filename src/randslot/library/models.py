@@ -171,11 +171,12 @@ class LibraryModels:
             raise UsageError(f"library {self.library} belongs to {bound}, and {student.identity} is {what}")
         width = bound.settings.get("width", 0)
         if 0 < width < spoken.dimension:
-            student.use(width=width)
             spoken = spoken.narrowed(None, width)
         of_pages = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
         if differences := _compare(bound, spoken, (*FREE, *of_pages)):
             raise UsageError(f"library {self.library} was made with {differences}: distill its model as it is there")
+        if student.dimension != spoken.dimension:  # cut it, or undo the cut for another library
+            student.use(width=spoken.settings.get("width", 0))
         self.student = student
 
     def find_reranker(self, wanted: str | Reranker | Literal[False] | None) -> Reranker | None:

@@ -315,7 +315,8 @@ def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 4
     if layers:
         # The last layer of a model that was trained to make vectors makes them; one that predicts words does not.
         parts.family.keep_layers(parts.model, layers, last=start is not None and layers > 1)
-    encoder = SlotEncoder(parts, Settings(slots="zero", query_vectors=num, page_vectors=num, seed=seed))
+    widths = tuple(width for width in teacher.settings.get("widths", ()) if width < teacher.dimension)
+    encoder = SlotEncoder(parts, Settings("zero", query_vectors=num, page_vectors=num, seed=seed, widths=widths))
     encoder.follow(teacher)
     if encoder.head is not None and start is not None and start.head is not None:
         encoder.head.load_state_dict(start.head.state_dict())

@@ -250,7 +250,7 @@ class StudentTraining:
             group["lr"] = self.options.learning_rate * share_of_rate
         self.student.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = (1 - self.compare(rows, self.teacher.settings.get("widths", ()))).mean()
+        loss = (1 - self.compare(rows, self.student.settings.widths)).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
         self.optimizer.step()
