@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,9 +25,10 @@ from rich.console import Console
 import randslot
 from randslot import Library
 from randslot.evaluation.metrics import ndcg_of_each
+from randslot.files import write_json
 from randslot.model.reader import narrow
 from randslot.training.data import load_pairs
-from randslot.training.distill import Distillation, StudentTraining, read_queries, teach
+from randslot.training.distill import OPTIONS, Distillation, StudentTraining, read_queries, teach
 from randslot.training.mine import Mining, mine
 from randslot.training.recipe import make_recipe
 from randslot.training.train import RUN, TrainingRun
@@ -140,8 +141,7 @@ def train_student(teacher: str, name: str, *, only_full: bool = False) -> randsl
         questions.write_text("\n".join(one.question.text for one in asked), encoding="utf-8")
     options = Distillation(teacher, LIGHT, (str(questions),), str(output), epochs=2, learning_rate=1e-3, save_every=0)
     queries, console = read_queries(options.queries), Console(stderr=True)
-    output.mkdir(exist_ok=True)
-    (output / "teacher").mkdir(exist_ok=True)
+    write_json(output / OPTIONS, asdict(options))
     identity, vectors = teach(output / "teacher", queries, options, console)
     if only_full:
         identity = replace(identity, settings={**identity.settings, "widths": ()})

@@ -99,8 +99,9 @@ def test_reading_trains_all_weights_in_one_process(tmp_path, monkeypatch):
         Pretraining(make_recipe(recipe), resume=False).make_model()
 
 
-def test_the_shape_of_the_miniature_has_the_words_of_the_samples():
-    shape = json.loads((Path(research.__file__).parent / "embedded.json").read_text())
+@pytest.mark.parametrize("file", ["research/embedded.json", "benchmarks/light.json"])
+def test_the_shapes_of_the_miniature_and_its_student_have_the_words_of_the_samples(file):
+    shape = json.loads((Path(research.__file__).parents[1] / file).read_text())
     assert tuple(shape["words"].split()) == VOCABULARY
 
 
