@@ -100,7 +100,8 @@ def read_questions(data: Path, place: Path) -> list[Question]:
                 sources = [Path(files[hit.file].source).relative_to((data / "pages").resolve()) for hit in hits]
                 names = [f"{source.as_posix()}#page={hit.number}" for source, hit in zip(sources, hits, strict=True)]
                 named.append([replace(hit, id=name) for hit, name in zip(hits, names, strict=True)])
-            questions.append(Question(*named, grades[row["id"]], one.store.vectors_weight == ACROSS))
+            words, vectors = named
+            questions.append(Question(words, vectors, grades[row["id"]], one.store.vectors_weight == ACROSS))
     return questions
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.evaluation.analysis import CachedRun
-from randslot.evaluation.frontier import published_points, score_frontier, store
+from randslot.evaluation.frontier import published_points, score_frontier, show_frontier, store
 from randslot.evaluation.published import TASKS
 from research.samples.sets import write_set
 from support import others
@@ -66,6 +66,15 @@ def test_every_cut_scores_as_slow_loops_do_and_has_its_bytes(tmp_path):
         assert point.ndcg == pytest.approx(expected, abs=1e-3), point
         size = {"fp16": 2 * point.width, "int8": point.width + 2, "1-bit": point.width / 8}[point.storage]
         assert point.bytes == point.vectors * size
+
+
+def test_the_figure_tells_the_storage_types_of_one_run_apart(tmp_path):
+    run = make_run(tmp_path)
+    for runs, names in (([run], ["mine, fp16", "mine, int8", "mine, 1-bit"]), ([run, run], ["mine"])):
+        draw = show_frontier(runs).figures["frontier"]
+        assert list(draw.args[0]) == names
+        draw(tmp_path / "frontier.svg")
+    assert (tmp_path / "frontier.svg").is_file()
 
 
 def test_pages_of_several_lengths_are_not_padded(tmp_path):

@@ -21,6 +21,8 @@ from randslot.model.model import make_student
 from randslot.model.reader import narrow
 from support.libraries import ToyReader, same, scores, write_tiff
 from support.models import noise
+from support.others import save_colqwen2, save_minilm
+from support.pdf import write_pdf
 
 
 def test_there_and_back(url, papers, tmp_path):
@@ -216,6 +218,27 @@ def test_a_narrowed_copy_equals_a_library_made_narrow(saved, papers, tmp_path):
 
 def test_a_narrowed_copy_on_a_server_equals_a_library_made_narrow(url, saved, papers, tmp_path):
     narrow_copy(saved, papers, tmp_path, url)
+
+
+@pytest.mark.parametrize(("save", "options"), [(save_minilm, {}), (save_colqwen2, {"reduction": "kmeans"})])
+def test_libraries_of_other_peoples_models_are_narrowed_too(save, options, tmp_path):
+    folder, pages = save(tmp_path / "model"), tmp_path / "pages"
+    pages.mkdir()
+    write_pdf(pages / "a.pdf", 3, [])
+    found = []
+    for name, changes in (("wide", {}), ("made", {"width": 8})):
+        with Library(tmp_path / name, open_model(str(folder), page_vectors=2, **options, **changes)) as library:
+            library.add(pages, workers=1)
+    words = ["library", "copy", str(tmp_path / "wide"), str(tmp_path / "copy"), "--width", "8"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    for name in ("made", "copy"):
+        with Library(tmp_path / name) as library:
+            hits = library.search("page", 3, by="vectors", exact=True)
+            found.append((read_vectors(library), [(hit.page, hit.score) for hit in hits], library.binding.dimension))
+    (made, hits, _), (copied, same_hits, dimension) = found
+    assert (len(hits), hits, dimension) == (3, same_hits, 8)
+    assert made.keys() == copied.keys()
+    assert all(np.array_equal(made[page], copied[page]) for page in made)
 
 
 def test_a_copy_cannot_be_wider(saved, tmp_path):

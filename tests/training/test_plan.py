@@ -156,6 +156,23 @@ def test_a_dry_run_says_what_a_run_takes(tmp_path):
         assert words in text
 
 
+def test_hard_negatives_are_pages_of_a_dry_run():
+    """Two for each pair: three times the pages to send, keep and compute, and one at a time under a gradient cache."""
+    found = []
+    for negatives in (0, 2):
+        recipe = tiny_recipe("qwen3-vl", negatives=negatives, micro_batch=1)
+        model = make_model_on_meta(recipe, torch.float32)
+        cost = measure_page(model)
+        work = step_multiply_adds(recipe, cost, recipe.batch * recipe.pages_per_row)
+        found.append(memory_by_part(recipe, model, cost, 1, "adamw") | {"work": work})
+    one, three = found
+    for part in one:
+        times = 3 if part in ("pages of the batch", "vision tower outputs", "work") else 1
+        assert three[part] == times * one[part] > 0
+    text = describe_run(tiny_recipe("qwen3-vl", negatives=2, steps=7), 2)
+    assert "each of 4 pairs with 2 negatives, 2 pairs on each device" in text
+
+
 def test_a_dry_run_counts_feedback_step_by_step(tmp_path):
     recipe = tiny_recipe("qwen3-vl", data=str(tmp_path / "none.jsonl"), steps=7, slots="feedback")
     assert "| A100, 80 GB |" in describe_run(recipe, 2)

@@ -145,7 +145,9 @@ def show_frontier(runs: Sequence[CachedRun], benchmark: str) -> Section:
         own = score_frontier(run)
         points += own
         best += find_frontier(own)
-        groups[run.name] = [(point.bytes, point.ndcg) for point in own]
+        for point in own:
+            name = run.name if len(runs) > 1 else f"{run.name}, {point.storage}"
+            groups.setdefault(name, []).append((point.bytes, point.ndcg))
         lines.append([(point.bytes, point.ndcg) for point in find_frontier(own)])
     if set(runs[0].tasks) == set(TASKS.get(runs[0].benchmark, ())):
         groups |= published_points(runs[0].benchmark)

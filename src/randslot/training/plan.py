@@ -367,7 +367,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
         seconds = operations / (0.4 * peak * 1e12)
         hours = steps * seconds / 3600 if steps else None
         fits = "yes" if sum(memory.values()) <= size * GB else "no"
-        speeds.append([f"{name}, {size} GB", fits, recipe.batch / seconds, seconds, hours])
+        speeds.append([f"{name}, {size} GB", fits, pages * devices / seconds, seconds, hours])
     title = f"Estimate at 40% HFU in bfloat16 (assumed), devices: {devices}, data loading not limiting"
     lines = [
         f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, "

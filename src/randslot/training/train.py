@@ -385,11 +385,12 @@ class TrainingLog(TrainerCallback):
             raise RandSlotError(f"the loss is {logs['loss']} at step {step}. Try a lower learning_rate.")
         if args.process_index != 0:
             return
-        speed = (step - self.first_step) * self.recipe.batch / max(time.perf_counter() - self.started, 1e-9)
+        pages = self.recipe.batch * self.recipe.pages_per_row  # of a step
+        speed = (step - self.first_step) * pages / max(time.perf_counter() - self.started, 1e-9)
         row = {name: logs.get(name) for name in COLUMNS} | {"step": step, "pages_per_second": round(speed, 3)}
         with self.file.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
-        left = timedelta(seconds=round((last - step) * self.recipe.batch / max(speed, 1e-9)))
+        left = timedelta(seconds=round((last - step) * pages / max(speed, 1e-9)))
         rate, is_shown = logs.get("learning_rate", 0), step == last or step % max(last // 20, 1) == 0
         line = f"step {step}/{last}  loss {logs['loss']:.4f}  rate {rate:.2e}  {speed:.1f} pages/s  {left} left"
         if self.console.is_terminal:
