@@ -53,8 +53,9 @@ def test_settings_of_a_model_in_use_change_what_it_does(pages):
     assert not close(model.encode_document(pages[1]), zero)
     model.use(visual_tokens=1536)
     assert close(model.encode_document(pages[1]), zero)
-    with pytest.raises(UsageError, match="this model is trained with slots='random'"):
-        model.use(slots="zero")
+    for slots in ("zero", "tokens"):
+        with pytest.raises(UsageError, match="this model is trained with slots='random'"):
+            model.use(slots=slots)
     with pytest.raises(UsageError, match="unknown setting 'vectors'; known ones: inference, page_vectors"):
         model.use(vectors=3)
 

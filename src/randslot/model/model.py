@@ -227,7 +227,7 @@ def load(
             trust_remote_code=trust_remote_code,
         )
         return _finish(encoder, lora, device)
-    chosen = Settings().change(**{"inference": "", **changes})  # "": what the strategy appends
+    chosen = Settings().change(**changes)
     parts = load_backbone(source, dtype=weights, attn_implementation=attn_implementation)
     return _finish(SlotEncoder(parts, chosen), lora, device)
 
@@ -249,7 +249,7 @@ def untrained(
     """
     if "slots" in settings:
         settings["slots"] = use_strategy(settings["slots"])
-    chosen = Settings().change(**{"inference": "", **settings})  # "": what the strategy appends
+    chosen = Settings().change(**settings)
     device = str(device or get_device_name())
     backbone = build_backbone(
         shape,

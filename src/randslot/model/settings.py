@@ -151,6 +151,8 @@ class Settings(VectorSettings):
         known = {field.name for field in fields(self)}
         if unknown := sorted(changes.keys() - known):
             raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
+        if changes.get("slots", self.slots) != self.slots:
+            changes = {"inference": ""} | changes  # what the new strategy appends
         return replace(self, **changes)
 
 
