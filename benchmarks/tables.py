@@ -138,6 +138,11 @@ def pick(*columns: str, **values: Any) -> Callable[[Rows], Rows]:
     return choose
 
 
+def join(*choices: Callable[[Rows], Rows]) -> Callable[[Rows], Rows]:
+    """Return a function that keeps what several keep."""
+    return lambda rows: [row for choose in choices for row in choose(rows)]
+
+
 def leave_out(word: str, choose: Callable[[Rows], Rows] = list) -> Callable[[Rows], Rows]:
     """Return a function that drops the rows with a word in their first column."""
     return lambda rows: [row for row in choose(rows) if word not in str(next(iter(row.values())))]
@@ -159,6 +164,11 @@ CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "search-peers": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
     "serve-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
     "feel-short": pick("what", "wall s", "CPU s"),
+    "page-short": join(
+        pick("what", "median ms", "best ms"),
+        pick("page KB", "answers and pictures KB", "whole hits on 1440 x 900"),
+        pick("axe, views", "serious findings"),
+    ),
     "fits-short": pick("recipe", "weights", "activations", "all", "pages at once in 24 GB", "all in float32 on a CPU"),
 }
 

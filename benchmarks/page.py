@@ -1,11 +1,14 @@
 """How the page feels in a browser: from a key to hits, from a click to a readable page, its weight, and axe's findings.
 
-    python benchmarks/feel.py --documents data/shelf/dev/pages --pages 100000 --axe axe.min.js
+    python benchmarks/page.py make                        # a library of 100,000 pages: minutes
+    python benchmarks/page.py measure --axe data/page/axe.min.js    # from `npm pack axe-core`
 
-The documents are indexed by their words. Their pages are stored again, under other names and with a word more each,
-until there are as many as asked for: links lead to the same files, so that all of them can be drawn. Times are medians
-over the queries, in a browser with nothing in its cache, after one query that does not count; "load" is that of the
-machine, in the minute before. axe.min.js comes from `npm pack axe-core`.
+`make` indexes documents by their words, and stores their pages again, under other names and with a word more each,
+until there are enough. Links lead to the same files, so that all of them can be drawn; where words stand is stored, as
+for scans. The library is kept in --folder.
+
+`measure` serves it. Times are medians over the queries, in a browser with nothing in its cache, after one query that
+does not count; "load" is that of the machine, in the minute before.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from collections import defaultdict
@@ -29,39 +31,51 @@ from record import keep, print_table
 
 import randslot
 from randslot.library.stores.points import page_id
+from randslot.pages.text import pack_boxes
 from serve import serving
 
 QUERIES = ["restore a backup", "power failure", "network configuration", "confidence interval", "partition the disk"]
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}
 
 
-def make_library(documents: Path, num_pages: int, folder: Path) -> Path:
+def make_library(documents: Path, num_pages: int, folder: Path) -> None:
     """Index documents, and store their pages again under other names until there are enough."""
-    made = folder / "library"
-    with randslot.Library(made) as library:
+    shutil.rmtree(folder / "library", ignore_errors=True)
+    with randslot.Library(folder / "library") as library:
         library.add(documents)
-        files, num = library.files(), len(library)
-        for copy in range(1, -(-num_pages // num)):
+        originals = [(file, _read_pages(library, file)) for file in library.files()]
+        for copy in range(1, -(-num_pages // len(library))):
             links = folder / f"copy-{copy}"
-            links.mkdir()
+            shutil.rmtree(links, ignore_errors=True)
             with library.write():
-                for i, file in enumerate(files):
-                    link = links / f"{i}-{Path(file.source).name}"
+                for file, stored in originals:
+                    link = links / Path(file.source).relative_to(documents)
+                    link.parent.mkdir(parents=True, exist_ok=True)
                     os.link(file.source, link)
-                    ids = [page_id(file.id, number) for number in range(1, file.num_pages + 1)]
                     new = replace(file, id=str(uuid.uuid4()), source=str(link))
-                    library.store.add([_rename(page, new.id, copy) for page in library.store.read(ids).values()])
+                    library.store.add([_rename(page, new.id, copy) for page in stored])
                     library.manifest.put(new)
                 library.store.flush()
             print(f"{len(library):,} pages", flush=True)
         library.store.optimize(wait=True)
-    return made
+
+
+def _read_pages(library: randslot.Library, file: Any) -> list[Any]:
+    """Return the pages of a file, with the boxes of their words."""
+    ids = [page_id(file.id, number) for number in range(1, file.num_pages + 1)]
+    return [_add_boxes(page, library.read_text(page.id, boxes=True)) for page in library.store.read(ids).values()]
+
+
+def _add_boxes(page: Any, text: Any) -> Any:
+    return replace(page, text=replace(page.text, boxes=text.boxes)) if page.text and text.boxes else page
 
 
 def _rename(page: Any, file: str, copy: int) -> Any:
     """Return a page of another file, with a word more so that it is no twin."""
-    text = page.text and replace(page.text, text=f"{page.text.text}\ncopy{copy}")
-    return replace(page, file=file, text=text)
+    if not page.text:
+        return replace(page, file=file)
+    text, boxes = f"{page.text.text}\ncopy{copy}", page.text.boxes and page.text.boxes + pack_boxes([0, 0, 0, 0])
+    return replace(page, file=file, text=replace(page.text, text=text, boxes=boxes))
 
 
 def measure(page: Page, address: str, query: str) -> dict[str, float]:
@@ -136,36 +150,45 @@ def check_access(browser: Browser, address: str, query: str, axe: str) -> list[d
     return rows
 
 
+def measure_all(browser: Browser, address: str, num: int) -> list[dict[str, Any]]:
+    """Return rows of times and of weight."""
+    took: dict[str, list[float]] = defaultdict(list)
+    for query in (QUERIES[0], *QUERIES):
+        context = browser.new_context(viewport={"width": 1440, "height": 900})
+        for name, value in measure(context.new_page(), address, query).items():
+            took[name].append(value)
+        context.close()
+    rows: list[dict[str, Any]] = []
+    for name, values in took.items():
+        times = {"median ms": statistics.median(values[1:]), "best ms": min(values[1:])}
+        rows.append({"pages": num, "what": name} | times | {"load": os.getloadavg()[0]})
+    return [*rows, weigh(browser, address, QUERIES[0])]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=Path, required=True)
-    parser.add_argument("--pages", type=int, default=0, help="at least; default: those of the documents")
-    parser.add_argument("--queries", nargs="+", default=QUERIES)
+    parser.add_argument("step", choices=["make", "measure"])
+    parser.add_argument("--documents", type=Path, default=Path("data/shelf/dev/pages"))
+    parser.add_argument("--pages", type=int, default=100_000, help="at least")
+    parser.add_argument("--folder", type=Path, default=Path("data/page"))
     parser.add_argument("--axe", type=Path, help="axe.min.js")
     options = parser.parse_args()
+    if options.step == "make":
+        options.folder.mkdir(parents=True, exist_ok=True)
+        make_library(options.documents.resolve(), options.pages, options.folder.resolve())
+        return
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("no Chromium here: apt-get install chromium")
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(dir=options.documents.parent if options.pages else None) as folder:
-        library = make_library(options.documents.resolve(), options.pages, Path(folder))
-        with randslot.Library(library) as opened:
-            num = len(opened)
-        with serving(library) as (address, _), sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            took: dict[str, list[float]] = defaultdict(list)
-            for query in (options.queries[0], *options.queries):
-                context = browser.new_context(viewport={"width": 1440, "height": 900})
-                for name, value in measure(context.new_page(), address, query).items():
-                    took[name].append(value)
-                context.close()
-            for name, values in took.items():
-                times = {"median ms": statistics.median(values[1:]), "best ms": min(values[1:])}
-                rows.append({"pages": num, "what": name} | times | {"load": os.getloadavg()[0]})
-            rows.append(weigh(browser, address, options.queries[0]))
-            if options.axe:
-                rows += check_access(browser, address, options.queries[0], options.axe.read_text())
-            browser.close()
+    library = options.folder / "library"
+    with randslot.Library(library) as opened:
+        num = len(opened)
+    with serving(library) as (address, _), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        rows = measure_all(browser, address, num)
+        if options.axe:
+            rows += check_access(browser, address, QUERIES[0], options.axe.read_text())
+        browser.close()
     print_table(rows)
     keep("page", rows)
 
