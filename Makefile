@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test nightly quick check browser tesseract qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
+.PHONY: demo test nightly quick check browser axe tesseract qdrant benchmark screenshot docs reference notebooks handbook embedded oldest newest versions
 .PHONY: container release clean
 
 demo: $(READY)
@@ -16,7 +16,7 @@ test: $(READY) check browser tesseract qdrant
 	$(TESTS) -m "not nightly"
 
 # Everything: all families, installs, notebooks, clusters, browsers.
-nightly: $(READY) check browser tesseract qdrant
+nightly: $(READY) check browser axe tesseract qdrant
 	$(TESTS)
 
 # For the inner loop: the checks, and all tests that take little time.
@@ -29,6 +29,13 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Chromium for the tests of the page" \
 	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq chromium >/dev/null; } \
 	|| echo "no Chromium here: the tests of the page are skipped"
+
+# axe-core, which finds what keeps people from using the page, from npm; without it its tests are skipped.
+axe: $(READY)
+	@[ -n "$$RANDSLOT_AXE" ] || [ -d $(VENV)/axe/node_modules ] \
+	|| { which npm >/dev/null 2>&1 && echo "installing axe-core for the tests of the page" && mkdir -p $(VENV)/axe \
+	&& npm install --silent --no-audit --no-fund --prefix $(VENV)/axe axe-core@4; } \
+	|| echo "no axe-core here: the tests of accessibility are skipped"
 
 # Tesseract, the other engine of OCR, with the languages that its tests read.
 tesseract:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from support.pdf import write_lines, write_pages
 from support.services import SCRIPT, TOKEN, listening, pdf, serving
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+AXE = Path(os.environ.get("RANDSLOT_AXE", Path(sys.prefix) / "axe/node_modules/axe-core/axe.min.js"))
 SECONDS = 60  # on a busy machine
 
 pytestmark = [
@@ -427,13 +430,13 @@ def test_matches_results_and_zoom_by_keyboard(reader):
         reader.keyboard.press("r")
     for _ in range(7):
         reader.keyboard.press("n")  # after the last one, the first of the next page
-    expect(viewer.locator("#result-place")).to_have_text("Result 2")
+    expect(viewer.locator("#result-place")).to_have_text(re.compile("^Result 2 of"))
     expect(place).to_have_text("1 of 7")
     reader.keyboard.press("p")
-    expect(viewer.locator("#result-place")).to_have_text("Result 1")
+    expect(viewer.locator("#result-place")).to_have_text(re.compile("^Result 1 of"))
     expect(place).to_have_text("7 of 7")
     reader.keyboard.press("j")
-    expect(viewer.locator("#result-place")).to_have_text("Result 2")
+    expect(viewer.locator("#result-place")).to_have_text(re.compile("^Result 2 of"))
 
 
 @pytest.mark.nightly
@@ -461,7 +464,7 @@ def test_copies_of_a_page_are_one_hit(reader):
         "copy.pdf, page 1 of 1"
     )
     expect(reader.locator("#why-text")).to_contain_text("It ranks 1st of the pages that were found.")
-    expect(reader.locator("#result-place")).to_have_text("Result 1")
+    expect(reader.locator("#result-place")).to_have_text("Result 1 of 1")
 
 
 @pytest.mark.nightly
@@ -488,8 +491,8 @@ def test_what_the_pointer_is_on_stays_under_it(reader):
     reader.locator("#hits li a").first.click()
     mark = reader.locator("#marks .box").first
     mark.wait_for()
-    box = reader.locator("#sheet").bounding_box()
-    at = (box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"])
+    stage = reader.locator("#stage").bounding_box()
+    at = (stage["x"] + 0.6 * stage["width"], stage["y"] + 0.6 * stage["height"])
     reader.mouse.move(*at)
     reader.keyboard.down("Control")
     for zoom in ("125%", "150%", "200%", "250%"):
@@ -605,7 +608,7 @@ def test_facets_count_and_limit(reader):
     from playwright.sync_api import expect
 
     search(reader, "wide tide")
-    for title, value, count in (("Folder", "slides", 1), ("team", "sea", 20), ("Changed", "past 7 days", 20)):
+    for title, value, count in (("Folder", "slides", 1), ("team", "sea", 20), ("Changed", "Past 7 days", 20)):
         group = reader.locator("#facets section").filter(has=reader.get_by_role("heading", name=title, exact=True))
         group.get_by_role("link", name=re.compile(value)).click()
         expect(reader.locator("#hits > li")).to_have_count(count)
@@ -779,6 +782,9 @@ def test_hits_come_as_one_types(browser, book):
         page.goto(shared)
         expect(page.locator("#hits > li")).to_have_count(2)
         expect(page.locator("#ignored")).to_have_text("Ignored in the address: by=magic, year=next")
+        page.goto(f"{book}/?q=lighthouse&open=00000000-0000-4000-8000-000000000000:2")
+        expect(page.locator("#hits > li")).to_have_count(2)
+        expect(page.locator("#ignored")).to_have_text("The page cannot be opened: no such document")
 
 
 def test_a_misspelled_word_is_corrected_and_can_be_searched_as_typed(browser, book):
@@ -790,6 +796,20 @@ def test_a_misspelled_word_is_corrected_and_can_be_searched_as_typed(browser, bo
         )
         page.get_by_role("link", name="lighthuose").click()
         expect(page.locator("#empty")).to_contain_text("is it spelled right?")
+
+
+def test_a_search_that_failed_can_be_tried_again(browser, book):
+    from playwright.sync_api import expect
+
+    with visiting(browser, book) as page:
+        answer = {"status": 404, "json": {"error": "the library is locked"}}
+        page.route("**/api/search", lambda route: route.fulfill(**answer))
+        search(page, "lighthouse")
+        expect(page.locator("#message")).to_have_text("The library is locked.")
+        page.unroute("**/api/search")
+        page.get_by_role("button", name="Try again").click()
+        expect(page.locator("#hits > li")).to_have_count(2)
+        expect(page.locator("#message")).to_have_text("3 pages in 2 documents")
 
 
 def test_find_select_and_cite_in_a_document(browser, book):
@@ -827,3 +847,78 @@ def test_pages_like_a_page_are_offered(browser, book):
         page.get_by_text("More like this page").click()
         expect(page.locator("#similar-hits li")).to_have_count(1)
         expect(page.locator("#similar-hits")).to_contain_text("harbours.pdf")
+
+
+def test_the_open_page_is_printed_else_the_hits(browser, book):
+    from playwright.sync_api import expect
+
+    with visiting(browser, book, "/?q=ships") as page:
+        hit = page.locator("#hits .open").first
+        hit.wait_for()
+        page.emulate_media(media="print")
+        expect(hit).to_be_visible()
+        expect(page.get_by_role("navigation")).to_be_hidden()
+        page.emulate_media(media="screen")
+        hit.click()
+        expect(page.locator("#sheet")).not_to_have_class("loading")
+        page.emulate_media(media="print")
+        expect(page.locator("#large")).to_be_visible()
+        for other in ("#viewer > header", "#marks", ".beside", "#hits"):
+            expect(page.locator(other)).to_be_hidden()
+        assert page.pdf().count(b"/Type /Page\n") == 1
+
+
+# -- accessibility
+
+VIEWS = {
+    "start": ("/", "#hits.covers > li"),
+    "documents": ("/?view=documents", "#documents tbody tr"),
+    "api": ("/docs", "#endpoints section"),
+    "hits": ("/?q=lighthouse", "#hits.found .others"),
+    "corrected": ("/?q=lighthuose&year=next", "#unknown a"),
+    "nothing": ("/?q=xyzzy", "#empty li"),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: `make nightly` installs it by npm")
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_serious_finding(browser, book, scheme, size, tmp_path):
+    viewport = {"width": size[0], "height": size[1]}
+    found = []
+
+    def check(page, view: str) -> None:
+        page.evaluate(AXE.read_text())
+        violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        found.extend((view, one["id"]) for one in violations if one["impact"] in ("serious", "critical"))
+
+    for view, (path, selector) in VIEWS.items():
+        with visiting(browser, book, path, viewport=viewport, color_scheme=scheme) as page:
+            page.locator(selector).first.wait_for(state="attached")
+            check(page, view)
+    with visiting(browser, book, "/?q=lighthouse", viewport=viewport, color_scheme=scheme) as page:
+        if page.locator("#open-filters").is_visible():
+            page.locator("#open-filters").click()
+            check(page, "filters")
+        page.locator("#hits .open").first.click()
+        page.locator("#layer span").first.wait_for(state="attached")
+        for summary in page.locator("#viewer details > summary").all():
+            if summary.is_visible():
+                summary.click()
+        page.locator("#similar-hits li").first.wait_for(state="attached")
+        check(page, "viewer")
+        page.keyboard.press("?")
+        check(page, "keys")
+    with (
+        serving(tmp_path / "empty", None) as service,
+        listening(service) as address,
+        visiting(browser, address, viewport=viewport, color_scheme=scheme) as page,
+    ):
+        page.locator("#empty code").wait_for()
+        check(page, "empty")
+        bad = {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"}
+        page.locator("#files").set_input_files([bad])
+        page.locator("#uploads .bad").wait_for()
+        check(page, "uploads")
+    assert found == []

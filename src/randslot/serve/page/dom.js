@@ -13,6 +13,9 @@ export function make(tag, options = {}, ...children) {
 
 export const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 
+// A note or an error of the service as a sentence.
+export const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
+
 export function ordinal(number) {
   const tens = number % 100;
   const ending = tens > 10 && tens < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th";

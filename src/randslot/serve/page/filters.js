@@ -6,7 +6,7 @@ import { at, go, href, lead } from "./route.js";
 
 const NAMES = 12; // suggestions
 const FEW = 6; // values of a facet that are shown at first
-const CHANGED = { "7d": "past 7 days", "30d": "past 30 days", "365d": "past 12 months" };
+const CHANGED = { "7d": "Past 7 days", "30d": "Past 30 days", "365d": "Past 12 months" };
 const BY = { both: "Words and meaning", words: "Words only", vectors: "Meaning only" };
 const KINDS = { pdf: "PDF", document: "Document", slides: "Slides", sheet: "Sheet", text: "Text", web: "Web page", mail: "Mail", book: "Book", image: "Image" };
 const OWN = ["in", "folder", "year", "type", "language", "when"];
@@ -44,7 +44,7 @@ export async function offer() {
   document.body.classList.toggle("one-folder", Object.keys(found.folders).length < 2);
   const facets = [
     facet("folder", "Folder", found.folders), facet("year", "Year", found.years, {}, (one, other) => other[0] - one[0]),
-    facet("type", "Kind", found.types, KINDS), facet("language", "Language", found.languages),
+    facet("type", "Kind", found.types, KINDS), facet("language", "Language", found.languages, Object.fromEntries(Object.keys(found.languages).map((one) => [one, one[0].toUpperCase() + one.slice(1)]))),
     ...Object.entries(found.metadata).map(([key, values]) => facet(`m.${key}`, key, values)),
     known.documents > 1 && facet("when", "Changed", Object.fromEntries(Object.keys(CHANGED).map((key) => [key, null])), CHANGED, () => 0),
     known.model !== null && known.language !== null && facet("by", "Search by", Object.fromEntries(Object.keys(BY).map((key) => [key, null])), BY, () => 0),
@@ -66,13 +66,13 @@ function facet(key, title, values, texts = {}, order = (one, other) => other[1] 
     rest.addEventListener("click", () => { unfolded.add(key); offer().catch(() => {}); });
     items.push(make("li", {}, rest));
   }
-  return make("section", {}, make("h3", { textContent: title }), make("ul", {}, ...items));
+  return make("section", {}, make("h2", { textContent: title }), make("ul", {}, ...items));
 }
 
 function option(key, value, count, text, isChosen) {
   const changes = { [key]: isChosen ? "" : value, open: "" };
   const link = make("a", { href: href(changes) }, make("span", { textContent: text }));
-  if (count) link.append(make("small", { textContent: count.toLocaleString("en") }));
+  if (count) link.append(make("small", { textContent: count.toLocaleString("en"), title: plural(count, "document") }));
   if (isChosen) link.setAttribute("aria-current", "true");
   return lead(link, changes);
 }

@@ -5,6 +5,7 @@ import { $, box, image, join, label, make, marked, name, part, plural } from "./
 import { href, lead } from "./route.js";
 
 const SPAN = 0.56; // of the width of a page that an excerpt shows, so that its text can be read
+const MARGIN = 0.06; // of the width of a page that is empty at its sides
 const REACH = 0.14; // of the height of a page above and below the match: more than is seen, as its shape is not known
 const WIDTH = 416; // of an excerpt, in pixels of the screen
 const COPIES = 3; // that are named
@@ -13,7 +14,10 @@ export const spot = (document, page) => `${document.id}:${page}`;
 
 const pictures = new Map(); // address -> its picture: one that stays is not loaded again
 
+const sheets = new Map(); // pages that are shown -> their excerpts, which stay until those of the next search are there
+
 export function forget() {
+  for (const [place, sheet] of sheets) if (!sheet.isConnected) sheets.delete(place);
   for (const [address, picture] of pictures) {
     if (picture.isConnected) continue;
     stop(picture);
@@ -37,13 +41,19 @@ export const ask = (query) => { asked = query; };
 
 // -- the part of a page around its best match, once it comes near the screen
 
+// What to look at first: the best match; of a passage, the beginning of a line near its head.
+function target(hit) {
+  const line = hit.passage[Math.floor(hit.passage.length / 8)];
+  return hit.best ?? (line ? [line[0], line[1], Math.min(line[2], line[0] + SPAN / 2), line[3]] : null);
+}
+
 function frame(hit) {
-  const seen = hit.best ?? hit.passage[Math.floor(hit.passage.length / 8)] ?? null;
-  if (!seen) return [0.06, 0, 0.94, 2 * REACH]; // the head of the page
+  const seen = target(hit);
+  if (!seen) return [MARGIN, 0, 1 - MARGIN, 2 * REACH]; // the head of the page
   const y = (seen[1] + seen[3]) / 2;
   const near = [...hit.boxes, ...hit.passage].filter((one) => Math.abs((one[1] + one[3]) / 2 - y) < REACH / 3);
   const first = Math.min(seen[0], ...near.map((one) => one[0])) - 0.1; // where the marks around it begin
-  const left = Math.min(Math.max(first, seen[2] + 0.03 - SPAN, 0), 1 - SPAN);
+  const left = Math.max(Math.min(first, 1 - MARGIN - SPAN), Math.min(seen[2] + 0.03, 1) - SPAN, 0);
   const top = Math.min(Math.max(y - REACH, 0), 1 - 2 * REACH);
   return [left, top, left + SPAN, top + 2 * REACH];
 }
@@ -66,6 +76,7 @@ const near = new IntersectionObserver((seen) => {
 function excerpt(hit) {
   const view = make("span", { className: "view" });
   if (hit.gone) return lose(view);
+  view.append(sheets.get(spot(hit.document, hit.page)) ?? "");
   const wanted = { ...asked, document: hit.document.id, page: hit.page, vector: hit.matches[0]?.page ?? 0 };
   waiting.set(view, async () => {
     const { boxes, best, passage } = hit.snippet ? await call("/api/words", wanted).catch(() => hit) : hit;
@@ -83,17 +94,20 @@ function fill(view, hit) {
   const marks = hit.boxes.length ? join(hit.boxes) : hit.passage;
   sheet.append(...marks.map((one) => within(one, shown)).filter(isSeen).map(box));
   sheet.classList.toggle("meant", !hit.boxes.length);
-  const middle = hit.best ? within(hit.best, shown) : [0, 0, 0, 0];
+  const seen = target(hit);
+  const middle = seen ? within(seen, shown) : [0, 0, 0, 0];
   const settle = () => { // the match comes to the middle, as far as the picture goes
     const height = (shot.naturalHeight / shot.naturalWidth) * view.clientWidth;
     const offset = ((middle[1] + middle[3]) / 2) * height - view.clientHeight / 2;
     sheet.style.top = `${-Math.max(Math.min(offset, height - view.clientHeight), 0)}px`;
     sheet.classList.add("there");
+    view.replaceChildren(sheet);
   };
   shot.onload = settle;
   shot.onerror = () => lose(view);
   if (shot.complete && shot.naturalWidth) requestAnimationFrame(settle);
   view.append(sheet);
+  sheets.set(spot(hit.document, hit.page), sheet);
 }
 
 function lose(view) {
@@ -107,10 +121,8 @@ function lose(view) {
 const pageOf = ({ document, page }) => `page ${page.toLocaleString("en")} of ${document.pages.toLocaleString("en")}`;
 
 function tags(hit) {
-  const made = [];
-  const words = hit.snippet?.marks.length;
-  if (hit.by !== "words" && !words) made.push("found by meaning");
-  if (!words && hit.fields.some((one) => one === "name" || one === "folder")) made.push("found by its name");
+  const ways = hit.snippet?.marks.length ? [] : [hit.by !== "words" && "meaning", ...["name", "folder"].map((one) => hit.fields.includes(one) && `its ${one}`)].filter(Boolean);
+  const made = ways.length ? [`found by ${ways.join(" and ")}`] : [];
   if (hit.gone) made.push("the file is no longer on disk");
   return made.map((text) => make("span", { className: "tag", textContent: text }));
 }

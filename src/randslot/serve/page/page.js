@@ -1,7 +1,7 @@
 // The page: which view is shown, what is known of the library, and what follows from what.
 
 import { call } from "./api.js";
-import { $, plural } from "./dom.js";
+import { $, plural, sentence } from "./dom.js";
 import * as documents from "./documents.js";
 import * as filters from "./filters.js";
 import "./keys.js";
@@ -16,7 +16,7 @@ async function about() {
   const status = await call("/api/status");
   const parts = [status.library, plural(status.pages, "page"), plural(status.documents, "document")];
   $("about").textContent = parts.join(" · ");
-  $("notes").textContent = status.notes.map((note) => `${note[0].toUpperCase()}${note.slice(1)}.`).join(" ");
+  $("notes").textContent = status.notes.map(sentence).join(" ");
   $("notes").hidden = !status.notes.length;
   $("sign-out").hidden = !status.signed_in;
   search.know(status);
@@ -36,8 +36,7 @@ async function changed() {
 
 async function show() {
   const bad = dropBad();
-  if (bad.length) $("ignored").textContent = `Ignored in the address: ${bad.join(", ")}`;
-  $("ignored").hidden = !bad.length;
+  ignore(bad.length ? `Ignored in the address: ${bad.join(", ")}` : "");
   const now = at();
   const view = now.get("view") === "documents" ? "documents" : "search";
   now.delete("open");
@@ -45,12 +44,26 @@ async function show() {
   shown = now.toString();
   try {
     const isDrawn = before === shown ? null : showView(view, new URLSearchParams(before ?? ""));
-    if (!now.get("q")) await viewer.open(); // else its marks and its place wait for the hits
+    if (!now.get("q")) await openPage(); // else its marks and its place wait for the hits
     await isDrawn;
-    if (now.get("q")) await viewer.open();
+    if (now.get("q")) await openPage();
   } catch (error) {
-    if (view === "documents") $("documents-message").textContent = error.message;
-    else search.say(error.message, true);
+    if (view === "documents") $("documents-message").textContent = sentence(error.message);
+    else search.fail(error);
+  }
+}
+
+function ignore(text) {
+  $("ignored").textContent = text;
+  $("ignored").hidden = !text;
+}
+
+async function openPage() {
+  try {
+    await viewer.open();
+  } catch (error) {
+    if ($("viewer").open) return viewer.tell(error.message);
+    ignore(`The page cannot be opened: ${error.message}`);
   }
 }
 
@@ -82,4 +95,4 @@ $("sign-out").addEventListener("click", async () => {
 });
 onMove(show);
 const known = about();
-Promise.all([known, moved()]).catch((error) => search.say(error.message, true));
+Promise.all([known, moved()]).catch(search.fail);

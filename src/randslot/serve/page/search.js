@@ -1,7 +1,7 @@
 // A search, as one types: old hits stay until new ones are there, more of them come as one scrolls.
 
 import { call } from "./api.js";
-import { $, make, plural, rested, whenNear } from "./dom.js";
+import { $, make, plural, rested, sentence, whenNear } from "./dom.js";
 import { chosen, clear, names, stopSuggesting } from "./filters.js";
 import * as hits from "./hits.js";
 import { at, go, href, lead } from "./route.js";
@@ -155,7 +155,7 @@ async function take(answer, step) {
   else if (before === 1) $("hits").replaceChildren(...[...groups.values()].map(({ element }) => element));
   if (groups.size > 1) for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
   await tell(cut);
-  const note = answer.note ? `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.` : "";
+  const note = answer.note ? sentence(answer.note) : "";
   if (note) say(found.length ? `${$("message").textContent}. ${note}` : note);
 }
 
@@ -171,6 +171,9 @@ function add(hit, rank) {
   groups.set(hit.document.id, { element, hits: [hit] });
   $("hits").append(element);
 }
+
+// How many hits there are, as far as they have come.
+export const total = () => `${found.length}${complete ? "" : "+"}`;
 
 // Called by the viewer at the end of what is shown.
 export async function loadMore() {
@@ -204,6 +207,15 @@ const showUnknown = () => `No page ${names().length ? "with these filters " : ""
 function showEmpty(title, ...parts) {
   $("empty").replaceChildren(make("h2", { textContent: title }), ...parts);
   $("empty").hidden = false;
+}
+
+// A search that failed can be tried again.
+export function fail(error) {
+  say(sentence(error.message), true);
+  if ($("hits").childElementCount) return;
+  const again = make("button", { type: "button", className: "main", textContent: "Try again" });
+  again.addEventListener("click", () => search().catch(fail));
+  showEmpty("The search failed", again);
 }
 
 const paragraph = (...parts) => make("p", {}, ...parts);
@@ -245,7 +257,7 @@ async function explainNothing() {
 // -- what people do
 
 let isNew = true; // the next key begins a search that one can go back from
-const finish = rested(THINK, () => { if (by !== "words" && at().get("q") === $("query").value.trim()) search().catch((error) => say(error.message, true)); });
+const finish = rested(THINK, () => { if (by !== "words" && at().get("q") === $("query").value.trim()) search().catch(fail); });
 const typed = rested(REST, () => {
   const query = $("query").value.trim();
   suggest().catch(() => {});
@@ -265,10 +277,10 @@ $("search").addEventListener("submit", (event) => {
   finish.cancel();
   if (!query) return;
   const isSame = query === at().get("q");
-  Promise.resolve(isSame ? search() : go({ q: query, verbatim: "", open: "" }, !isNew)).catch((error) => say(error.message, true));
+  Promise.resolve(isSame ? search() : go({ q: query, verbatim: "", open: "" }, !isNew)).catch(fail);
   remember();
   isNew = true;
   hide();
 });
 $("sort").addEventListener("change", () => go({ sort: $("sort").value, open: "" }));
-whenNear($("more"), async (event) => (event || grew) && load().catch((error) => say(error.message, true)));
+whenNear($("more"), async (event) => (event || grew) && load().catch(fail));

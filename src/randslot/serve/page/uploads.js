@@ -38,7 +38,7 @@ function uploadRow(file) {
 
 function set(row, state, text, kind = "") {
   row.state = state;
-  row.text.textContent = text;
+  row.text.textContent = row.text.title = text;
   row.text.className = `state ${kind}`;
   const isOver = ["failed", "done", "cancelled"].includes(state);
   row.bar.hidden = row.cancel.hidden = isOver;

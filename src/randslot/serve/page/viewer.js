@@ -6,7 +6,7 @@ import { only } from "./filters.js";
 import { isTyping } from "./keys.js";
 import { cite, clearLayer, showLayer } from "./layer.js";
 import { at, go } from "./route.js";
-import { corrected, find, found, loadMore } from "./search.js";
+import { corrected, find, found, loadMore, total } from "./search.js";
 import { closeStrip, matches, showStrip } from "./strip.js";
 import { remember } from "./suggest.js";
 import { explain, hideWhy, showSimilar } from "./why.js";
@@ -171,7 +171,7 @@ async function mark() {
   showMatch();
   const best = words.best ? boxes.findIndex(([left, top, right, bottom]) => words.best[0] >= left - 0.001 && words.best[2] <= right + 0.001 && words.best[1] >= top - 0.001 && words.best[3] <= bottom + 0.001) : 0;
   if (opened.marks.length) goToMatch(wanted > 0 ? 0 : wanted < 0 ? opened.marks.length - 1 : Math.max(best, 0));
-  else meant[0]?.scrollIntoView({ block: "center" });
+  else showPassage();
   wanted = 0;
 }
 
@@ -181,6 +181,10 @@ function goToMatch(number) {
   opened.marks[match].classList.add("now");
   opened.marks[match].scrollIntoView({ block: "center", inline: "center" });
   showMatch();
+}
+
+function showPassage() {
+  $("marks").querySelector(".meant")?.scrollIntoView({ block: "center" });
 }
 
 function showMatch() {
@@ -218,7 +222,7 @@ async function seek() {
 function showResult() {
   const { rank } = find(opened.document, opened.page);
   $("result-tools").hidden = !found.length;
-  $("result-place").textContent = rank < 0 ? "not a result" : `Result ${rank + 1}`;
+  $("result-place").textContent = rank < 0 ? "not a result" : `Result ${rank + 1} of ${total()}`;
   $("result-before").disabled = rank <= 0;
 }
 
@@ -244,7 +248,7 @@ async function copy() {
 
 const quiet = rested(3000, () => { $("told").hidden = true; });
 
-function tell(text) {
+export function tell(text) {
   $("told").textContent = text;
   $("told").hidden = false;
   quiet();
@@ -299,7 +303,7 @@ $("large").addEventListener("load", () => {
   const first = $("sheet").classList.contains("loading");
   $("sheet").classList.remove("loading");
   fit();
-  if (opened && first && match >= 0) goToMatch(match); // it may have been closed while its picture was loading
+  if (opened && first) match >= 0 ? goToMatch(match) : showPassage(); // it may have been closed meanwhile
 });
 $("large").addEventListener("error", () => { if (opened) showGone(true); });
 new ResizeObserver(fit).observe($("stage"));

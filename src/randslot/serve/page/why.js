@@ -35,9 +35,9 @@ export function hideWhy() {
 function told(words, hit) {
   const there = words.filter(({ count }) => count);
   const fields = (hit?.fields ?? []).filter((one) => FIELDS[one]).map((one) => FIELDS[one]);
-  const also = fields.length ? ` ${there.length ? "Some are" : "They are"} in ${fields.join(" and ")}.` : "";
+  const also = fields.length ? ` Some are in ${new Intl.ListFormat("en").format(fields)}.` : "";
   if (!words.length) return "";
-  if (!there.length) return also ? `None of the words is in the text of this page.${also}` : hit && hit.by !== "words" ? "Found by meaning: none of the words is on this page as text." : "None of the words is on this page as text.";
+  if (!there.length) return `${hit && hit.by !== "words" ? "Found by meaning: none" : "None"} of the words is on this page as text.${also}`;
   if (there.length === words.length) return `${words.length === 1 ? "The word is" : "All of the words are"} on this page.${also}`;
   return `${there.length} of ${words.length} words are on this page.${also}`;
 }
