@@ -10,9 +10,9 @@ same machine; each sends its next question when it has the answer to the last. A
 "CPU ms" is what the service computed for a search; with uploads, for their pages too. It does not grow when other work
 holds the machine, as the times do.
 
-questions: natural questions about the manuals (data/manuals/dev), by words, ten hits with snippets and boxes. FTS5 has
+questions: natural questions about the manuals (data/manuals/dev), by words, ten hits with snippets. FTS5 has
 the same texts, its own snippet() and bm25(), and the same FastAPI and uvicorn before it; it is asked for any of the
-words of a question, marks no boxes, and knows no languages, names, headings or typos.
+words of a question, and knows no languages, names, headings or typos.
 
 waits: words are searched in a library of the documents, vectors in one of 20 sample reports with the embedded model.
 Each time is the median of five, after one that does not count. A command is a new process each time, but its files are
