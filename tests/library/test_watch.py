@@ -20,7 +20,7 @@ from randslot.errors import DiskFullError
 from randslot.library.library import Library
 from randslot.library.sharing import SharedLibrary
 from randslot.library.sources import list_files
-from randslot.library.watch import Watch
+from randslot.library.watch import Watch, find_drives
 from randslot.pages.convert import find_office
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -117,17 +117,69 @@ def test_a_full_disk_is_waited_for(watched, monkeypatch):
     wait_for(lambda: library.search("stork"))
 
 
-def test_an_empty_folder_is_taken_for_a_drive_that_is_not_there(tmp_path):
-    folder = tmp_path / "in"
-    write_pdf(folder / "a.pdf", [["A walrus"]])
-    with Library(tmp_path / "lib") as library:
-        library.add(folder, workers=1)
-        (folder / "a.pdf").unlink()
-        said: list[str] = []
-        watch = Watch(SharedLibrary(library), [str(folder)], said.append)
-        watch._note_all()
-        assert "are missing" in said[0]
-        assert watch.noted == {}
+def test_an_empty_folder_is_taken_for_a_drive_that_is_not_there(watched):
+    folder, library, said = watched
+    (folder / "old.pdf").rename(folder.parent / "old.pdf")
+    wait_for(lambda: said and "is empty: 1 files of it stay" in said[-1])
+    assert find(library) == {"old.pdf"}
+    (folder.parent / "old.pdf").rename(folder / "old.pdf")  # it is back
+    (folder / "new.md").write_text("a heron")
+    wait_for(lambda: find(library) == {"old.pdf", "new.md"})
+    (folder / "old.pdf").unlink()
+    wait_for(lambda: find(library) == {"new.md"})
+
+
+def test_network_drives_are_found(tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/sda / ext4 rw 0 0\nserver:/x /mnt/with\\040space nfs4 rw 0 0\n//server/y /home/me/share cifs rw 0 0\n"
+        "tmpfs /home/me/share/fast tmpfs rw 0 0\nsshfs#x /mnt/s fuse.sshfs rw 0 0\n/dev/sdb /mnt/usb fuseblk rw 0 0\n"
+        "auto /mnt/late autofs rw 0 0\nserver:/z /mnt/late nfs rw 0 0\n"
+    )
+
+    def find_them(*folders: str) -> list[str]:
+        return find_drives(folders, str(mounts))
+
+    assert find_them("/home/other", "/mnt/usb", "/home/me/share/fast/x", "/mnt/wit") == []
+    assert find_them("/home/me", "/mnt/late/x") == ["/home/me/share", "/mnt/late"]
+    assert find_them("/mnt/with space/papers", "/mnt/s") == ["/mnt/s", "/mnt/with space"]
+    assert find_drives(["/"], str(tmp_path / "none")) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("poll", [False, True])
+def test_files_below_a_mount_are_found_and_stay_when_it_is_gone(poll, tmp_path, monkeypatch):
+    """bindfs hides from inotify what happens below, as network drives do."""
+    monkeypatch.setenv("RANDSLOT_OCR", "none")
+    below, mount = tmp_path / "below", tmp_path / "mount"
+    for folder in (below, mount):
+        folder.mkdir()
+    (below / "old.md").write_text("a walrus")
+    if shutil.which("bindfs") is None or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("no bindfs here, or no /dev/fuse: apt-get install bindfs")
+    mounted = subprocess.run(["bindfs", below, mount], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"bindfs cannot mount here: {mounted.stderr.strip()}")
+    said: list[str] = []
+    try:
+        with Library(tmp_path / "lib") as library:
+            watch = Watch(SharedLibrary(library), [str(mount)], said.append, poll)
+            watch.start()
+            try:
+                wait_for(lambda: find(library) == {"old.md"})
+                assert any(line.endswith("every second") for line in said) is not poll
+                for text in ("a heron", "a pelican, and no other bird"):
+                    (below / "new.md").write_text(text)
+                    wait_for(lambda text=text: library.search(f'"{text}"', verbatim=True), 30)
+                (below / "old.md").unlink()
+                wait_for(lambda: find(library) == {"new.md"})
+                subprocess.run(["umount", "-l", mount], check=True)
+                wait_for(lambda: "is empty: 1 files of it stay" in said[-1])
+                assert find(library) == {"new.md"}
+            finally:
+                watch.close()
+    finally:
+        subprocess.run(["umount", "-l", mount], capture_output=True)
 
 
 def test_links_to_folders_are_listed_or_followed_once(tmp_path):

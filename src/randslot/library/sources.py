@@ -47,6 +47,12 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path, follow_li
     return listing
 
 
+def has_documents(folder: str, library: Path, follow_links: bool = False) -> bool:
+    """Whether a folder is there and has a document that `list_files` lists."""
+    files = _walk(folder, library, Listing(), follow_links)
+    return any(file.lower().endswith(DOCUMENT_SUFFIXES) for file in files)
+
+
 def expand(path: str | os.PathLike[str]) -> list[str]:
     """Return the absolute paths that a path or pattern matches; UsageError if there are none."""
     path = os.fspath(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,13 +17,14 @@ from ..pages.ocr import find_engine
 from .library import Library
 from .results import Summary
 from .sharing import LibraryClient, SharedLibrary
-from .sources import is_below, is_gone, list_files
+from .sources import has_documents, is_below, is_gone, list_files
 from .workers import Interrupted, WorkerPool
 
 LOOK_SECONDS = 1.0  # between two looks at a file: one that is still being written changes
 ALL_SECONDS = 300.0  # between two looks at all files: notifications may get lost, and some network drives send none
 RETRY_SECONDS = 10.0  # after a full disk, or while another process writes
 MAX_FILES = 500  # at once, after which other writers have a turn
+DRIVES = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|vboxsf|virtiofs|fuse|fuse\..+")  # types of file systems
 
 Stamp = tuple[int, int] | None  # size and time of a file; None if it is gone
 
@@ -45,6 +47,7 @@ class Watch:
     failed: dict[str, Stamp] = field(default_factory=dict)
     wait_until: float = 0.0
     num_scans: int = 0
+    drives: list[str] = field(default_factory=list)
     pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
@@ -59,13 +62,16 @@ class Watch:
 
     def run(self) -> None:
         """Index what is new in the folders, then follow changes."""
+        self.drives = find_drives(self.folders)
+        for drive in [] if self.poll else self.drives:
+            self.say(f"{drive} is a network drive: looking at its files every second")
         changes = self.watch(
             *self.folders,
             watch_filter=lambda _, path: self._is_wanted(path),
             debounce=400,
             rust_timeout=int(1000 * LOOK_SECONDS),
             yield_on_timeout=True,
-            force_polling=self.poll or None,
+            force_polling=self.poll or bool(self.drives) or None,
             poll_delay_ms=1000,
             ignore_permission_denied=True,
             stop_event=self.stop,
@@ -114,10 +120,7 @@ class Watch:
             self.noted.setdefault(path, (-1, -1))
 
     def _note_all(self) -> None:
-        """Note all files of the folders, and all that the library has of them and that are gone.
-
-        A folder without any file is more likely a drive that is not mounted than one that was emptied.
-        """
+        """Note all files of the folders, and all that the library has of them and that are gone."""
         for folder in self.folders:
             if not os.path.isdir(folder):
                 self.say(f"{folder} is not there: waiting for it")
@@ -128,9 +131,6 @@ class Watch:
                     self.noted.setdefault(file, (-1, -1))
             with self.library.use() as opened:
                 gone = opened.list_gone([folder])
-            if gone and not files:
-                self.say(f"all {len(gone):,} files of {folder} are missing: remove them with randslot index --prune")
-                continue
             for file in gone:
                 self.noted.setdefault(file, (-1, -1))
 
@@ -152,7 +152,7 @@ class Watch:
             with self.library.use() as opened:
                 summary = self._add(opened, present) if present else Summary()
                 if len(present) < MAX_FILES:  # else files that were moved here may still wait
-                    summary.removed = opened.forget(find_lost(opened, gone))
+                    summary.removed = opened.forget(self._find_lost(opened, gone))
         except Interrupted:
             return
         except (RandSlotError, OSError) as error:  # a full disk, another writer, a process that has just stopped
@@ -172,6 +172,24 @@ class Watch:
             return opened.add(files)
         with WorkerPool(max((os.cpu_count() or 2) - 1, 1)) as self.pool:
             return opened.add(files, pool=self.pool)
+
+    def _find_lost(self, opened: Library | LibraryClient, gone: Iterable[str]) -> list[str]:
+        """Return the files of a library that are gone, by their own paths or those of folders above them.
+
+        A folder without any document is more likely a drive that is not mounted than one that was emptied.
+        """
+        paths = set(gone)
+        lost = []
+        for file in opened.files() if paths else ():
+            above = [file.source, *map(str, Path(file.source).parents)]
+            if not paths.isdisjoint(above) and is_gone(file.source):
+                lost.append(file.source)
+        for folder in (*self.folders, *self.drives):
+            kept = {source for source in lost if is_below(source, folder)}
+            if kept and not has_documents(folder, Path(self._own_folder()), self.follow_links):
+                self.say(f"{folder} is empty: {len(kept):,} files of it stay; randslot index --prune removes them")
+                lost = [source for source in lost if source not in kept]
+        return lost
 
     def _tell(self, summary: Summary) -> None:
         from .terminal import shorten
@@ -198,6 +216,24 @@ class Watch:
             self.num_scans = 0
 
 
+def find_drives(folders: Iterable[str], mounts: str = "/proc/mounts") -> list[str]:
+    """Return the network drives that hold folders or are mounted in them (Linux): they send no notifications."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # not this system
+        return []
+    kinds = {}  # the last mount of a place hides earlier ones
+    for line in lines:
+        _, place, kind, *_ = line.split(" ")
+        kinds[re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place)] = kind
+    found = set()
+    for folder in map(os.path.realpath, folders):
+        above = [place for place in kinds if place == folder or is_below(folder, place)]
+        below = [place for place in kinds if is_below(place, folder)]
+        found |= {max(above, key=len, default="/"), *below}
+    return sorted(place for place in found if DRIVES.fullmatch(kinds.get(place, "")))
+
+
 def get_stamp(path: str) -> Stamp:
     """Return size and time of a file; None if it is gone."""
     try:
@@ -205,14 +241,3 @@ def get_stamp(path: str) -> Stamp:
     except OSError:
         return None
     return stat.st_size, stat.st_mtime_ns
-
-
-def find_lost(opened: Library | LibraryClient, gone: Iterable[str]) -> list[str]:
-    """Return the files of a library that are gone, by their own paths or those of folders above them."""
-    paths = set(gone)
-    lost = []
-    for file in opened.files() if paths else ():
-        above = [file.source, *map(str, Path(file.source).parents)]
-        if not paths.isdisjoint(above) and is_gone(file.source):
-            lost.append(file.source)
-    return lost
