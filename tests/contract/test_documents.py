@@ -97,6 +97,8 @@ def test_a_pdf_with_a_password_is_told_of_once_and_read_with_it(run, tmp_path):
     assert again.code == 0
     assert "1 file still cannot be read: --strict lists them" in again.err
     assert run("index", "in", "-l", "lib", "--quiet", "--strict").code == 1
+    named = run("index", "in/locked.pdf", "-l", "lib")
+    assert (named.code, "needs a password (--password)" in named.err) == (1, True)
     wrong = run("index", "in", "-l", "lib", "--password", "wrong")
     assert (wrong.code, "none of those given" in wrong.err) == (1, True)
     (tmp_path / "passwords").write_text("another\ns3cret of many letters\n")

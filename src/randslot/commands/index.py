@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -141,6 +142,7 @@ def index(
     if not no_ocr:
         find_engine()
     has_passwords = read_passwords(password, password_file)
+    strict = strict or (len(paths) == 1 and os.path.isfile(paths[0]))  # somebody asks for this file
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
