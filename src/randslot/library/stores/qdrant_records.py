@@ -300,12 +300,13 @@ class WriteLease:
     def _rename(self, old: Held, new: Held, drop: Sequence[str] = ()) -> bool:
         """Rename the alias; return whether this process holds the lease now."""
         start = self.monotonic()
-        for attempt in range(6):
+        for attempt in range(66 if self.held else 6):
             if self.names.rename(str(old), str(new), drop):
                 break
             # This process may have renamed it itself, now or earlier: an answer can get lost. And the node that is
-            # asked may lag behind the others.
-            time.sleep(attempt * 0.2)
+            # asked may lag behind the others, for a minute if one of them is frozen. So a lease is lost only if another
+            # process has it.
+            time.sleep(min(0.2 * attempt, 1.0))
             seen = self._list()
             if new in seen:
                 break
