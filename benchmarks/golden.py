@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def library(golden: dict[str, Any], folder: Path) -> None:
             golden[f"hits {query}"] = [
                 [Path(hit["source"]).name, hit["page"], hit["score"], hit["matches"], hit["metadata"]] for hit in hits
             ]
-        golden["status"] = {key: value for key, value in opened.status().as_dict().items() if "bytes" not in key}
+        golden["status"] = {key: value for key, value in asdict(opened.status()).items() if "bytes" not in key}
         golden["status"]["folder"] = ""
     content = json.loads((folder / "library" / "library.json").read_text())
     content["folder"] = content["words"]["root"] = ""

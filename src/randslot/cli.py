@@ -25,7 +25,7 @@ SECTIONS = {
     "Search": {
         "index": ("index", "Add files and folders to a library; unchanged files are skipped."),
         "search": ("search", "Find pages by keyword, vector or hybrid search."),
-        "watch": ("watch", "Index folders and keep the library in sync."),
+        "watch": ("service", "Index folders and keep the library in sync."),
         "serve": ("service", "Serve a library: web page, HTTP API (/docs), and MCP (/mcp)."),
         "mcp": ("service", "Let an agent use a library (MCP on stdin/stdout)."),
         "doctor": ("service", "Check the installation."),
@@ -128,6 +128,8 @@ def main() -> None:
         line = describe_missing(error) if isinstance(error, ModuleNotFoundError) else ""
         if isinstance(error, RandSlotError):
             line = str(error)
+        elif isinstance(error, OSError) and error.filename:
+            line = f"{error.filename}: {first_line(error)}"
         _fail(
             line or f"{type(error).__name__}: {first_line(error)} (--debug shows where)",
             2 if isinstance(error, UsageError) else 1,

@@ -73,7 +73,8 @@ def _show_words(folder: Path, queries: list[str]) -> Part:
     """Find pages of the handbook by their words."""
     known = {} if queries else read_questions()
     handbook = folder / "handbook.pdf"
-    _write(handbook, (resources.files("randslot") / handbook.name).read_bytes())
+    folder.mkdir(parents=True, exist_ok=True)
+    handbook.write_bytes((resources.files("randslot") / handbook.name).read_bytes())
     delete_library(folder / "words")
     title = "Keyword search in a real document"
     searches = {}
@@ -107,9 +108,9 @@ def _show_vectors(folder: Path, queries: list[str]) -> Part:
     searches = {}
     with Library(folder / "library", EMBEDDED) as library:
         asked = _ask_samples()
-        files = list((SAMPLES / "pages").iterdir())
-        for file in files:
-            _write(folder / "reports" / file.name, file.read_bytes())
+        (folder / "reports").mkdir(exist_ok=True)
+        for file in (SAMPLES / "pages").iterdir():
+            (folder / "reports" / file.name).write_bytes(file.read_bytes())
         with show_progress(False) as progress:
             library.add(folder / "reports", batch=10, progress=progress)
         assert library.binding is not None
@@ -156,14 +157,6 @@ def write_samples(folder: str | Path) -> Path:
     """Copy the sample set, as `randslot evaluate --data` takes it, to a new folder: reports, questions and pairs."""
     with resources.as_file(SAMPLES) as source:
         return Path(shutil.copytree(source, folder, dirs_exist_ok=True))
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"cannot write into {file.parent}: {error.strerror or error}") from error
 
 
 # -- what is shown

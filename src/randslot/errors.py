@@ -37,4 +37,6 @@ def in_one_line(doing: str, kind: type[RandSlotError] = RandSlotError, hint: str
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its kind if it has none."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -38,6 +38,9 @@ EXTRAS = {
     "mcp": "mcp",
     "mcp_types": "mcp",
     "watchfiles": "watch",
+    "langchain_core": "langchain",
+    "llama_index": "llamaindex",
+    "haystack": "haystack",
 }
 
 

@@ -55,14 +55,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Read the lines of a text file that are not empty.
-
-    Errors: UsageError if it is not there; RandSlotError if it is not text.
-    """
-    try:
+    """Read the lines of a text file that are not empty."""
+    with in_one_line(f"read {file}", UsageError):
         lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RandSlotError(f"{file} is not UTF-8 text: {error}") from error
     return [line.strip() for line in lines if line.strip()]

@@ -56,9 +56,9 @@ def test_identical_pages_are_one_and_our_metadata_wins(lib):
 
 def test_wrong_values_are_refused(lib):
     with pytest.raises(UsageError, match="k must be at least 1, not 0"):
-        Finder(lib, 0)
-    with pytest.raises(UsageError, match="by='vibes'"):
-        Finder(lib, by="vibes")
+        Finder(lib, 0).find("tax")
+    with pytest.raises(UsageError, match="vibes"):
+        Finder(lib, by="vibes").find("tax")
     for filters in ({"field": "meta.page", "operator": "==", "value": 1}, {"operator": "AND", "conditions": []}):
         with pytest.raises(UsageError, match="filters are names and values"):
             Finder(lib, filters=filters).find("tax")

@@ -12,8 +12,7 @@ import randslot
 from randslot.cli import app
 from randslot.errors import UsageError
 from randslot.library import copy
-from randslot.library.copy import copy_library
-from randslot.library.export import export_library
+from randslot.library.copy import copy_library, export_library
 from randslot.library.library import Library
 from randslot.library.sharing import LibraryServer
 from randslot.model import open_model

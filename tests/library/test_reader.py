@@ -124,7 +124,7 @@ def test_what_differs_is_named(tmp_path):
     identity = ToyReader().identity
     check_model(identity, replace(identity, name="elsewhere", revision="2"), "lib")
     check_model(identity, replace(identity, settings={**identity.settings, "query_vectors": 9}), "lib")
-    with pytest.raises(UsageError, match="library lib was indexed with tone='plain', not 'loud': use these settings"):
+    with pytest.raises(UsageError, match="library lib was indexed with tone='plain', not 'loud': use that model"):
         check_model(identity, replace(identity, settings={**identity.settings, "tone": "loud"}), "lib")
     Library(tmp_path / "lib", ToyReader()).close()
     with pytest.raises(UsageError, match="was indexed with reads='image', not 'text'"):

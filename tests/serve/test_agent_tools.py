@@ -69,15 +69,6 @@ def test_a_search_says_what_it_did_not_find(tools):
     assert about.startswith("no page was found\non no page: zqx\nkeyword search cannot find 1 page without text")
 
 
-def test_documents_of_one_name_are_told_apart_and_copies_are_one_hit(tools):
-    listed = tools.list_documents("TWIN", 0, 50)
-    assert [one.place for one in listed.documents] == ["east", "west"]
-    assert "twin.pdf in east (1 page, document " in listed.show()[0]
-    (page,) = tools.search("tides", 5, None).pages
-    (other,) = {"east", "west"} - {page.place}
-    assert page.copies == [f"twin.pdf in {other}, page 1"]
-
-
 def test_a_page_whose_file_is_gone_keeps_its_text_and_shows_no_path(tools, place):
     west = place / "papers" / "west"
     os.rename(west, place / "gone")

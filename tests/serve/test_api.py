@@ -15,7 +15,7 @@ from randslot.library.stores.points import page_id
 from randslot.model import open_model
 from randslot.serve.access import Access, Refused
 from randslot.serve.app import make_app
-from randslot.serve.batches import Batches
+from randslot.serve.service import Batches
 from randslot.serve.uploads import UploadLimits
 from support import others
 from support.libraries import ToyReader

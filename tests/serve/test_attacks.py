@@ -13,8 +13,6 @@ from PIL import Image
 from randslot.serve import access as guard
 from randslot.serve import uploads
 from randslot.serve.access import HEADERS, Access
-from randslot.serve.uploads import UploadLimits
-from support.libraries import ToyReader
 from support.services import TOKEN, client_of, documents, listening, pdf, serving, wait_for
 
 pytestmark = pytest.mark.slow
@@ -42,16 +40,6 @@ def refused(answer, status: int, *words: str) -> None:
 
 
 # -- uploads
-
-
-def test_an_oversized_upload_is_refused_by_its_length_and_by_its_bytes(tmp_path):
-    content = pdf(tmp_path, 1) + b" " * 2**20
-    parts = (content[start : start + 1000] for start in range(0, len(content), 1000))  # sent without a length
-    with serving(tmp_path / "lib", ToyReader(), upload_limits=UploadLimits(bytes=2**20)) as service:
-        client = client_of(service)
-        for body in (content, parts):
-            refused(client.post("/api/uploads", params={"name": "large.pdf"}, content=body), 413, "larger than 1 MB")
-        assert not list(service.uploads.folder.iterdir())
 
 
 def test_a_rightly_labelled_one_is_not():

@@ -9,7 +9,7 @@ import pytest
 from randslot.library import search as library_search
 from randslot.library.library import Library
 from randslot.serve import service as serving_module
-from randslot.serve.batches import Batches
+from randslot.serve.service import Batches
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
 from support.pdf import write_pages

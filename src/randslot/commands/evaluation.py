@@ -25,17 +25,16 @@ from .options import (
     Width,
     flag,
     make_app,
+    option,
     tell,
     use_own_code,
 )
 
 app = make_app()
 
-Benchmarks = Annotated[
-    list[str] | None, typer.Option("--benchmark", "-b", metavar="NAME", help='"ViDoRe(v3)"; repeatable.')
-]
-Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Your own set: pages/, queries.jsonl, qrels.jsonl.")]
-DataRoot = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copies of the ViDoRe repositories: no network.")]
+Benchmarks = Annotated[list[str] | None, option("NAME", '"ViDoRe(v3)"; repeatable.', "--benchmark", "-b")]
+Data = Annotated[Path | None, option("FOLDER", "Your own set: pages/, queries.jsonl, qrels.jsonl.")]
+DataRoot = Annotated[Path | None, option("FOLDER", "Copies of the ViDoRe repositories: no network.")]
 Frontier = Annotated[bool, flag("--frontier", help="Also score fewer, narrower and quantised vectors.")]
 Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")]
 
@@ -45,12 +44,11 @@ Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")
 def evaluate(
     model: Annotated[str | None, typer.Argument(help="Folder, hub ID, embedded, or server URL.")] = None,
     benchmark: Benchmarks = None,
-    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Only these tasks: hr,finance_en.")] = "",
+    tasks: Annotated[str, option("NAMES", "Only these tasks: hr,finance_en.")] = "",
     data: Data = None,
     data_root: DataRoot = None,
     by: Annotated[
-        Literal["words", "vectors", "both"],
-        typer.Option(metavar="words|vectors|both", help="Vectors only, or the library's search."),
+        Literal["words", "vectors", "both"], option("words|vectors|both", "Vectors only, or the library's search.")
     ] = "vectors",
     rerank: Rerank = None,
     group: Annotated[Literal["page", "document"], typer.Option(help="Rank pages or documents.")] = "page",
@@ -62,18 +60,11 @@ def evaluate(
     seed: Seed = None,
     strategy: OwnStrategy = None,
     trust_remote_code: TrustRemoteCode = False,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Model name in tables.")] = None,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Pages per batch.")] = 8,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for results.")] = Path(
-        "results"
-    ),
-    cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", show_default="OUTPUT/vectors", help="Folder for vectors.")
-    ] = None,
-    windows: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, rich_help_panel=ADVANCED, help="Cut each page into N parts; encode each."),
-    ] = 1,
+    name: Annotated[str | None, option("NAME", "Model name in tables.")] = None,
+    batch: Annotated[int, option("N", "Pages per batch.", min=1)] = 8,
+    output: Annotated[Path, option("FOLDER", "Folder for results.", "--output", "-o")] = Path("results"),
+    cache: Annotated[Path | None, option("FOLDER", "Folder for vectors.", shown="OUTPUT/vectors")] = None,
+    windows: Annotated[int, option("N", "Cut each page into N parts; encode each.", panel=ADVANCED, min=1)] = 1,
     frontier: Frontier = False,
 ) -> None:
     """Measure how well a model finds pages: nDCG@5 and nDCG@10.
@@ -151,8 +142,7 @@ def report(
     results: Annotated[Path, typer.Argument(help="Folder of results.")],
     style: Format = "md",
     base: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default="zero slots, as in the paper", help="Baseline row for differences."),
+        str | None, option("NAME", "Baseline row for differences.", shown="zero slots, as in the paper")
     ] = None,
 ) -> None:
     """Print the paper's tables with your rows among the published ones.
@@ -169,18 +159,15 @@ def report(
 @needs_extra("evaluate")
 def analyse(
     sources: Annotated[
-        list[str] | None,
-        typer.Argument(help="Part (budgets, winners, readouts, cost); results or models."),
+        list[str] | None, typer.Argument(help="Part (budgets, winners, readouts, cost); results or models.")
     ] = None,
     benchmark: Benchmarks = None,
     data: Data = None,
     data_root: DataRoot = None,
-    vectors: Annotated[int, typer.Option(metavar="N", min=1, help="Vectors per side.")] = 4,
-    dim: Annotated[int | None, typer.Option(metavar="N", min=1, help="Vector dimension, for cost.")] = None,
+    vectors: Annotated[int, option("N", "Vectors per side.", min=1)] = 4,
+    dim: Annotated[int | None, option("N", "Vector dimension, for cost.", min=1)] = None,
     style: Format = "md",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
-    ] = None,
+    output: Annotated[Path | None, option("FOLDER", "Folder for tables and figures.", "--output", "-o")] = None,
 ) -> None:
     """Analyse cached vectors: budgets, winners, readouts, cost.
 
@@ -220,16 +207,13 @@ def compare(
     both: Annotated[bool, flag("--both", help="With --data: also words and vectors together.")] = False,
     frontier: Frontier = False,
     rerank: Rerank = None,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default="the first found", help="Baseline run, or part of its name."),
-    ] = None,
+    base: Annotated[str | None, option("NAME", "Baseline run, or part of its name.", shown="the first found")] = None,
     style: Format = "md",
-    seed: Annotated[int, typer.Option(metavar="N", help="Bootstrap seed.")] = 42,
+    seed: Annotated[int, option("N", "Bootstrap seed.")] = 42,
     trust_remote_code: TrustRemoteCode = False,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for libraries and figure.")
-    ] = Path("comparison"),
+    output: Annotated[Path, option("FOLDER", "Folder for libraries and figure.", "--output", "-o")] = Path(
+        "comparison"
+    ),
 ) -> None:
     """Compare runs, or models on your pages: quality, size, time.
 
@@ -270,9 +254,9 @@ def compare(
 @app.command()
 def profile(
     model: Annotated[str, typer.Argument(help="Folder, hub ID, or embedded.")],
-    page: Annotated[str, typer.Option(metavar="RxC", help="Visual tokens per page, rows x columns.")] = "48x32",
-    vectors: Annotated[str, typer.Option(metavar="N,N", help="Budgets to time.")] = "1,4,6",
-    samples: Annotated[int, typer.Option(metavar="N", help="Measured samples (after three warm-ups).")] = 32,
+    page: Annotated[str, option("RxC", "Visual tokens per page, rows x columns.")] = "48x32",
+    vectors: Annotated[str, option("N,N", "Budgets to time.")] = "1,4,6",
+    samples: Annotated[int, option("N", "Measured samples (after three warm-ups).")] = 32,
     width: Width = None,
     style: Format = "md",
 ) -> None:

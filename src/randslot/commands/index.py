@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -21,7 +22,6 @@ from .options import (
     Language,
     NoOcr,
     Ocr,
-    OcrChoice,
     OnceCommand,
     OwnStrategy,
     PageVectors,
@@ -36,6 +36,7 @@ from .options import (
     confirm,
     flag,
     make_app,
+    option,
     read_pairs,
     read_passwords,
     say_stopped,
@@ -69,15 +70,11 @@ class IndexCommand(OnceCommand):
 def index(
     paths: Annotated[list[str], typer.Argument(help="Files, folders, or quoted patterns.")],
     library: Place,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Also store vectors: folder, hub ID, or use-multilingual.")
-    ] = None,
+    model: Annotated[str | None, option("MODEL", "Also store vectors: folder, hub ID, or use-multilingual.")] = None,
     language: Language = None,
-    ocr: Ocr = OcrChoice.auto,
+    ocr: Ocr = "auto",
     no_ocr: NoOcr = False,
-    meta: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Metadata to filter by; repeatable.")
-    ] = None,
+    meta: Annotated[list[str] | None, option("KEY=VALUE", "Metadata to filter by; repeatable.")] = None,
     prune: Annotated[bool, flag("--prune", help="Remove files that no longer exist.")] = False,
     yes: Yes = False,
     dry_run: Annotated[bool, flag("--dry-run", help="With --prune: only list the files.")] = False,
@@ -90,15 +87,12 @@ def index(
     inference: Inference = None,
     strategy: OwnStrategy = None,
     trust_remote_code: TrustRemoteCode = False,
-    batch: Annotated[int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Pages per encoding batch.")] = 8,
+    batch: Annotated[int, option("N", "Pages per encoding batch.", panel=ADVANCED)] = 8,
     workers: Workers = 0,
     follow_links: FollowLinks = False,
     password: Password = None,
     password_file: PasswordFile = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="[ADDRESS]", rich_help_panel=ADVANCED, help="Read files on a Ray cluster (host:6379)."),
-    ] = None,
+    ray: Annotated[str | None, option("[ADDRESS]", "Read files on a Ray cluster (host:6379).", panel=ADVANCED)] = None,
 ) -> None:
     """Add files and folders to a library; unchanged files are skipped.
 
@@ -130,9 +124,9 @@ def index(
         raise UsageError("--dry-run needs --prune")
     if ray and not RAY_ADDRESS.fullmatch(ray):
         raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
-    for option, value, least in (("--batch", batch, 1), ("--workers", workers, 0)):
+    for option_name, value, least in (("--batch", batch, 1), ("--workers", workers, 0)):
         if value < least:
-            raise UsageError(f"{option} must be at least {least}, not {value}")
+            raise UsageError(f"{option_name} must be at least {least}, not {value}")
     for path in paths:
         expand(path)
     metadata = read_pairs(meta, "--meta") if meta else None
@@ -193,7 +187,7 @@ def index(
     status = measure_again(status)
     if as_json:
         totals = {"library_pages": status.pages, "library_bytes": status.bytes}
-        print(json.dumps(summary.as_dict() | totals, indent=2))
+        print(json.dumps(asdict(summary) | totals, indent=2))
     else:
         print_end(summary, status, quiet)
     new_failures = summary.failed if strict else summary.failed.keys() - summary.known_failures
@@ -213,14 +207,14 @@ def _open_model(model: str | None, settings: dict[str, Any], trust_remote_code: 
     return open_model(model, **settings, trust_remote_code=trust_remote_code or None)
 
 
-def read_scans(opened: Library | LibraryClient, ocr: OcrChoice, summary: Summary, workers: int, silent: bool) -> None:
+def read_scans(opened: Library | LibraryClient, ocr: str, summary: Summary, workers: int, silent: bool) -> None:
     """Read pages without text by OCR; with `auto`, if an engine is installed."""
     from ..library.terminal import show_progress
     from ..pages.ocr import find_engine
 
-    if ocr is OcrChoice.auto and (find_engine() is None or not summary.without_text):
+    if ocr == "auto" and (find_engine() is None or not summary.without_text):
         return
-    which: Literal["missing", "all"] = "all" if ocr is OcrChoice.all else "missing"
+    which: Literal["missing", "all"] = "all" if ocr == "all" else "missing"
     with show_progress(silent) as progress, say_stopped(progress):
         start = time.monotonic()
         summary.by_ocr = opened.read_words(ocr=which, workers=workers, progress=progress)

@@ -18,7 +18,6 @@ from .options import (
     Language,
     NoOcr,
     Ocr,
-    OcrChoice,
     PageVectors,
     Place,
     Width,
@@ -39,6 +38,8 @@ def status(library: Place, as_json: AsJson = False) -> None:
 
     randslot library status -l mylib
     """
+    from dataclasses import asdict
+
     from ..library.sharing import open_library
     from ..library.terminal import measure_again, print_status
 
@@ -46,7 +47,7 @@ def status(library: Place, as_json: AsJson = False) -> None:
         found = opened.status()
     found = measure_again(found)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(asdict(found), indent=2))
     else:
         print_status(found)
 
@@ -55,7 +56,7 @@ def status(library: Place, as_json: AsJson = False) -> None:
 def words(
     library: Place,
     language: Language = None,
-    ocr: Ocr = OcrChoice.auto,
+    ocr: Ocr = "auto",
     no_ocr: NoOcr = False,
     workers: Workers = 0,
 ) -> None:
@@ -159,15 +160,12 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def export(
-    file: Annotated[Path, typer.Argument(help="New Parquet file.")],
-    library: Place,
-) -> None:
+def export(file: Annotated[Path, typer.Argument(help="New Parquet file.")], library: Place) -> None:
     """Write texts and vectors to a Parquet file.
 
     randslot library export pages.parquet -l mylib
     """
-    from ..library.export import export_library
+    from ..library.copy import export_library
     from ..library.library import Library
     from ..library.terminal import plural, show_progress
 
@@ -227,7 +225,8 @@ def copy(
     from ..library.sharing import copy_between
     from ..library.terminal import plural, readable, show_progress
 
-    if not (is_address(source) or is_address(target)) and _real(source) == _real(target):
+    real = [os.path.realpath(os.path.expanduser(place)) for place in (source, target)]
+    if real[0] == real[1] and not is_address(source):
         raise UsageError(SAME)
     with show_progress(as_json) as progress, say_stopped(progress):
         copied = copy_between(source, target, progress, page_vectors, width)
@@ -246,10 +245,7 @@ def copy(
 
 
 @app.command()
-def backup(
-    target: Annotated[str, typer.Argument(help="New folder.")],
-    library: Place,
-) -> None:
+def backup(target: Annotated[str, typer.Argument(help="New folder.")], library: Place) -> None:
     """Copy the folder of a library, also while it is in use.
 
     randslot library backup /mnt/backup/mylib-2026-11-18 -l mylib
@@ -261,10 +257,6 @@ def backup(
     with open_library(library, create=False) as opened:
         size = opened.backup(target) if isinstance(opened, LibraryClient) else backup_library(opened, Path(target))
     print(f"{show_bytes(size)} in {target}: a library like any other (randslot search -l {target})")
-
-
-def _real(folder: str) -> str:
-    return os.path.realpath(os.path.expanduser(folder))
 
 
 @app.command()

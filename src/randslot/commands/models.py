@@ -10,7 +10,7 @@ import typer
 
 from ..errors import RandSlotError, UsageError
 from ..extras import needs_extra
-from .options import ADVANCED, OwnStrategy, Place, TrustRemoteCode, flag, make_app, use_own_code
+from .options import ADVANCED, OwnStrategy, Place, TrustRemoteCode, flag, make_app, option, use_own_code
 
 app = make_app()
 
@@ -19,15 +19,11 @@ app = make_app()
 @needs_extra("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or name of a shipped recipe.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the model and its run.")
-    ] = None,
+    changes: Annotated[list[str] | None, option("KEY=VALUE", "Change a value; repeatable.", "--set")] = None,
+    output: Annotated[str | None, option("FOLDER", "Folder for the model and its run.", "--output", "-o")] = None,
     resume: Annotated[bool, flag("--resume", help="Resume from the last checkpoint.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", help="Estimate steps, memory, disk and time.")] = False,
-    devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --dry-run: number of devices.")] = None,
+    devices: Annotated[int | None, option("N", "With --dry-run: number of devices.", min=1)] = None,
     strategy: OwnStrategy = None,
 ) -> None:
     """Train a model on pairs of query and page.
@@ -64,36 +60,23 @@ def train(
 @needs_extra("train")
 def distill(
     model: Annotated[str, typer.Argument(help="Teacher: folder, hub ID, embedded, or server URL.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the student.")],
-    student: Annotated[str, typer.Option(metavar="MODEL", help="Text model (folder, hub ID), tiny, or shape.json.")],
-    queries: Annotated[
-        list[str], typer.Option(metavar="FILE", help="Queries, one per line, or pairs.jsonl; repeatable.")
-    ],
-    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Number of epochs.")] = 10,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 32,
-    rate: Annotated[float, typer.Option(metavar="X", min=0, max=1, help="Learning rate.")] = 3e-4,
-    layers: Annotated[int, typer.Option(metavar="N", min=0, help="Keep the student's first N layers; 0: all.")] = 0,
+    output: Annotated[str, option("FOLDER", "Folder for the student.", "--output", "-o")],
+    student: Annotated[str, option("MODEL", "Text model (folder, hub ID), tiny, or shape.json.")],
+    queries: Annotated[list[str], option("FILE", "Queries, one per line, or pairs.jsonl; repeatable.")],
+    epochs: Annotated[int, option("N", "Number of epochs.", min=1)] = 10,
+    batch: Annotated[int, option("N", "Queries per batch.", min=1)] = 32,
+    rate: Annotated[float, option("X", "Learning rate.", min=0, max=1)] = 3e-4,
+    layers: Annotated[int, option("N", "Keep the student's first N layers; 0: all.", min=0)] = 0,
     freeze_embeddings: Annotated[bool, flag("--freeze-embeddings", help="Freeze token embeddings.")] = False,
     resume: Annotated[bool, flag("--resume", help="Resume a stopped run.")] = False,
-    validation: Annotated[
-        float, typer.Option(metavar="X", min=0, max=0.5, rich_help_panel=ADVANCED, help="Share of held-out queries.")
-    ] = 0.05,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Seed for query order and new weights.")
-    ] = 42,
-    save_every: Annotated[
-        int, typer.Option(metavar="N", min=0, rich_help_panel=ADVANCED, help="Steps between checkpoints; 0: none.")
-    ] = 500,
+    validation: Annotated[float, option("X", "Share of held-out queries.", panel=ADVANCED, min=0, max=0.5)] = 0.05,
+    seed: Annotated[int, option("N", "Seed for query order and new weights.", panel=ADVANCED, min=0)] = 42,
+    save_every: Annotated[int, option("N", "Steps between checkpoints; 0: none.", panel=ADVANCED, min=0)] = 500,
     precision: Annotated[
         Literal["bf16", "fp32", "bf16-anywhere"],
-        typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="bf16 (GPU only), fp32, or bf16-anywhere."),
+        option("NAME", "bf16 (GPU only), fp32, or bf16-anywhere.", panel=ADVANCED),
     ] = "bf16",
-    cache: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", rich_help_panel=ADVANCED, show_default="in the output", help="Folder for teacher vectors."
-        ),
-    ] = "",
+    cache: Annotated[str, option("FOLDER", "Folder for teacher vectors.", panel=ADVANCED, shown="in the output")] = "",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a small model that encodes queries for a large one.
@@ -127,9 +110,9 @@ def distill(
 
 @app.command()
 def pairs(
-    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of PDFs, searched recursively.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
-    spans: Annotated[int, typer.Option(metavar="N", min=0, help="Also add N text spans per page.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder of PDFs, searched recursively.")],
+    output: Annotated[Path, option("FILE", "JSON Lines file to write.", "--output", "-o")],
+    spans: Annotated[int, option("N", "Also add N text spans per page.", min=0)] = 0,
 ) -> None:
     """Make training pairs (title -> page) from PDF outlines.
 
@@ -158,23 +141,15 @@ def pairs(
 @needs_extra("train")
 def mine(
     pairs: Annotated[str, typer.Argument(help="Training pairs: .jsonl, .parquet or folder.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="JSON Lines file to write.")],
+    output: Annotated[Path, option("FILE", "JSON Lines file to write.", "--output", "-o")],
     library: Place,
     by: Annotated[
         Literal["words", "vectors", "both"] | None,
-        typer.Option(
-            metavar="words|vectors|both",
-            show_default="as the library searches",
-            help="Search that ranks the pages.",
-        ),
+        option("words|vectors|both", "Search that ranks the pages.", shown="as the library searches"),
     ] = None,
-    num: Annotated[int, typer.Option(metavar="N", min=1, help="Negatives per query.")] = 4,
-    ranks: Annotated[
-        tuple[int, int], typer.Option(metavar="FIRST LAST", show_default="1 100", help="Ranks to take them from.")
-    ] = (1, 100),
-    margin: Annotated[
-        float, typer.Option(metavar="X", min=0, max=1, help="Relative margin below the positive's score; 0: off.")
-    ] = 0.05,
+    num: Annotated[int, option("N", "Negatives per query.", min=1)] = 4,
+    ranks: Annotated[tuple[int, int], option("FIRST LAST", "Ranks to take them from.", shown="1 100")] = (1, 100),
+    margin: Annotated[float, option("X", "Relative margin below the positive's score; 0: off.", min=0, max=1)] = 0.05,
 ) -> None:
     """Mine hard negatives for training pairs.
 
@@ -206,11 +181,8 @@ def mine(
 def export(
     model: Annotated[str, typer.Argument(help="Folder, hub ID, or embedded.")],
     output: Annotated[Path, typer.Argument(help="New or empty folder.")],
-    slots: Annotated[
-        str | None,
-        typer.Option(metavar="SLOTS", show_default="the model's own", help="zero, fixed or learned."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "float32",
+    slots: Annotated[str | None, option("SLOTS", "zero, fixed or learned.", shown="the model's own")] = None,
+    dtype: Annotated[str, option("TYPE", "float32, bfloat16 or float16.")] = "float32",
     strategy: OwnStrategy = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

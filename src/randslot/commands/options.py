@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import EnumType, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from ..library.terminal import Progressing
 
 ADVANCED = "Advanced"  # the help panel of options that few people need
+DEFAULT = "your default library"
 
 
 def make_app(help: str | None = None) -> typer.Typer:
@@ -30,6 +30,19 @@ def make_app(help: str | None = None) -> typer.Typer:
 def flag(*names: str, help: str, panel: str | None = None) -> Any:
     """Return an on/off option."""
     return typer.Option(*names, rich_help_panel=panel, help=help)
+
+
+def option(
+    metavar: str,
+    help: str,
+    *names: str,
+    panel: str | None = None,
+    shown: str | bool = True,
+    min: float | None = None,
+    max: float | None = None,
+) -> Any:
+    """Return an option with a value; shown: its default in the help text."""
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, show_default=shown, min=min, max=max)
 
 
 class QuickValue:
@@ -43,8 +56,8 @@ class QuickValue:
             return list(value)
         if isinstance(kind, type) and isinstance(value, kind):  # a text, or a default
             return value
-        if isinstance(kind, EnumType) and value in list(map(str, kind)):
-            return kind(value)
+        if value in get_args(kind):  # of a Literal
+            return value
         if kind is int and value.isdecimal() and param.min is None and param.max is None:
             return int(value)
         param._runtime_param = None  # Typer's own, which also has its messages
@@ -96,22 +109,6 @@ def write_sections(formatter: Any, sections: Mapping[str, Sequence[tuple[str, st
             formatter.write_dl(rows)
 
 
-class OcrChoice(StrEnum):
-    """Which pages OCR reads."""
-
-    auto = "auto"  # pages without text, if an engine is installed
-    missing = "missing"
-    all = "all"
-
-
-class SearchBy(StrEnum):
-    """What a search compares."""
-
-    words = "words"
-    vectors = "vectors"
-    both = "both"
-
-
 Place = Annotated[
     str,
     typer.Option(
@@ -119,72 +116,49 @@ Place = Annotated[
         "-l",
         envvar="RANDSLOT_LIBRARY",
         default_factory=lambda: str(default_library()),
-        show_default="your default library",
+        show_default=DEFAULT,
         metavar="PLACE",
         help="Library folder, or qdrant://host:6334/name.",
     ),
 ]
 Places = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "PLACE",
+        "Library folder or address; several are searched together.",
         "--library",
         "-l",
-        show_default="your default library",
-        metavar="PLACE",
-        help="Library folder or address; several are searched together.",
+        shown="your default library",
     ),
 ]
-ModelPlace = Annotated[
-    str | None, typer.Option(metavar="MODEL", rich_help_panel=ADVANCED, help="The library's model, if it has moved.")
-]
-QueryModel = Annotated[
-    str | None, typer.Option(metavar="MODEL", rich_help_panel=ADVANCED, help="Distilled model that encodes queries.")
-]
-Rerank = Annotated[
-    str | None,
-    typer.Option(metavar="MODEL", help="Rerank hits: cross-encoder, server URL, or none."),
-]
-Inference = Annotated[
-    str | None, typer.Option(metavar="SLOTS", rich_help_panel=ADVANCED, help="Slots when encoding: random, zero, ...")
-]
-QueryVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors per query.")]
-PageVectors = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Vectors per page.")]
-Width = Annotated[
-    int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Keep the first N dimensions of each vector.")
-]
+ModelPlace = Annotated[str | None, option("MODEL", "The library's model, if it has moved.", panel=ADVANCED)]
+QueryModel = Annotated[str | None, option("MODEL", "Distilled model that encodes queries.", panel=ADVANCED)]
+Rerank = Annotated[str | None, option("MODEL", "Rerank hits: cross-encoder, server URL, or none.")]
+Inference = Annotated[str | None, option("SLOTS", "Slots when encoding: random, zero, ...", panel=ADVANCED)]
+QueryVectors = Annotated[int | None, option("N", "Vectors per query.", panel=ADVANCED)]
+PageVectors = Annotated[int | None, option("N", "Vectors per page.", panel=ADVANCED)]
+Width = Annotated[int | None, option("N", "Keep the first N dimensions of each vector.", panel=ADVANCED)]
 Reduction = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", rich_help_panel=ADVANCED, help="Pool token vectors: kmeans, semcluster, pool1d, random."
-    ),
+    str | None, option("NAME", "Pool token vectors: kmeans, semcluster, pool1d, random.", panel=ADVANCED)
 ]
-Seed = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Seed of random slots.")]
+Seed = Annotated[int | None, option("N", "Seed of random slots.", panel=ADVANCED)]
 TrustRemoteCode = Annotated[
     bool, flag("--trust-remote-code", panel=ADVANCED, help="Run the model's own Python code (review it first).")
 ]
-OwnStrategy = Annotated[
-    str | None,
-    typer.Option("--strategy", metavar="FILE.py:CLASS", rich_help_panel=ADVANCED, help="Custom slot strategy."),
-]
-Workers = Annotated[
-    int, typer.Option(metavar="N", rich_help_panel=ADVANCED, help="Processes that read files; 0: automatic.")
-]
-Language = Annotated[str | None, typer.Option(metavar="NAME", help="Text language (german, de); auto: per page.")]
+OwnStrategy = Annotated[str | None, option("FILE.py:CLASS", "Custom slot strategy.", "--strategy", panel=ADVANCED)]
+Workers = Annotated[int, option("N", "Processes that read files; 0: automatic.", panel=ADVANCED)]
+Language = Annotated[str | None, option("NAME", "Text language (german, de); auto: per page.")]
 Ocr = Annotated[
-    OcrChoice, typer.Option("--ocr", metavar="auto|missing|all", help="Pages to OCR; auto: missing, if installed.")
+    Literal["auto", "missing", "all"], option("auto|missing|all", "Pages to OCR; auto: missing, if installed.", "--ocr")
 ]
 NoOcr = Annotated[bool, flag("--no-ocr", help="Skip OCR.")]
 Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask.")]
 FollowLinks = Annotated[bool, flag("--follow-links", panel=ADVANCED, help="Also read folders behind links.")]
 Password = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--password", metavar="TEXT", rich_help_panel=ADVANCED, help="PDF password; repeatable; - prompts for it."
-    ),
+    list[str] | None, option("TEXT", "PDF password; repeatable; - prompts for it.", "--password", panel=ADVANCED)
 ]
 PasswordFile = Annotated[
-    Path | None,
-    typer.Option("--password-file", metavar="FILE", rich_help_panel=ADVANCED, help="Passwords of PDFs, one per line."),
+    Path | None, option("FILE", "Passwords of PDFs, one per line.", "--password-file", panel=ADVANCED)
 ]
 AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
 

@@ -17,7 +17,7 @@ from ..errors import RandSlotError
 from ..extras import needs_extra
 from ..files import read_json, write_json
 from ..tables import Cell, Table, write_table
-from .options import flag, make_app
+from .options import flag, make_app, option
 
 app = make_app()
 
@@ -40,19 +40,15 @@ class Step:
 def paper(
     folder: Annotated[Path, typer.Argument(help="Folder for models, results and tables.")] = Path("reproduction"),
     recipes: Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="RECIPE", show_default="the paper's two", help="Backbones; repeatable."),
+        list[str] | None, option("RECIPE", "Backbones; repeatable.", "--recipe", shown="the paper's two")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of all recipes; repeatable.")
+        list[str] | None, option("KEY=VALUE", "Change a value of all recipes; repeatable.", "--set")
     ] = None,
     seeds: Annotated[bool, flag("--seeds", help="Also train seeds 123 and 2024.")] = False,
-    data_root: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Local copies of the ViDoRe repositories.")
-    ] = None,
+    data_root: Annotated[Path | None, option("FOLDER", "Local copies of the ViDoRe repositories.")] = None,
     devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, show_default="all GPUs", help="Processes to train and evaluate with."),
+        int | None, option("N", "Processes to train and evaluate with.", shown="all GPUs", min=1)
     ] = None,
     dry_run: Annotated[bool, flag("--dry-run", help="Print the plan with hours and disk.")] = False,
 ) -> None:

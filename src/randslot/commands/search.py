@@ -22,10 +22,10 @@ from .options import (
     QueryModel,
     QueryVectors,
     Rerank,
-    SearchBy,
     TrustRemoteCode,
     flag,
     make_app,
+    option,
     read_pairs,
 )
 
@@ -67,36 +67,29 @@ class SearchCommand(OnceCommand):
 def search(
     query: Annotated[list[str], typer.Argument(help="Query; - reads one per line (stdin).")],
     library: Places = None,
-    k: Annotated[int, typer.Option("-k", metavar="N", help="Number of pages.")] = 5,
+    k: Annotated[int, option("N", "Number of pages.", "-k")] = 5,
     filters: Annotated[
-        list[str] | None,
-        typer.Option("--filter", metavar="KEY=VALUE", help="source=report.pdf, page=3-9, or metadata; repeatable."),
+        list[str] | None, option("KEY=VALUE", "source=report.pdf, page=3-9, or metadata; repeatable.", "--filter")
     ] = None,
-    inside: Annotated[
-        str | None, typer.Option("--in", metavar="NAME", help="Only files or folders whose name contains this.")
-    ] = None,
-    year: Annotated[str | None, typer.Option(metavar="YEAR", help="Only documents of 2018, or of 2015-2018.")] = None,
-    type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="pdf, document, slides, sheet, mail, image, ...")
-    ] = None,
+    inside: Annotated[str | None, option("NAME", "Only files or folders whose name contains this.", "--in")] = None,
+    year: Annotated[str | None, option("YEAR", "Only documents of 2018, or of 2015-2018.")] = None,
+    type: Annotated[str | None, option("TYPE", "pdf, document, slides, sheet, mail, image, ...")] = None,
     by: Annotated[
-        SearchBy | None,
-        typer.Option(metavar="words|vectors|both", help="Default: both if available, else words."),
+        Literal["words", "vectors", "both"] | None,
+        option("words|vectors|both", "Default: both if available, else words."),
     ] = None,
     rerank: Rerank = None,
     show: Annotated[bool, flag("--open", help="Open the first result.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, flag("--csv", help="Print CSV.")] = False,
     template: Annotated[
-        str | None,
-        typer.Option("--format", metavar="TEXT", help="Template for each hit: '{source}:{page} {text}'."),
+        str | None, option("TEXT", "Template for each hit: '{source}:{page} {text}'.", "--format")
     ] = None,
     null: Annotated[bool, flag("--null", "-0", help="Print only paths, for xargs -0.")] = False,
     copies: Annotated[bool, flag("--copies", panel=ADVANCED, help="List identical pages separately.")] = False,
     explain: Annotated[bool, flag("--explain", panel=ADVANCED, help="Show scores and matching vectors.")] = False,
     group: Annotated[
-        Literal["document"] | None,
-        typer.Option(metavar="document", rich_help_panel=ADVANCED, help="Rank documents, each by its best page."),
+        Literal["document"] | None, option("document", "Rank documents, each by its best page.", panel=ADVANCED)
     ] = None,
     verbatim: Annotated[bool, flag("--verbatim", panel=ADVANCED, help="Do not correct typos.")] = False,
     exact: Annotated[bool, flag("--exact", panel=ADVANCED, help="Exact vector search: score every page.")] = False,
@@ -130,10 +123,9 @@ def search(
     if not queries or any(not one.strip() for one in queries):
         raise UsageError("empty query: enter at least one word")
     chosen = _filters(filters or [], {"in": inside, "year": year, "type": type})
-    how: Any = by.value if by else None
     for_vectors = {"--exact": exact, "--query-vectors": query_vectors, "--query-model": query_model}
     ignored = [name for name, given in for_vectors.items() if given]
-    if by is SearchBy.words and ignored:
+    if by == "words" and ignored:
         raise UsageError(f"{' and '.join(ignored)} only affect vector search: drop --by words")
     places = library or [os.environ.get("RANDSLOT_LIBRARY") or str(default_library())]
     found: list[list[QueryResult]] = []
@@ -149,7 +141,7 @@ def search(
                 opened.search_results(
                     queries,
                     k,
-                    by=how,
+                    by=by,
                     filters=chosen,
                     exact=exact,
                     query_vectors=query_vectors,

@@ -1,15 +1,20 @@
-"""The commands `serve`, `mcp`, `doctor` and `demo`."""
+"""The commands `serve`, `watch`, `mcp`, `doctor` and `demo`."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import UsageError
 from .options import (
     ADVANCED,
     AsJson,
+    FollowLinks,
     ModelPlace,
     Password,
     PasswordFile,
@@ -19,23 +24,22 @@ from .options import (
     TrustRemoteCode,
     flag,
     make_app,
+    option,
     read_passwords,
 )
-from .watch import Poll, check_folders
 
 app = make_app()
+
+Poll = Annotated[bool, flag("--poll", panel=ADVANCED, help="Poll files every second (for network drives).")]
 
 
 @app.command()
 def serve(
     library: Place,
-    port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any free one.")] = 8000,
+    port: Annotated[int, option("N", "Port; 0: any free one.")] = 8000,
     new: Annotated[bool, flag("--new", help="Create the library if it does not exist.")] = False,
     read_only: Annotated[bool, flag("--read-only", help="Refuse to add or remove documents.")] = False,
-    host: Annotated[
-        str,
-        typer.Option(metavar="HOST", rich_help_panel=ADVANCED, help="Listen address; needs --token unless local."),
-    ] = "127.0.0.1",
+    host: Annotated[str, option("HOST", "Listen address; needs --token unless local.", panel=ADVANCED)] = "127.0.0.1",
     token: Annotated[
         str | None,
         typer.Option(
@@ -45,23 +49,15 @@ def serve(
             help="Access token (prefer RANDSLOT_TOKEN).",
         ),
     ] = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", rich_help_panel=ADVANCED, help="Named tokens with rights and expiry (TOML)."),
-    ] = None,
+    tokens: Annotated[str | None, option("FILE", "Named tokens with rights and expiry (TOML).", panel=ADVANCED)] = None,
     origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL", rich_help_panel=ADVANCED, help="Allow cross-origin requests from here; repeatable."
-        ),
+        list[str] | None, option("URL", "Allow cross-origin requests from here; repeatable.", panel=ADVANCED)
     ] = None,
     model: ModelPlace = None,
     query_model: QueryModel = None,
     rerank: Rerank = None,
     trust_remote_code: TrustRemoteCode = False,
-    watch: Annotated[
-        list[str] | None, typer.Option(metavar="FOLDER", help="Keep in sync with this folder; repeatable.")
-    ] = None,
+    watch: Annotated[list[str] | None, option("FOLDER", "Keep in sync with this folder; repeatable.")] = None,
     poll: Poll = False,
     password: Password = None,
     password_file: PasswordFile = None,
@@ -88,11 +84,59 @@ def serve(
         model=model,
         query_model=query_model,
         rerank=rerank,
-        watch=tuple(check_folders(watch or [])),
+        watch=tuple(_list_folders(watch or [])),
         poll=poll,
         trust_remote_code=trust_remote_code,
     )
     serve(library, settings)
+
+
+@app.command()
+def watch(
+    folders: Annotated[list[str], typer.Argument(help="Folders to watch.")],
+    library: Place,
+    poll: Poll = False,
+    follow_links: FollowLinks = False,
+    password: Password = None,
+    password_file: PasswordFile = None,
+) -> None:
+    """Index folders and keep the library in sync.
+
+    Other commands work while it runs. Deleted files are removed from the library. Ctrl-C stops it.
+
+    randslot watch ~/papers
+    randslot watch ~/papers /mnt/share/reports -l mylib --poll
+    """
+    from ..library.sharing import SharedLibrary, open_library
+    from ..library.watch import Watch
+
+    def say(line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+    places = _list_folders(folders)
+    read_passwords(password, password_file)
+    with open_library(library):  # create it if missing
+        pass
+    shared = SharedLibrary(library)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"watching {', '.join(folders)} (Ctrl-C stops)", flush=True)
+    try:
+        Watch(shared, places, say, poll, follow_links).run()
+    except KeyboardInterrupt:
+        say("stopped")
+    finally:
+        shared.close()
+
+
+def _list_folders(folders: list[str]) -> list[str]:
+    """Return the absolute paths of folders to watch."""
+    from ..library.sources import expand
+
+    found = [path for folder in folders for path in expand(folder)]
+    for path in found:
+        if not os.path.isdir(path):
+            raise UsageError(f"only folders can be watched, not {path}")
+    return found
 
 
 @app.command()
@@ -129,10 +173,10 @@ def doctor(
 
 @app.command()
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the PDFs and demo.html.")
-    ] = Path("randslot-demo"),
-    query: Annotated[list[str] | None, typer.Option("--query", "-q", metavar="TEXT", help="Query; repeatable.")] = None,
+    output: Annotated[Path, option("FOLDER", "Folder for the PDFs and demo.html.", "--output", "-o")] = Path(
+        "randslot-demo"
+    ),
+    query: Annotated[list[str] | None, option("TEXT", "Query; repeatable.", "--query", "-q")] = None,
     show: Annotated[bool, flag("--open", help="Open the result in a browser.")] = False,
 ) -> None:
     """Search sample documents; downloads nothing.

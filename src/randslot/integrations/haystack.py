@@ -4,11 +4,12 @@ import asyncio
 import os
 from typing import Any
 
+from ..extras import needs_extra
 from ..library.library import Library
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, importing, read_picture
+from .pages import PICTURE_TYPE, Finder, read_picture
 
-with importing("haystack-ai", "haystack"):
+with needs_extra():
     from haystack import component
     from haystack.dataclasses import ByteStream, Document
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..extras import needs_extra
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, encode_picture, importing
+from .pages import PICTURE_TYPE, Finder, encode_picture
 
-with importing("langchain-core", "langchain"):
+with needs_extra():
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever

@@ -7,11 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ..extras import needs_extra
 from ..library.library import Library
 from ..library.results import By
-from .pages import PICTURE_TYPE, Finder, encode_picture, importing
+from .pages import PICTURE_TYPE, Finder, encode_picture
 
-with importing("llama-index-core", "llamaindex"):
+with needs_extra():
     from llama_index.core.base.base_retriever import BaseRetriever
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle, TextNode

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, first_line
+from ..errors import UsageError
 from ..library.library import Library
-from ..library.results import BY, By
+from ..library.results import By
 from ..library.sharing import SharedLibrary
 from ..pages import render_file_page
 from ..pages.images import to_jpeg
@@ -19,17 +18,6 @@ from ..pages.images import to_jpeg
 PICTURE_PIXELS = 1200 * 1500
 PICTURE_BYTES = 1_000_000
 PICTURE_TYPE = "image/jpeg"
-
-
-@contextmanager
-def importing(package: str, extra: str) -> Iterator[None]:
-    """Turn any failure to import a framework into an ImportError of one line."""
-    try:
-        yield
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        line = f'cannot import {package}: pip install "randslot[{extra}]" ({reason})'
-        raise ImportError(line, name=getattr(error, "name", None)) from error
 
 
 class Finder:
@@ -43,10 +31,6 @@ class Finder:
         filters: Mapping[str, Any] | None = None,
     ) -> None:
         """library: an open one, its folder or its address. k: how many pages. by, filters: as in `Library.search`."""
-        if k < 1:
-            raise UsageError(f"k must be at least 1, not {k}")
-        if by is not None and by not in BY:
-            raise UsageError(f"by={by!r} is not one of {', '.join(BY)}")
         self.shared, self.k, self.by, self.filters = SharedLibrary(library), k, by, dict(filters or {})
 
     def find(

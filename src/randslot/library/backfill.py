@@ -54,7 +54,9 @@ class Backfill:
         words = self.library.words
         each = language == "auto"
         if each:
-            language = self._detect_language() or words.language
+            ids = [page.id for page in self.library.store.find(("layer", "ocr"))]
+            sample = self.library.store.read(ids[:: max(len(ids) // SAMPLE, 1)]).values()
+            language = detect_language([page.text.text for page in sample if page.text]) or words.language
         has_others = not each and len(words.languages) > 1  # they came by a copy
         if language and (has_others or (language, each) != (words.language, words.each)):
             words.set((language,), each, begun=True)
@@ -70,12 +72,6 @@ class Backfill:
         return num
 
     # -- words
-
-    def _detect_language(self) -> str | None:
-        """Return the language of most stored pages, from a sample."""
-        ids = [page.id for page in self.library.store.find(("layer", "ocr"))]
-        pages = self.library.store.read(ids[:: max(len(ids) // SAMPLE, 1)]).values()
-        return detect_language([page.text.text for page in pages if page.text])
 
     def _count_again(self) -> bool:
         """Count the words of all stored texts again, by other settings; return False if it was stopped."""

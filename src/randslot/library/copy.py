@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -14,8 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import RandSlotError, UsageError
+from ..extras import needs_extra
 from ..files import check_space
 from ..model.reader import Identity, narrow
+from .facets import get_value
 from .ingest import SAFE_SECONDS
 from .library import Library
 from .location import clear, folder_size, is_kept
@@ -58,9 +61,11 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
         if source.location.is_same(target.location):
             raise UsageError(SAME)
         if source.binding and target.binding:
-            check_model(
-                _narrow_like(source.binding, target.binding), target.binding, source.name, "choose another target"
-            )
+            counts = [binding.num_vectors("page") or 0 for binding in (source.binding, target.binding)]
+            fewer = counts[1] if counts[1] < counts[0] else None
+            narrower = target.binding.dimension if target.binding.dimension < source.binding.dimension else None
+            cut = source.binding.narrowed(fewer, narrower)
+            check_model(cut, target.binding, source.name, "choose another target")
         elif source.binding or target.binding:
             one, other = (source, target) if source.binding else (target, source)
             raise UsageError(f"library {one.name} has vectors and {other.name} has none: choose another target")
@@ -80,11 +85,41 @@ def narrow_binding(library: Library, page_vectors: int | None, width: int | None
     return library.models.need_binding().narrowed(page_vectors, width)
 
 
-def _narrow_like(source: Identity, target: Identity) -> Identity:
-    """Return the model of a library with the page vectors and the width of another, if those are a part of its own."""
-    counts = [identity.num_vectors("page") or 0 for identity in (source, target)]
-    fewer = counts[1] if counts[1] < counts[0] else None
-    return source.narrowed(fewer, target.dimension if target.dimension < source.dimension else None)
+def export_library(library: Library, file: Path, progress: Callable[[Progress], None] = lambda _: None) -> int:
+    """Write a row for each page, in the order of files and pages; return how many."""
+    with needs_extra():
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetWriter
+
+    if file.exists():
+        raise UsageError(f"cannot write {file}: it already exists")
+    columns = {"id": pa.string(), "source": pa.string(), "page": pa.int32(), "text": pa.string()}
+    columns |= dict.fromkeys(("title", "author", "year", "type", "language", "metadata"), pa.string())
+    schema = pa.schema(columns | {"vectors": pa.list_(pa.list_(pa.float32()))})
+    files = library.manifest.find(state="done")
+    places = [(one, number) for one in files for number in range(1, one.num_pages + 1)]
+    step = pages_at_once(library.store, 256)
+    part = file.with_name(f"{file.name}.part")
+    try:
+        with ParquetWriter(part, schema, compression="zstd") as writer:
+            for start in range(0, len(places), step):
+                some = places[start : start + step]
+                pages = library.store.read([page_id(one.id, number) for one, number in some])
+                rows = []
+                for one, number in some:
+                    page = pages.get(page_id(one.id, number))
+                    row = {"id": page_id(one.id, number), "source": one.source, "page": number}
+                    row["text"] = page.text.text if page and page.text else ""
+                    row |= {name: get_value(one, name) for name in ("title", "author", "year", "type", "language")}
+                    row["metadata"] = json.dumps(dict(one.metadata))
+                    row["vectors"] = page.vectors.tolist() if page and page.vectors is not None else None
+                    rows.append(row)
+                writer.write_table(pa.Table.from_pylist(rows, schema))
+                progress(Progress(0, 0, start + len(some), len(places), stage="export"))
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(places)
 
 
 def backup_library(library: Library, target: Path) -> int:
@@ -153,10 +188,8 @@ def _join_languages(source: Library, target: Library) -> None:
         theirs.counts.update(ours.counts)
         theirs.set(tuple(dict.fromkeys((*theirs.languages, *ours.languages))), theirs.each or ours.each, begun=False)
     elif ours.language and ours.language != theirs.language and not theirs.each:
-        raise UsageError(
-            f"library {source.name} is indexed as {ours.language} and {target.name} as {theirs.language}. "
-            f"Run randslot library words -l {target.name} --language auto first"
-        )
+        what = f"library {source.name} is indexed as {ours.language} and {target.name} as {theirs.language}"
+        raise UsageError(f"{what}. Run randslot library words -l {target.name} --language auto first")
 
 
 def _move_kept(file: File, source: Library, target: Library) -> File:

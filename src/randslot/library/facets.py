@@ -65,7 +65,9 @@ def has_value(file: File, key: str, wanted: Any, root: str = "") -> bool:
     if key == "source":
         return file.source in wanted if isinstance(wanted, frozenset) else is_match(str(wanted), file.source)
     if key == "in":
-        return str(wanted).casefold().strip("/") in find_place(file, root).casefold()
+        path = Path(file.source)  # from the library's root on, with its own name; else the folder and the name
+        start = Path(root).parent if root and path.is_relative_to(root) else path.parent.parent
+        return str(wanted).casefold().strip("/") in os.fspath(path.relative_to(start)).casefold()
     value = get_value(file, key)
     if key == "year" and isinstance(wanted, (tuple, list)):
         return value.isdecimal() and wanted[0] <= int(value) <= wanted[1]
@@ -76,13 +78,6 @@ def has_value(file: File, key: str, wanted: Any, root: str = "") -> bool:
         return bool(value) and text.casefold() in value.casefold()
     is_suffix = key == "type" and file.source.lower().endswith(f".{text.lower().lstrip('.')}")
     return is_suffix or value.casefold() == text.casefold()
-
-
-def find_place(file: File, root: str) -> str:
-    """Return the path of a file from the library's root on, with the root's own name, or its folder and name."""
-    path = Path(file.source)
-    start = Path(root).parent if root and path.is_relative_to(root) else path.parent.parent
-    return os.fspath(path.relative_to(start))
 
 
 def is_meant(file: File, filters: Mapping[str, Any], root: str = "") -> bool:

@@ -188,8 +188,7 @@ class Library:
         from .ingest import Ingest
 
         start = time.monotonic()
-        if batch < 1:
-            raise UsageError(f"batch must be at least 1, not {batch}")
+        assert batch >= 1, "pages per batch"
         check_metadata(metadata)
         given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
         images = [self._save_image(one) for one in given if isinstance(one, Image.Image)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..errors import RandSlotError, UsageError
+from ..errors import RandSlotError, UsageError, first_line
 from ..files import read_json, write_json, write_whole
 from .address import is_address, read_address
 from .manifest import File, FileManifest, Manifest
@@ -133,7 +133,7 @@ class FolderLocation(Location):
                 if any(path.name not in BEGUN for path in folder.iterdir()):
                     raise UsageError(f"{folder} is not a library and not empty: choose another folder")
         except OSError as error:
-            raise UsageError(f"cannot make or read a library at {folder}: {error.strerror or error}") from error
+            raise UsageError(f"cannot make or read a library at {folder}: {first_line(error)}") from error
         self._acquire_lock()
 
     def _acquire_lock(self) -> None:
@@ -148,17 +148,14 @@ class FolderLocation(Location):
             self.announce(None)
         except Timeout as error:
             owner = self._read_owner()
+            user = f"in use by another process ({owner.get('pid', 'unknown')})"
             remedy = "stop it" if owner.get("socket") else "share it with randslot serve"
-            raise InUseError(
-                f"library {self.folder} is in use by another process ({owner.get('pid', 'unknown')}): wait until it "
-                f"ends, or {remedy}",
-                owner.get("socket"),
-            ) from error
+            line = f"library {self.folder} is {user}: wait until it ends, or {remedy}"
+            raise InUseError(line, owner.get("socket")) from error
         except OSError as error:
-            raise UsageError(
-                f"cannot write to {self.folder}: {error.strerror or error}. Searching needs write access "
-                "(lock and log). Copy the folder (cp -r, then chmod -R u+w), or ask its owner to run randslot serve"
-            ) from error
+            advice = "Copy the folder (cp -r, then chmod -R u+w), or ask its owner to run randslot serve"
+            needs = "Searching needs write access (lock and log)"
+            raise UsageError(f"cannot write to {self.folder}: {first_line(error)}. {needs}. {advice}") from error
 
     def _read_owner(self) -> dict[str, Any]:
         with suppress(RandSlotError):  # it is being written just now
@@ -169,12 +166,8 @@ class FolderLocation(Location):
         write_json(self.folder / "owner", {"pid": os.getpid(), "socket": socket})
 
     def read(self) -> dict[str, Any] | None:
-        if not (self.folder / LIBRARY_FILE).is_file():
-            return None
-        try:
-            return read_json(self.folder / LIBRARY_FILE)
-        except RandSlotError as error:
-            raise RandSlotError(f"{error}: restore a backup, or index into another folder") from error
+        file = self.folder / LIBRARY_FILE
+        return read_json(file) if file.is_file() else None
 
     def write(self, about: dict[str, Any]) -> None:
         write_json(self.folder / LIBRARY_FILE, {**about, "folder": str(self.folder.absolute())})
@@ -183,13 +176,10 @@ class FolderLocation(Location):
         pages, files = self.folder / "pages", self.folder / "files.sqlite"
         if pages.exists() and not repair and not (files.exists() and files.stat().st_size):
             # An empty list of files would hide all pages.
-            raise RandSlotError(
-                f"files.sqlite of library {self.name} is missing. Restore a backup, or run "
-                f"randslot library verify --repair -l {self.name} and index the files again"
-            )
+            raise report_lost(f"files.sqlite of library {self.name} is", self.name)
         self.manifest = FileManifest(files)
         if not (repair or pages.exists()) and self.manifest.find():
-            raise lost_pages(self.name)
+            raise report_lost(f"the pages of library {self.name} are", self.name)
         self.store = EdgeStore(pages, dim)
         about, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
         before = str(about.get("folder", now))
@@ -244,12 +234,10 @@ def is_kept(file: File, library: str) -> bool:
     return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
 
 
-def lost_pages(name: str) -> RandSlotError:
-    """Return the error for a library with files and no store: in an empty store, nothing would be found."""
-    return RandSlotError(
-        f"the pages of library {name} are missing. Restore a backup, or run "
-        f"randslot library verify --repair -l {name} and index the files again"
-    )
+def report_lost(what: str, name: str) -> RandSlotError:
+    """Return the error for a library that lacks its files or its store: in an empty one, nothing would be found."""
+    remedy = f"Restore a backup, or run randslot library verify --repair -l {name} and index the files again"
+    return RandSlotError(f"{what} missing. {remedy}")
 
 
 def has_ended(pid: int) -> bool:

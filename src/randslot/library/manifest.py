@@ -7,7 +7,7 @@ import os
 import sqlite3
 import uuid
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -65,12 +65,10 @@ class Manifest(ABC):
     def totals(self) -> tuple[int, int]:
         """Return how many files and pages can be found."""
 
-    @abstractmethod
-    def check(self) -> None:
-        """Raise RandSlotError if it is damaged."""
+    def check(self) -> None:  # noqa: B027
+        """Raise RandSlotError if it is damaged; a server checks its own files."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Close it."""
 
     def show(self, file: File) -> list[File]:
@@ -184,9 +182,7 @@ class FileManifest(Manifest):
 
     def _make_error(self, what: str, error: sqlite3.Error) -> RandSlotError:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return DiskFullError(
-                f"cannot {what} {self.path}: the disk is full. Free some space and run the command again"
-            )
+            return DiskFullError(f"cannot {what} {self.path}: the disk is full. Free some space, and run it again")
         remedy = ""
         if type(error) is sqlite3.DatabaseError:  # it is damaged: not a full disk, or a file that may not be read
             remedy = (
@@ -211,28 +207,26 @@ def tell_apart(files: Iterable[File]) -> dict[str, str]:
 
     As in "2023", or "2023/…" if the folders below that have the same names.
     """
-    named: dict[str, list[File]] = {}
+    named: defaultdict[str, list[File]] = defaultdict(list)
     for file in files:
-        named.setdefault(show_name(file), []).append(file)
+        named[show_name(file)].append(file)
     places: dict[str, str] = {}
     for same in named.values():
-        if len(same) > 1:
-            places |= _name_folders(same)
+        if len(same) == 1:
+            continue
+        folders = {file.id: _readable(os.path.dirname(file.source)).strip(os.sep).split(os.sep) for file in same}
+        ends: dict[str, tuple[str, ...]] = {}
+        for depth in range(1, max(map(len, folders.values())) + 1):
+            cut = {id: tuple(folder[-depth:]) for id, folder in folders.items()}
+            counts = Counter(cut.values())
+            for id, end in cut.items():
+                if counts[end] == 1 or depth >= len(folders[id]):
+                    ends.setdefault(id, end)
+        short = {id: end[0] + ("/…" if len(end) > 1 else "") for id, end in ends.items()}
+        num_same = Counter(short.values())
+        for id, name in short.items():
+            places[id] = name if num_same[name] == 1 else "/".join(ends[id])
     return places
-
-
-def _name_folders(files: list[File]) -> dict[str, str]:
-    folders = {file.id: _readable(os.path.dirname(file.source)).strip(os.sep).split(os.sep) for file in files}
-    ends: dict[str, tuple[str, ...]] = {}
-    for depth in range(1, max(map(len, folders.values())) + 1):
-        cut = {id: tuple(folder[-depth:]) for id, folder in folders.items()}
-        counts = Counter(cut.values())
-        for id, end in cut.items():
-            if counts[end] == 1 or depth >= len(folders[id]):
-                ends.setdefault(id, end)
-    short = {id: end[0] + ("/…" if len(end) > 1 else "") for id, end in ends.items()}
-    counts_of_short = Counter(short.values())
-    return {id: name if counts_of_short[name] == 1 else "/".join(ends[id]) for id, name in short.items()}
 
 
 def _readable(name: str) -> str:

@@ -33,11 +33,9 @@ STRONG, LIGHT, ACROSS = 0.25, 0.15, 1.0
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
     """Raise UsageError if a library was indexed with another model; advice: what to do about it."""
-    if bound.weights != other.weights:
-        advice = advice or "use that model, or create another library"
-        raise UsageError(f"library {library} was indexed with {bound}, not {other}: {advice}")
-    if differences := _compare(bound, other, FREE):
-        advice = advice or "use these settings, or create another library"
+    differences = _compare(bound, other, FREE) if bound.weights == other.weights else f"{bound}, not {other}"
+    if differences:
+        advice = advice or "use that model with its settings, or create another library"
         raise UsageError(f"library {library} was indexed with {differences}: {advice}")
 
 
@@ -49,14 +47,6 @@ def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
         if name not in free and ours.get(name) != theirs.get(name):
             differences.append(f"{name}={ours.get(name)!r}, not {theirs.get(name)!r}")
     return ", ".join(differences)
-
-
-def read_binding(values: Any, library: str) -> Identity:
-    """Read which model a library belongs to, as `Identity.as_dict` wrote it."""
-    try:
-        return read_identity(values)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RandSlotError(f"library.json of {library} does not say which model it belongs to: {error}") from error
 
 
 def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_code: bool = False) -> PageReader:
@@ -79,10 +69,8 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 
             options["known_code"] = str(bound.settings.get("code"))
             if not is_code_trusted(options["known_code"]):
-                raise UsageError(
-                    f"the model of library {library}, {bound.name}, contains Python code. Review it, then pass "
-                    "--trust-remote-code (in Python: trust_remote_code=True)"
-                )
+                advice = "Review it, then pass --trust-remote-code (in Python: trust_remote_code=True)"
+                raise UsageError(f"{bound.name}, library {library}'s model, contains Python code. {advice}")
     try:
         reader: PageReader = open_model(place, **options)
     except MissingError as error:
@@ -98,10 +86,8 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 def refuse_student(model: PageReader) -> None:
     """Raise UsageError if a model cannot read pages."""
     if teacher := find_teacher(model):
-        raise UsageError(
-            f"{model.identity} is a student and only encodes queries: index with {teacher}, and pass the student "
-            "as --query-model when searching"
-        )
+        advice = f"index with {teacher}, and search with --query-model"
+        raise UsageError(f"{model.identity} is a student and only encodes queries: {advice}")
 
 
 @dataclass(frozen=True)
@@ -151,7 +137,7 @@ class LibraryModels:
 
     def open(self, described: Any, model: Name | PageReader | Identity | None) -> None:
         """Take the model that library.json names; `model` may name it again, or be it."""
-        binding = self.binding = read_binding(described, self.library)
+        binding = self.binding = read_identity(described)
         if isinstance(model, Identity):
             check_model(binding, model, self.library, "choose another library")
         elif isinstance(model, str | os.PathLike):

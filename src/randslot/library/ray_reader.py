@@ -62,15 +62,16 @@ class RayReader:
         trust_remote_code: let the model run its own Python code on all machines.
         """
         if identity.name is None:
-            raise RandSlotError(
-                "a model in memory cannot go to a cluster: save it, and make the library with its folder"
-            )
+            raise RandSlotError("a model in memory cannot go to a cluster: save it, and index with its folder")
         name = os.path.abspath(identity.name) if os.path.isdir(identity.name) else identity.name
         self.address, self.identity, self.library = address, replace(identity, name=name), library
         self.load_model, self.batch, self.trust_remote_code = load_model, batch, trust_remote_code
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
-        rows = _make_rows(wanted, self.load_model())
+        model, rows = self.load_model(), []
+        for pages in wanted:
+            for some in pages.split(PAGES_PER_ROW):  # the work of a task
+                rows.append({"wanted": pickle.dumps(some), "reads": model.reads, "pixels": model.page_pixels})
         started = not ray.is_initialized()  # the user's own program may have connected
         if started:
             _connect(self.address)
@@ -99,15 +100,6 @@ class RayReader:
             batch_format="numpy",
             **_plan_actors(ray.cluster_resources()),
         )
-
-
-def _make_rows(wanted: Sequence[WantedPages], model: PageReader) -> list[dict[str, Any]]:
-    """Return the work of each task: some pages of one file, and how the model reads them."""
-    rows = []
-    for pages in wanted:
-        for some in pages.split(PAGES_PER_ROW):
-            rows.append({"wanted": pickle.dumps(some), "reads": model.reads, "pixels": model.page_pixels})
-    return rows
 
 
 def _connect(address: str) -> None:

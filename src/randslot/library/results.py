@@ -61,9 +61,6 @@ class Summary:
     ocr_seconds: float = 0.0
     without_text: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Match:
@@ -189,6 +186,3 @@ class Status:
     def with_text(self) -> int:
         """How many pages have text, from the file or by OCR."""
         return self.origins.get("layer", 0) + self.origins.get("ocr", 0)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)

@@ -127,9 +127,7 @@ class LibraryServer:
                 case "copy_from":
                     with Library(request["source"], create=False) as source:
                         return copy_library(source, library, progress)
-        raise UsageError(
-            f"the process that has the library open runs another version (unknown call {call!r}): stop it, and retry"
-        )
+        raise ValueError(f"unknown call {call!r}: stop the process that has the library open, and retry")
 
 
 class LibraryClient:
@@ -229,7 +227,7 @@ class LibraryClient:
         return bool(self._ask("release"))
 
     def _ask(self, call: str, progress: Report = lambda _: None, **request: Any) -> Any:
-        try:
+        with suppress(OSError):
             self.file.write(json.dumps({"call": call, **request}).encode() + b"\n")
             self.file.flush()
             for line in self.file:
@@ -240,9 +238,6 @@ class LibraryClient:
                     return answer["result"]
                 now = answer["progress"]
                 progress(Progress(**now | {"finished": tuple(now["finished"])}))
-        except OSError as error:
-            reason = error.strerror or error
-            raise RandSlotError(f"lost the connection to library {self.name}: {reason}") from error
         raise RandSlotError(f"the process that had library {self.name} open has stopped: run the command again")
 
 

@@ -27,7 +27,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RandSlotError, UsageError, first_line
+from ..errors import RandSlotError, UsageError
 from .location import FORMAT, Location
 from .models import choose_line
 from .results import Progress
@@ -83,11 +83,8 @@ class Sketcher:
     @classmethod
     def from_bytes(cls, content: bytes) -> Sketcher:
         """Read what `to_bytes` wrote."""
-        try:
-            with np.load(BytesIO(content), allow_pickle=False) as values:
-                return cls(**values)
-        except (BadZipFile, EOFError, TypeError, ValueError) as error:
-            raise RandSlotError(f"sketches are damaged: {first_line(error)}") from error
+        with np.load(BytesIO(content), allow_pickle=False) as values:
+            return cls(**values)
 
 
 def make_features(vectors: Vectors, centres_CD: Vectors, sharpness: float) -> Vectors:
@@ -200,7 +197,7 @@ class LibrarySketches:
         content = self.location.read_blob(*BLOB) if noted else None
         self.location.store.sketches = None
         if noted and content:
-            with suppress(RandSlotError):  # it is damaged, as `describe` tells
+            with suppress(BadZipFile, EOFError, TypeError, ValueError):  # damaged, as `describe` tells
                 self.location.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
 
     def _note(self, noted: dict[str, Any] | None) -> None:
@@ -266,10 +263,8 @@ class LibrarySketches:
         candidates, recall = self._measure(tested)
         if recall < ENOUGH:
             self.remove()
-            raise RandSlotError(
-                f"sketches of library {self.location.name} reach {100 * recall:.1f}% recall@{HITS}, less than "
-                f"{100 * ENOUGH:.0f}%. They were removed; vector search still scores all pages"
-            )
+            reached = f"{100 * recall:.1f}% recall@{HITS}, less than {100 * ENOUGH:.0f}%"
+            raise RandSlotError(f"sketches of library {self.location.name} reach {reached}: they were removed")
         self._note({"candidates": candidates, "recall": round(recall, 4), "made": sketcher.key})
         store.sketches = Sketches(sketcher, candidates)
         return Made(num, min(candidates, num), recall, sum(map(len, tested)))
@@ -281,10 +276,8 @@ class LibrarySketches:
         groups = [lines] if texts is None else [list(dict.fromkeys(texts)), lines]
         if len(groups[0]) < 2 * NUM_TESTED:
             kind = "lines of pages with vectors" if texts is None else "different queries"
-            raise UsageError(
-                f"sketches need {2 * NUM_TESTED} queries, and there are {len(groups[0])} {kind}: pass a file with "
-                "more, one per line, as --queries"
-            )
+            num = f"{2 * NUM_TESTED} queries, and there are {len(groups[0])} {kind}"
+            raise UsageError(f"sketches need {num}: pass a file with more, one per line, as --queries")
         for group in groups:
             dice.shuffle(group)
         return [group[:2000] for group in groups if len(group) >= NUM_TESTED]

@@ -411,16 +411,11 @@ def choose_command(file: str, page: int, link: str) -> list[str] | None:
         "evince": [f"--page-index={page}", file],
         "papers": [f"--page-label={page}", file],
         "atril": [f"--page-index={page}", file],
-        "xreader": [f"--page-index={page}", file],
         "okular": ["--page", str(page), file],
         "zathura": [f"--page={page}", file],
-        "qpdfview": ["--unique", f"{file}#{page}"],
         "xpdf": [file, str(page)],
-        "mupdf": [file, str(page)],
-        "sumatrapdf": ["-page", str(page), file],
     }
-    browsers = ("firefox", "chromium", "google-chrome", "chrome", "msedge", "microsoft-edge")
-    for browser in (*browsers, "brave-browser", "vivaldi"):
+    for browser in ("firefox", "chromium", "google-chrome", "microsoft-edge", "brave-browser"):
         commands[browser] = [link]
     ask = ["xdg-mime", "query", "default", "application/pdf"]
     usual = ""  # the name of a .desktop file

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .results import Progress
-from .stores.points import Vectors, page_id
+from .stores.points import page_id
 from .stores.store import DamagedError, Store, pages_at_once
 
 if TYPE_CHECKING:
@@ -62,13 +62,15 @@ def _find_damaged(store: Store, pages: list[str], unit: bool) -> list[str]:
     except DamagedError:
         if len(pages) == 1:
             return pages
-        return [damaged for id in pages for damaged in _find_damaged(store, [id], unit)]
-    return [id for id, page in found.items() if page.vectors is not None and not _is_sound(page.vectors, unit)]
-
-
-def _is_sound(vectors: Vectors, unit: bool) -> bool:
-    """Whether vectors are numbers, not all zero, and of unit length if they should be."""
-    lengths = np.linalg.norm(vectors, axis=1)
-    if not (len(lengths) and np.isfinite(lengths).all() and lengths.any()):
-        return False
-    return not unit or bool(np.allclose(lengths, 1, atol=0.05))  # half precision
+        damaged = []
+        for id in pages:
+            damaged += _find_damaged(store, [id], unit)
+        return damaged
+    damaged = []
+    for id, page in found.items():
+        if page.vectors is not None:
+            lengths = np.linalg.norm(page.vectors, axis=1)
+            is_sound = lengths.any() and np.isfinite(lengths).all()  # any() of no lengths is false
+            if not is_sound or (unit and not np.allclose(lengths, 1, atol=0.05)):  # half precision
+                damaged.append(id)
+    return damaged

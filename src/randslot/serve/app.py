@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..errors import BusyError, DiskFullError, RandSlotError, first_line
+from ..extras import describe_missing
 from ..library.results import By
 from .access import BUSY, COOKIE, FULL, SESSION_SECONDS, Access, Guard, Refused, describe_error, list_pages
 from .agent_tools import ServiceTools
@@ -206,22 +208,15 @@ class Mcp:
         self.tools, self.lock = ServiceTools(service), asyncio.Lock()
         self.server: Any = None
 
-    def _import(self) -> Any:
-        from .mcp_server import answer_http, make_server
-
-        if self.server is None:
-            self.server = make_server(self.tools)
-        return answer_http
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self.lock:
-                answer = await asyncio.to_thread(self._import)
+                mcp_server = await asyncio.to_thread(import_module, ".mcp_server", __package__)
+                self.server = self.server or mcp_server.make_server(self.tools)
         except Exception as error:  # breaks only this address
-            reason = f"the package mcp does not work here: {first_line(error)}"
-            if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "mcp":
-                reason = f'agents need the package mcp here: pip install "randslot[mcp]" ({first_line(error)})'
+            reason = describe_missing(error) if isinstance(error, ModuleNotFoundError) else ""
+            reason = reason or f"the package mcp does not work here: {first_line(error)}"
             LOG.warning("%s", reason)
             await JSONResponse({"error": reason}, 501)(scope, receive, send)
             return
-        await answer(self.server, scope, receive, send)
+        await mcp_server.answer_http(self.server, scope, receive, send)

@@ -81,7 +81,14 @@ class Embeddings:
 
     async def encode(self, body: EmbedBody, model: PageReader) -> list[Vectors]:
         """Return the vectors of each input."""
-        check_width(body.dimensions, model)
+        settings, full = model.identity.settings, model.dimension
+        if "slots" in settings:
+            widths = [one for one in settings.get("widths", ()) if one < full] + [full]
+        else:  # other people's models do not say for which widths they were trained
+            widths = list(range(1, full + 1))
+        if body.dimensions not in (None, *widths):
+            allowed = ", ".join(map(str, widths)) if "slots" in settings else f"1 to {full}"
+            raise Refused(400, f"dimensions={body.dimensions}: this model has {allowed}")
         if body.model not in (None, show_name(model)):
             raise Refused(404, f"there is no such model here, only {show_name(model)}")
         side = body.find_side()
@@ -101,9 +108,7 @@ class Embeddings:
         max_characters = MAX_QUERY if side == "query" else 20_000
         for place, one in enumerate(inputs):
             if isinstance(one, str) and not (one.strip() and len(one) <= max_characters):
-                raise Refused(
-                    400, f"input {place} has {len(one)} characters: send 1 to {max_characters}, not all blank"
-                )
+                raise Refused(400, f"input {place} has {len(one)} characters: send 1 to {max_characters}")
             if side == "page" and model.reads != ("text" if isinstance(one, str) else "image"):
                 raise Refused(400, f"this model reads pages as {model.reads}: send {wanted[model.reads]}")
         if side == "page" and self.library.has_student:
@@ -117,19 +122,6 @@ class Embeddings:
         for start in range(0, len(inputs), size):
             vectors += embed(inputs[start : start + size])
         return vectors
-
-
-def check_width(width: int | None, model: PageReader) -> None:
-    """Refuse a width that the model was not trained for; other people's models do not say, so any prefix is allowed."""
-    settings, full = model.identity.settings, model.dimension
-    if width is None or width == full:
-        return
-    if "slots" in settings:
-        allowed = [own for own in settings.get("widths", ()) if own < full]
-        if width not in allowed:
-            raise Refused(400, f"dimensions={width}: this model has {', '.join(map(str, [*allowed, full]))}")
-    elif not 1 <= width <= full:
-        raise Refused(400, f"dimensions={width}: vectors of this model have {full} dimensions")
 
 
 def show_name(model: PageReader) -> str:

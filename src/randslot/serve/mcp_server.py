@@ -152,9 +152,14 @@ class LocalTools(AgentTools):
     def __init__(self, place: str, model: str | None = None, query_model: str | None = None) -> None:
         self.shared = SharedLibrary(place, model, query_model)
         self.pool = WorkerPool(1, seconds=20)
+
+        def load_model(library: Library) -> None:
+            with suppress(RandSlotError):  # the first search raises it again
+                _ = library.models.query_model
+
         with self.shared.use() as opened:  # a wrong library is an error at the start
             if isinstance(opened, Library) and opened.choose_by() != "words":
-                Thread(target=_load_model, args=[opened], name="model", daemon=True).start()  # takes seconds
+                Thread(target=load_model, args=[opened], name="model", daemon=True).start()  # takes seconds
 
     def close(self) -> None:
         self.pool.close()
@@ -168,11 +173,6 @@ class LocalTools(AgentTools):
 
     def link(self, file: File, page: int, base: str) -> str:
         return f"{Path(file.source).as_uri()}#page={page}"
-
-
-def _load_model(library: Library) -> None:
-    with suppress(RandSlotError):  # the first search raises it again
-        _ = library.models.query_model
 
 
 def serve_stdio(place: str, model: str | None = None, query_model: str | None = None) -> None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from ..library.library import Library
 from ..library.location import InUseError
 from ..library.sharing import LibraryClient, LibraryServer, SharedLibrary
@@ -154,17 +154,17 @@ def say(line: str) -> None:
 def take_over(folder: str, settings: Settings) -> Library:
     """Open a library; ask an agent or application that has it open to release it."""
     options: dict[str, Any] = {"query_model": settings.query_model, "trust_remote_code": settings.trust_remote_code}
-    for attempt in range(4):  # the other process may need it again at once
+    for _ in range(3):  # the other process may need it again at once
         try:
             return Library(folder, settings.model, create=settings.new, **options)
         except InUseError as error:
-            if error.socket is None or attempt == 3:
+            if error.socket is None:
                 raise
             say("taking the library over from the process that has it open")
             with LibraryClient(folder, error.socket) as other:
                 if not other.ask_to_release():
                     raise
-    raise AssertionError
+    return Library(folder, settings.model, create=settings.new, **options)
 
 
 def show_address(host: str, port: int) -> str:
@@ -180,8 +180,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        reason = error.strerror
-        raise UsageError(f"cannot listen on {host}, port {port}: {reason}: choose another --port or --host") from error
+        reason = f"{first_line(error)}: choose another --port or --host"
+        raise UsageError(f"cannot listen on {host}, port {port}: {reason}") from error
     # Otherwise the body of an answer waits 40 ms until the client has acknowledged its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -8,14 +8,14 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from glob import escape
 from io import BytesIO
 from pathlib import Path
+from threading import Condition, Thread
 from typing import Any, Literal
 from uuid import UUID
 
@@ -31,7 +31,6 @@ from ..library.workers import WorkerPool
 from ..pages import Box
 from ..pages.formats import show_pages
 from .access import Refused
-from .batches import Batches
 from .embeddings import Embeddings
 from .uploads import UploadLimits, Uploads
 
@@ -111,6 +110,69 @@ class Choice(Filters):
         return self.metadata.keys() <= file.metadata.keys() and super().allows(file, root)
 
 
+class Batches:
+    """Answers requests in batches of one kind: others gather while it is busy, and a single one never waits.
+
+    name: what requests are called, as in "searches". answer: returns one result for each item of one kind.
+    batch: how many are answered together. num_threads: batches at the same time, so that one does not hold up the next.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answer: Callable[[Any, list[Any]], Sequence[Any]],
+        *,
+        batch: int,
+        max_waiting: int,
+        num_threads: int = 1,
+    ) -> None:
+        self.name, self.answer, self.batch, self.max_waiting = name, answer, batch, max_waiting
+        self.waiting: list[tuple[Hashable, Any, Future[Any]]] = []
+        self.changed = Condition()
+        self.is_closing = False
+        self.threads = [Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def ask(self, kind: Hashable, item: Any) -> Future[Any]:
+        """Queue a request; refuse it if too many are waiting."""
+        result: Future[Any] = Future()
+        with self.changed:
+            if len(self.waiting) >= self.max_waiting:
+                raise Refused(503, f"{self.max_waiting} {self.name} are waiting: try again later")
+            self.waiting.append((kind, item, result))
+            self.changed.notify()
+        return result
+
+    def close(self) -> None:
+        """Answer what is waiting, then stop."""
+        with self.changed:
+            self.is_closing = True
+            self.changed.notify_all()
+        for thread in self.threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting or self.is_closing)
+                if not self.waiting:
+                    return
+                kind = self.waiting[0][0]
+                taken = [asked for asked in self.waiting if asked[0] == kind][: self.batch]
+                for asked in taken:
+                    self.waiting.remove(asked)
+            group = [asked for asked in taken if asked[2].set_running_or_notify_cancel()]
+            try:
+                results = self.answer(kind, [item for _, item, _ in group]) if group else []
+            except Exception as error:  # raised again where the answer is awaited; the thread must survive
+                for _, _, future in group:
+                    future.set_exception(error)
+                continue
+            for (_, _, future), result in zip(group, results, strict=True):
+                future.set_result(result)
+
+
 class Service:
     """Searches, pages, documents and uploads of one library."""
 
@@ -160,7 +222,7 @@ class Service:
         """Remove a document; of its files, only an uploaded one is deleted."""
         if self.uploads is None:
             raise Refused(403, "this library is served read-only")
-        self.library.remove(escape(self.document(id).source))  # a name may look like a pattern
+        self.library.forget([self.document(id).source])
 
     def document(self, id: str) -> File:
         """Return a document."""
@@ -220,11 +282,8 @@ class Service:
         except (OSError, RandSlotError) as error:
             if isinstance(error, Refused):
                 raise
-            if "needs a password" in str(error):
-                raise Refused(
-                    404, "this page cannot be shown: its file needs a password (serve --password-file)"
-                ) from error
-            raise Refused(404, "this page cannot be rendered") from error
+            needs = ": its file needs a password (serve --password-file)" if "needs a password" in str(error) else ""
+            raise Refused(404, f"this page cannot be rendered{needs}") from error
 
     def _draw(self, source: str, number: int, size: ImageSize | Part, version: str) -> bytes:
         """Render a page in a process with limits of time and memory; `version` is part of the cache key."""
@@ -241,15 +300,15 @@ class Service:
 
     async def search(self, query: str, choice: Choice, **options: Any) -> Answer:
         """Find the best pages of the documents that match; return also their documents. Options as `Library.search`."""
-        sources = await asyncio.to_thread(self._find_sources, choice) if choice.is_given else None
+        sources = None
+        if choice.is_given:
+            found = await asyncio.to_thread(self.find, choice)
+            sources = frozenset(file.source for file in found)
         result, documents = await asyncio.wrap_future(self.ask(query, sources, options))
         if sources is not None and not sources:
             files = await asyncio.to_thread(self.library.manifest.find, state="done")
             result.filter_note = explain_none(files, choice.values(), self.library.words.root)
         return result, documents
-
-    def _find_sources(self, choice: Choice) -> frozenset[str]:
-        return frozenset(file.source for file in self.find(choice))
 
     def ask(self, query: str, sources: frozenset[str] | None, options: Mapping[str, Hashable]) -> Future[Answer]:
         """Queue a search in some files or in all; queries with equal options are answered together."""

@@ -29,10 +29,10 @@ from typing import Any, NoReturn
 from qdrant_client import models
 
 from ...errors import BusyError, RandSlotError, UsageError
+from ...model.reader import read_identity
 from ..address import FILES, Address
-from ..location import Location, has_ended, lost_pages
+from ..location import Location, has_ended, report_lost
 from ..manifest import File, Manifest
-from ..models import read_binding
 from .points import BYTES_PER_NUMBER
 from .qdrant import ServerStore
 from .qdrant_connection import LISTED_POINTS, Connection, NotFoundError, connect, is_id
@@ -425,7 +425,7 @@ class ServerLocation(Location):
 
     def open(self, dim: int | None, *, repair: bool) -> None:
         if not (repair or self.connection.exists(self.collection)):
-            raise lost_pages(self.name)
+            raise report_lost(f"the pages of library {self.name} are", self.name)
         self.store = ServerStore(self.connection, dim)
 
     def read_blob(self, kind: str, file: str) -> bytes | None:
@@ -463,7 +463,7 @@ class ServerLocation(Location):
         about = self.read() or {}
         if about.get("model") is None:
             return 0
-        model = read_binding(about["model"], self.name)
+        model = read_identity(about["model"])
         num = model.num_vectors("page")
         numbers = num * model.dimension if num else mean_numbers(self.store)
         return BYTES_PER_NUMBER * numbers * self.connection.count(self.collection)
