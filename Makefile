@@ -71,7 +71,7 @@ benchmark: $(READY)
 
 # The picture of the page in the README; needs Chromium.
 screenshot: $(READY) browser
-	PYTHONPATH=benchmarks $(BIN)/python tools/screenshot.py
+	PYTHONPATH=.:benchmarks $(BIN)/python tools/screenshot.py
 
 # The documentation site in data/site, which opens without a server; a link that leads nowhere fails it.
 docs: $(READY)

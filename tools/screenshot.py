@@ -25,7 +25,7 @@ from serve import serving
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 HANDBOOK = IMAGES.parents[1] / "src" / "randslot" / "handbook.pdf"
 QUERY = "node is lost"
-WIDTH, HEIGHT, COLOURS = 1180, 720, 128
+WIDTH, HEIGHT, COLOURS = 1180, 720, 256
 
 
 class Film:
@@ -69,6 +69,7 @@ def play(page: Any) -> Film:
     settle(page)
     film.shoot(900)
     film.type(QUERY)
+    page.locator("#hits .others").first.wait_for()
     page.locator(".view .sheet.there").first.wait_for()
     settle(page)
     film.shoot(2200)

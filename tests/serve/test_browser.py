@@ -787,6 +787,24 @@ def test_hits_come_as_one_types(browser, book):
         expect(page.locator("#ignored")).to_have_text("The page cannot be opened: no such document")
 
 
+@pytest.mark.nightly
+def test_hits_keep_their_pictures_when_a_second_document_is_found(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    (tmp_path / "docs").mkdir()
+    write_pages(tmp_path / "docs" / "long.pdf", [["harbour", f"page {i}"] for i in range(24)])
+    write_lines(tmp_path / "docs" / "note.pdf", ["The harbour", *["and many other words"] * 20])
+    with serving(tmp_path / "lib", None) as service:
+        service.library.add(tmp_path / "docs", workers=1)
+        with listening(service) as address, visiting(browser, address, "/?q=harbour") as page:
+            expect(page.locator("#hits > li")).to_have_count(20)
+            page.locator(".view .sheet.there").first.wait_for()
+            page.get_by_role("button", name="Show more").click()
+            expect(page.locator("#hits > li")).to_have_count(2)
+            expect(page.locator("#hits > li").first).to_contain_text("23 more in this document")
+            expect(page.locator(".view .sheet.there img")).to_have_count(2)
+
+
 def test_a_misspelled_word_is_corrected_and_can_be_searched_as_typed(browser, book):
     from playwright.sync_api import expect
 

@@ -152,7 +152,10 @@ async function take(answer, step) {
   grew = groups.size > before || groups.size === 1;
   found.splice(0, Infinity, ...[...groups.values()].flatMap((group) => group.hits));
   if (groups.size === 1 && found.length > 1) $("hits").replaceChildren(...found.map(hits.show)); // nothing to group
-  else if (before === 1) $("hits").replaceChildren(...[...groups.values()].map(({ element }) => element));
+  else if (before === 1) {
+    for (const group of groups.values()) group.element = hits.show(group.hits[0]); // the others have given away their pictures
+    $("hits").replaceChildren(...[...groups.values()].map(({ element }) => element));
+  }
   if (groups.size > 1) for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
   await tell(cut);
   const note = answer.note ? sentence(answer.note) : "";
