@@ -69,7 +69,7 @@ def play(page: Any) -> Film:
     settle(page)
     film.shoot(900)
     film.type(QUERY)
-    page.locator("#hits .others").first.wait_for()
+    page.locator("#hits .others button").first.wait_for()
     page.locator(".view .sheet.there").first.wait_for()
     settle(page)
     film.shoot(2200)

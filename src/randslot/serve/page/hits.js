@@ -81,7 +81,7 @@ function excerpt(hit) {
   waiting.set(view, async () => {
     const { boxes, best, passage } = hit.snippet ? await call("/api/words", wanted).catch(() => hit) : hit;
     Object.assign(hit, { boxes, best, passage });
-    fill(view, hit);
+    if (view.isConnected) fill(view, hit); // else it would take its picture from a later search
   });
   near.observe(view);
   return view;
