@@ -95,6 +95,7 @@ def measure(page: Page, address: str, query: str) -> dict[str, float]:
     page.wait_for_load_state("networkidle")
     page.keyboard.type(query, delay=60)
     start = time.perf_counter()
+    page.wait_for_function("query => new URLSearchParams(location.search).get('q') === query", arg=query)
     step("last key to hits", "#hits.found > li")
     page.wait_for_load_state("networkidle")
     start = time.perf_counter()
