@@ -10,6 +10,7 @@ import random
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
@@ -188,6 +189,52 @@ def test_indexing_goes_on_when_a_node_is_frozen(nodes, address, papers, victim):
             nodes[victim].thaw()
         wait_for_copies(nodes, name)
         assert library.verify() == []
+
+
+@dataclass
+class FreezingReader(ToyReader):
+    """A toy that freezes a node while it encodes a batch of pages."""
+
+    victim: Node | None = None
+    frozen_at: float = 0.0
+
+    def embed_pages(self, pages):
+        if len(self.batches) == 2 and self.victim is not None:
+            self.victim.freeze()
+            self.frozen_at = time.monotonic()
+        return super().embed_pages(pages)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_run_goes_on_when_a_node_freezes_in_it(nodes, address, tmp_path, victim, capsys):
+    """Batches are half stored, and the run holds the lease; a reader searches meanwhile."""
+    name, folder = read_address(address).collection, tmp_path / "many"
+    folder.mkdir()
+    for number in range(30):
+        write_tiff(folder / f"{number}.tif", [100 * number + page for page in range(4)])
+    reader = FreezingReader(victim=nodes[victim])
+    with Library(address, reader) as library, ThreadPoolExecutor(1) as thread:
+        adding = thread.submit(library.add, folder)
+        try:
+            while not reader.frozen_at and not adding.done():
+                time.sleep(0.05)
+            with open_library(address) as another:
+                start = time.monotonic()
+                visible(another)
+                searched = time.monotonic() - start
+            assert adding.result(400).encoded == 120
+            took = time.monotonic() - reader.frozen_at
+            assert visible(library) == {f"{number}.tif": {1, 2, 3, 4} for number in range(30)}
+        finally:
+            nodes[victim].thaw()
+        wait_for_copies(nodes, name)
+        wait_for_copies(nodes, f"{name}-files")
+        assert library.verify() == []
+    with capsys.disabled():
+        print(f"\nnode {victim + 1} frozen in a run: a search took {searched:.1f} s, the run {took:.1f} s more")
+    assert len(reader.batches) > 3
+    assert searched < 20  # ten seconds where nothing else runs
+    assert took < 400  # three to five minutes on a busy machine: see docs/scale.md
 
 
 # -- two writers
