@@ -65,7 +65,7 @@ def test_round_trip(tmp_path, pages):
     assert torch.equal(other.encode_document(pages[0]), model.encode_document(pages[0]))
     card = (tmp_path / "model" / "README.md").read_text()
     assert "one vector per token" in card
-    assert "| Vectors | all of a query, at most 6 of a page, by kmeans |" in card
+    assert "| Vectors | one per query token, at most 6 per page (kmeans) |" in card
 
 
 @pytest.mark.parametrize(
