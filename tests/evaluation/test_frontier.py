@@ -71,7 +71,7 @@ def test_every_cut_scores_as_slow_loops_do_and_has_its_bytes(tmp_path):
 def test_the_figure_tells_the_storage_types_of_one_run_apart(tmp_path):
     run = make_run(tmp_path)
     for runs, names in (([run], ["mine, fp16", "mine, int8", "mine, 1-bit"]), ([run, run], ["mine"])):
-        draw = show_frontier(runs).figures["frontier"]
+        draw = show_frontier(runs, "mine").figures["frontier"]
         assert list(draw.args[0]) == names
         draw(tmp_path / "frontier.svg")
     assert (tmp_path / "frontier.svg").is_file()

@@ -110,7 +110,7 @@ def distill(
 
 @app.command()
 def pairs(
-    folder: Annotated[Path, typer.Argument(help="Folder of PDFs, searched recursively.")],
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of PDFs, searched recursively.")],
     output: Annotated[Path, option("FILE", "JSON Lines file to write.", "--output", "-o")],
     spans: Annotated[int, option("N", "Also add N text spans per page.", min=0)] = 0,
 ) -> None:

@@ -284,7 +284,8 @@ def choose_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
     if dtype is None:
         return torch.bfloat16 if device.startswith("cuda") else torch.float32
     found: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    assert found.is_floating_point, f"dtype={dtype!r} is not a floating point type"
+    if not found.is_floating_point:
+        raise UsageError(f"dtype={dtype!r} is not a floating point type")
     return found
 
 
