@@ -49,6 +49,7 @@ from urllib.parse import urlencode
 
 import psutil
 import torch
+from fastapi import Body, FastAPI
 from playwright.sync_api import Browser, sync_playwright
 from record import ROOT, check_found, keep, list_heavy, list_imports, print_table, time_command
 
@@ -221,7 +222,6 @@ def make_fts5(library: randslot.Library, file: Path) -> None:
 def serve_fts5(file: str) -> None:
     """Serve a table of FTS5 as the least service would."""
     import uvicorn
-    from fastapi import Body, FastAPI
 
     app, local = FastAPI(), threading.local()
 
