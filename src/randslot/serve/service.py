@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Thread, get_ident
 from typing import Any, Literal
 from uuid import UUID
 
@@ -36,6 +36,7 @@ from .uploads import UploadLimits, Uploads
 
 LOG = logging.getLogger("randslot")
 MAX_NAME = 300  # characters of a name or pattern
+PATIENCE = 0.4  # seconds that a search may take before the next one starts beside it
 MAX_IMAGES = 30  # that one visitor may wait for
 SEARCH_SECONDS = 2.0  # of work on the hits of a query, after which what was found is the answer
 HEALTH_SECONDS = 3.0  # for a library to answer, and for how long its answer is cached
@@ -114,7 +115,8 @@ class Batches:
     """Answers requests in batches of one kind: others gather while it is busy, and a single one never waits.
 
     name: what requests are called, as in "searches". answer: returns one result for each item of one kind.
-    batch: how many are answered together. num_threads: batches at the same time, so that one does not hold up the next.
+    batch: how many are answered together. num_threads: batches at the same time. The next one starts only if all others
+    have taken `PATIENCE` seconds: threads of Python slow each other down, and a slow batch must not hold up the next.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Batches:
         self.waiting: list[tuple[Hashable, Any, Future[Any]]] = []
         self.changed = Condition()
         self.is_closing = False
+        self.begun: dict[int, float] = {}  # when threads that are busy took their batches
         self.threads = [Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
         for thread in self.threads:
             thread.start()
@@ -155,9 +158,11 @@ class Batches:
     def _run(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.waiting or self.is_closing)
-                if not self.waiting:
-                    return
+                while not self.waiting or self._is_served():
+                    if self.is_closing and not self.waiting:
+                        return
+                    self.changed.wait(PATIENCE if self.waiting else None)
+                self.begun[get_ident()] = time.monotonic()
                 kind = self.waiting[0][0]
                 taken = [asked for asked in self.waiting if asked[0] == kind][: self.batch]
                 for asked in taken:
@@ -165,12 +170,17 @@ class Batches:
             group = [asked for asked in taken if asked[2].set_running_or_notify_cancel()]
             try:
                 results = self.answer(kind, [item for _, item, _ in group]) if group else []
+                for (_, _, future), result in zip(group, results, strict=True):
+                    future.set_result(result)
             except Exception as error:  # raised again where the answer is awaited; the thread must survive
                 for _, _, future in group:
                     future.set_exception(error)
-                continue
-            for (_, _, future), result in zip(group, results, strict=True):
-                future.set_result(result)
+            with self.changed:
+                del self.begun[get_ident()]
+
+    def _is_served(self) -> bool:
+        """Whether another thread has just begun with a batch."""
+        return any(time.monotonic() - begun < PATIENCE for begun in self.begun.values())
 
 
 class Service:
