@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from randslot.errors import UsageError
+from randslot.library.backfill import Backfill
 from randslot.library.copy import copy_library
 from randslot.library.library import Library
 from randslot.library.models import ReadingCheck
@@ -440,3 +441,18 @@ def test_noise_and_words_do_not_mix(tmp_path):
         library.add(tmp_path / "a.tif", workers=1)
         assert (library.words.language, library.choose_by()) == (None, "vectors")
         np.testing.assert_array_equal(sorted(found(library, "tax")), [1, 2, 3])
+
+
+def test_uploads_and_images_leave_folders_as_they_are(library, papers, monkeypatch):
+    """What a library keeps itself is in none of the user's folders: no page is to be counted again for it."""
+    counted = []
+    monkeypatch.setattr(Backfill, "_count_again", lambda self: counted.append(self))
+    before = library.words.root
+    upload = library.folder.absolute() / "uploads" / "minutes.pdf"
+    upload.parent.mkdir()
+    write_pages(upload, [["Minutes of the annual meeting"]])
+    library.add(upload, workers=1)
+    library.add([noise(64, 96, 2)], workers=1)
+    assert (library.words.root, counted) == (before, [])
+    assert before == str(papers)
+    assert found(library, "minutes") == [1]

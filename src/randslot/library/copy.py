@@ -194,7 +194,7 @@ def _join_languages(source: Library, target: Library) -> None:
 
 def _move_kept(file: File, source: Library, target: Library) -> File:
     """Return a file as the target knows it: one in the source's own folder is copied to the target's."""
-    if not is_kept(file, str(source.folder.absolute())):
+    if not is_kept(file.source, str(source.folder.absolute())):
         return file
     own = target.folder.absolute() / Path(file.source).relative_to(source.folder.absolute())
     if not own.is_file() and Path(file.source).is_file():

@@ -70,8 +70,9 @@ class Ingest:
 
     def run(self, sources: list[str]) -> None:
         """Bring the library up to date with some files, and complete the summary."""
-        known = [file.source for file in self.library.manifest.find() if not is_kept(file, str(self.library.folder))]
-        self.library.words.take_root([*known, *sources])
+        known = [file.source for file in self.library.manifest.find()]
+        own = str(self.library.folder.absolute())
+        self.library.words.take_root([source for source in (*known, *sources) if not is_kept(source, own)])
         self.failed_before = {file.source: file for file in self.library.manifest.find(state="failed")}
         for source, reason in self.summary.failed.items():
             self._fail(source, reason)

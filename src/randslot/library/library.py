@@ -319,7 +319,7 @@ class Library:
         with self.write():
             clear(self.manifest, self.store, files)
         for file in files:
-            if is_kept(file, str(self.folder.absolute())):
+            if is_kept(file.source, str(self.folder.absolute())):
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()

@@ -184,7 +184,7 @@ class FolderLocation(Location):
         about, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
         before = str(about.get("folder", now))
         if before != now:  # the library was moved, and with it the images that it keeps
-            kept = [file for file in self.manifest.find() if is_kept(file, before)]
+            kept = [file for file in self.manifest.find() if is_kept(file.source, before)]
             self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
             self.write(about)
         clear(self.manifest, self.store, self.manifest.find(state="gone"))
@@ -229,9 +229,9 @@ def folder_size(folder: Path) -> int:
     return size
 
 
-def is_kept(file: File, library: str) -> bool:
+def is_kept(source: str, library: str) -> bool:
     """Whether a library keeps a file inside its folder."""
-    return any(is_below(file.source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
+    return any(is_below(source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
 
 
 def report_lost(what: str, name: str) -> RandSlotError:
