@@ -53,11 +53,14 @@ def test_words_are_kept_in_two_blobs_and_read_by_another_process():
     blobs = Blobs()
     ours = Vocabulary(blobs)
     ours.add("capital expenditure capital 2018 inv20931 größe 日本")
-    ours.add("captain capital")
+    ours.add("captain capital cash uid")
     ours.save()
     theirs = Vocabulary(blobs)
     assert theirs.suggest("captial") == ["capital"]
     assert theirs.suggest("grösse") == []  # two edits of six letters
+    assert theirs.suggest("xapital") == ["capital"]
+    assert theirs.suggest("suid") == []  # uid is no misspelling of it
+    assert theirs.suggest("acsh") == ["cash"]
     assert theirs.complete("cap") == ["capital", "captain"]
     assert [theirs.count(word) for word in ("capital", "inv20931", "日本")] == [2, 0, 0]
     ours.add(" ".join("".join(letters) for letters in itertools.product("abcdefghijklmnopqrst", repeat=4)))

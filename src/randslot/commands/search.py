@@ -127,7 +127,7 @@ def search(
     ignored = [name for name, given in for_vectors.items() if given]
     if by == "words" and ignored:
         raise UsageError(f"{' and '.join(ignored)} only affect vector search: drop --by words")
-    places = library or [os.environ.get("RANDSLOT_LIBRARY") or str(default_library())]
+    places = list(dict.fromkeys(library or [])) or [os.environ.get("RANDSLOT_LIBRARY") or str(default_library())]
     found: list[list[QueryResult]] = []
     notes: list[str] = []
     for place in places:

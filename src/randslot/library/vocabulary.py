@@ -109,11 +109,16 @@ class Vocabulary:
     def suggest(self, word: str, num: int = 5) -> list[str]:
         """Return words like one in lower case that may be misspelled: fewest edits first, then those on most pages.
 
-        One edit, or two from eight letters on. The first letter is right, or has changed places with the second; only
-        if there is no such word, it is another one.
+        One edit, or two from eight letters on. The first letter is right, or has changed places with the second. From
+        six letters on it may be another one, if there is no such word: of shorter ones, too many are words themselves.
         """
-        letters = {key[0] for places, _ in self._open() for key in places}
-        found = self._list_similar(word, set(word[:2])) or self._list_similar(word, letters.difference(word[:2]))
+        found = self._list_similar(word, set(word[:2]))
+        if len(word) < 6:
+            right = (word[0], word[1::-1])
+            found = {other: edits for other, edits in found.items() if other.startswith(right)}
+        elif not found:
+            letters = {key[0] for places, _ in self._open() for key in places}
+            found = self._list_similar(word, letters.difference(word[:2]))
         return sorted(found, key=lambda other: (found[other], other[0], len(other)))[:num]
 
     def _list_similar(self, word: str, first_letters: Collection[str]) -> dict[str, tuple[int, int]]:
