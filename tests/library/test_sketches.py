@@ -304,7 +304,7 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
     attempt()  # no page has text that could be asked for: queries decide
     assert said[-1]["sketches"]["candidates"] == 20
     monkeypatch.setattr(LibrarySketches, "_choose_lines", lambda *_: lines[:101])
-    with pytest.raises(RandSlotError, match="they are not used"):
+    with pytest.raises(RandSlotError, match="they were removed"):
         attempt()
     store.close()
 

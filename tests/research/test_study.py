@@ -150,7 +150,7 @@ def test_rows_say_what_the_analysis_says(conducted, arm):
         assert found.seeds("U")[1] == pytest.approx(winners.spread)
         assert found.seeds("gain")[1] == pytest.approx(readouts.joint_gain(), abs=0.01)
         assert found.seeds(FULL)[1] == pytest.approx(sum(readouts.full.values()) / len(readouts.full), abs=0.01)
-        results = [one for one in read_results(folder) if one.label == run.name.rpartition(", ")[2]]
+        results = [one for one in read_results(folder) if one.how == run.name.rpartition(", ")[2]]
         scores = [100 * result.ndcg[5] for result in results]
         assert found.seeds("k8")[1] == pytest.approx(sum(scores) / len(scores), abs=0.01)
 
