@@ -99,7 +99,7 @@ class Analyzer:
         self._known_fields = lru_cache(1000)(self._number_field)  # pages of a file have many in common
         self._field_words = Memo(self._read_word)
         self._find_terms = lru_cache(100_000)(self._stem_in_all)
-        self.read = Memo(lambda word: [(token, self.find_terms(token)) for token in tokenize(word)])
+        self.read = Memo(self._read_tokens)
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
         """Return the distinct terms of a query's token: in the usual language, then in others."""
@@ -107,6 +107,14 @@ class Analyzer:
 
     def _stem_in_all(self, word: str, is_name: bool) -> tuple[str, ...]:
         return tuple(dict.fromkeys([one.stem(word, is_name) for one in (self, *self.others)]))
+
+    def _read_tokens(self, word: str) -> list[tuple[Token, tuple[str, ...]]]:
+        """Return the tokens of what stands between two spaces of a page, and the terms of each."""
+        core = word.strip(SIGNS)
+        if is_one_token(core):
+            start = word.index(core)
+            return [(Token(core.lower(), start, start + len(core)), self._stem_in_all(core.lower(), False))]
+        return [(token, self.find_terms(token)) for token in tokenize(word)]
 
     def find_grammar(self, query: str) -> frozenset[str]:
         """Return the function words of the language that a query has most of them of."""
@@ -186,7 +194,7 @@ class Analyzer:
         if len(core) <= MAX_LENGTH and core.isascii():  # most words are one token
             if core.isdigit():
                 return (core,), core
-            if core.isalpha() and (core[1:].islower() or core.isupper()):
+            if is_one_token(core):
                 core = core.lower()
                 term = self._stem(core)
                 return (self.usual.stem(term) if self.usual else term,), core
@@ -217,6 +225,11 @@ class Memo(dict[str, T]):
         return found
 
 
+def is_one_token(word: str) -> bool:
+    """Whether a word is of plain letters, in one case but for the first; most words are."""
+    return word.isascii() and word.isalpha() and len(word) <= MAX_LENGTH and (word[1:].islower() or word.isupper())
+
+
 def is_contents(text: str) -> bool:
     """Whether a page is a list of contents: most of its lines are words and a number, and the numbers rise."""
     lines = text.split("\n")
@@ -245,9 +258,8 @@ def _make_stem(language: str) -> Callable[[str], str]:
     """Return a stemmer that is safe in several threads."""
     if language == NO_STEMS:
         return str
-    stemmer, lock = Stemmer.Stemmer(language), Lock()
+    stemmer, lock = Stemmer.Stemmer(language, 0), Lock()  # its own cache is slower than stemming
 
-    @lru_cache(100_000)
     def stem(word: str) -> str:
         with lock:
             found: str = stemmer.stemWord(word)

@@ -26,15 +26,19 @@ KEEP_STARTS = {
     *("basque", "catalan", "czech", "danish", "english", "french", "german", "hungarian", "italian", "norwegian"),
     *("polish", "portuguese", "romanian", "russian", "spanish", "swedish", NO_STEMS),
 }
+JOINERS = "-._/:,'\u2019\u2010\u2011+#"  # of the parts of a compound, as COMPOUND has them
+MAX_BEGINNING = 4  # letters by which words are left out
+HASHES = 2**12  # of beginnings: by far more than a query has
 SEPARATORS = "-,.:/_"  # in numbers, which are also found without them
-UNKNOWN, SIGN, SPACE, LETTER, DIGIT, CAPITAL, UNSPACED, OTHER = range(8)  # kinds of characters
+UNKNOWN, SPACE, SIGN, JOINER, LETTER, DIGIT, CAPITAL, UNSPACED, OTHER = range(9)  # kinds of characters
 
 
 class Characters:
     """Characters by their codes: their kind, and the letter that they are in lower case and without accents.
 
-    Kinds: a token may begin with any CAPITAL, as in camelCase. OTHER is what may become several characters or none. It
-    learns a character when a text has it: there are a million.
+    Kinds: a JOINER may be in the middle of a token or at its end, a SIGN may not. A token may begin with any CAPITAL,
+    as in camelCase. OTHER is what may become several characters or none. It learns a character when a text has it:
+    there are a million.
     """
 
     def __init__(self) -> None:
@@ -44,18 +48,20 @@ class Characters:
     def read(self, text: str) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
         """Return the kinds and letters of a text."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-        kinds = self.kinds[codes]
+        kinds = self.kinds.take(codes)
         if not kinds.all():
             for code in set(codes[kinds == UNKNOWN].tolist()):
                 self._learn(code)
-            kinds = self.kinds[codes]
-        return kinds, self.letters[codes]
+            kinds = self.kinds.take(codes)
+        return kinds, self.letters.take(codes)
 
     def _learn(self, code: int) -> None:
         character = chr(code)
         kind, letter = SIGN, character
         if character.isspace():
             kind = SPACE
+        elif character in JOINERS:
+            kind = JOINER
         elif LETTER_SIGN.match(character):
             letter = remove_accents(fold_case(character))
             if len(letter) != 1 or ord(letter) > 0xFFFF or unicodedata.category(character)[0] == "M":
@@ -102,10 +108,12 @@ class Matcher:
         self.analyzer, self.wanted = analyzer, wanted
         languages = {one.language for one in (analyzer, *analyzer.others)}
         self.keeps_starts = languages <= KEEP_STARTS
-        beginnings = {one for term in wanted for one in list_beginnings(term, languages)}
-        self.beginnings = tuple(beginnings)
-        self.pairs = np.zeros(2**16, bool)  # hashes of the first two letters of tokens
-        self.pairs[[(31 * ord(one[0]) + ord(one[1])) & 0xFFFF for one in beginnings if len(one) > 1]] = True
+        self.beginnings = np.zeros((MAX_BEGINNING + 1, HASHES), bool)  # hashes of the first letters of tokens
+        for one in {one for term in wanted for one in list_beginnings(term, languages)}:
+            hash = 0
+            for letter in one[:MAX_BEGINNING]:
+                hash = (31 * hash + ord(letter)) % HASHES
+            self.beginnings[min(len(one), MAX_BEGINNING), hash] = True
         self.single = np.zeros(2**16, bool)  # letters and digits that may be a token
         self.single[[ord(term) & 0xFFFF for term in wanted if len(term) == 1]] = True
         self.tokens: dict[str, list[tuple[int, int, str, tuple[str, ...]]]] = {}  # the wanted ones of words
@@ -124,41 +132,46 @@ class Matcher:
     def read(self, texts: Iterable[str]) -> None:
         """Match several texts at once, which is faster than one by one."""
         new = [text for text in dict.fromkeys(texts) if text not in self.texts]
-        self.texts.update((text, []) for text in new)
+        found: list[list[Match]] = [[] for _ in new]
+        self.texts.update(zip(new, found, strict=True))
         joined = "\n".join(new)
         if not joined or not self.wanted:
             return
         kinds, letters = get_characters().read(joined)
-        edges = np.flatnonzero(np.diff(np.concatenate([[True], kinds == SPACE, [True]])))
-        starts, ends = edges[::2], edges[1::2]  # of words
-        owners = np.arange(len(starts))
+        edges = np.flatnonzero(np.diff(np.concatenate([[True], kinds <= SIGN, [True]])))
+        starts, ends = edges[::2], edges[1::2]  # of parts of words without signs
         if self.keeps_starts:
-            owners = np.unique(np.searchsorted(starts, self._find_places(kinds, letters), "right") - 1)
+            owners = np.searchsorted(starts, self._find_places(kinds, letters), "right") - 1
+            owners = owners[np.diff(owners, prepend=-1) > 0]
+            starts, ends = starts[owners], ends[owners]
+        words = np.flatnonzero(np.diff(kinds == SPACE, prepend=True))[::2]  # where they begin
         begins = np.cumsum([0, *(len(text) + 1 for text in new)])  # of texts
-        numbers = np.searchsorted(begins, starts[owners], "right") - 1
-        firsts = np.searchsorted(starts, begins)[numbers]  # the first word of each text
-        columns = (starts[owners], ends[owners], owners - firsts, begins[numbers], numbers)
+        numbers = np.searchsorted(begins, starts, "right") - 1
+        firsts = np.searchsorted(words, begins)[numbers]  # the first word of each text
+        places = np.searchsorted(words, starts, "right") - 1 - firsts
+        columns = (starts, ends, places, begins[numbers], numbers)
         for start, end, i, begin, number in zip(*(column.tolist() for column in columns), strict=True):
-            word = joined[start:end]
-            tokens = self.tokens.get(word)
+            part = joined[start:end]
+            tokens = self.tokens.get(part)
             if tokens is None:
-                tokens = self.tokens[word] = self._find_tokens(word)
+                tokens = self.tokens[part] = self._find_tokens(part)
             for first, stop, term, terms in tokens:
-                self.texts[new[number]].append((i, start - begin + first, start - begin + stop, term, terms))
+                found[number].append((i, start - begin + first, start - begin + stop, term, terms))
 
-    def _find_places(self, kinds: NDArray[np.uint8], letters: NDArray[np.uint16]) -> list[int]:
+    def _find_places(self, kinds: NDArray[np.uint8], letters: NDArray[np.uint16]) -> NDArray[np.intp]:
         """Return where tokens may begin that have a wanted term, and characters that may be anything."""
         before = np.concatenate([[np.uint8(SPACE)], kinds[:-1]])
         is_new = (before < LETTER) | (before == UNSPACED) | ((kinds == DIGIT) != (before == DIGIT)) | (kinds >= CAPITAL)
         places = np.flatnonzero(is_new & (kinds >= LETTER))
-        kind, after = kinds[places], np.minimum(places + 1, len(kinds) - 1)
-        one, two = letters[places].astype(np.int32), letters[after]
-        is_single = self.single[one] & ((kinds[after] < LETTER) | (kind == UNSPACED) | (after == places))
-        is_sure = is_single | (kind == OTHER)
-        found: list[int] = places[is_sure].tolist()
-        text = letters.tobytes().decode("utf-16-le")
-        may_match = places[self.pairs[(31 * one + two) & 0xFFFF] & ~is_sure].tolist()
-        found += [place for place in may_match if text.startswith(self.beginnings, place)]
+        kind, last = kinds[places], len(kinds) - 1
+        after = np.minimum(places + 1, last)
+        is_single = (kinds[after] < LETTER) | (kind == UNSPACED) | (after == places)
+        hashes = letters[places]
+        may_match = (self.single[hashes] & is_single) | (kind == OTHER)
+        for num in range(2, MAX_BEGINNING + 1):
+            hashes = 31 * hashes + letters[np.minimum(places + num - 1, last)]
+            may_match |= self.beginnings[num][hashes % HASHES]
+        found: NDArray[np.intp] = places[may_match]
         return found
 
     def _find_tokens(self, word: str) -> list[tuple[int, int, str, tuple[str, ...]]]:
