@@ -224,8 +224,9 @@ def find_pages(
         found = library.store.search([one.store for one in waiting], num, where, exact)
         has_vectors = any(one.store.vectors is not None for one in waiting)
         pages: dict[str, StoredPage] = {}
-        for one in waiting if not has_vectors else ():  # what the store has read to reward pages
+        for one, some in zip(waiting, found, strict=True) if not has_vectors else ():
             pages |= one.pages
+            pages |= {hit.id: hit.page for hit in some if hit.page is not None}
         missing = {hit.id for some in found for hit in some}.difference(pages)
         pages |= library.store.read(list(missing), vectors=has_vectors)
         files = library.manifest.get({hit.file for some in found for hit in some})

@@ -92,12 +92,12 @@ def list_beginnings(term: str, languages: Collection[str]) -> list[str]:
         return [term]
     if len(term) == 1:
         return [term + letter for letter in "sei"]  # what may be left of longer words, such as "aed"
-    beginnings = [term[: min(max(len(term) - (1 if len(term) < 6 else 2), 2), 6)]]
+    beginnings = [term[: min(max(len(term) - 1, 2), MAX_BEGINNING)]]
     if term[1] == "i" and len(term) <= 3:
         beginnings.append(f"{term[0]}y")
     if "german" in languages:
-        spelled = product(*([letter, f"{letter}e"] if letter in "aou" else letter for letter in beginnings[0][:4]))
-        beginnings += ["".join(letters)[:4] for letters in spelled if len("".join(letters)) > len(letters)]
+        spelled = product(*([letter, f"{letter}e"] if letter in "aou" else letter for letter in beginnings[0]))
+        beginnings += ["".join(letters)[:MAX_BEGINNING] for letters in spelled if len("".join(letters)) > len(letters)]
     return beginnings
 
 

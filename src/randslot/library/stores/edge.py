@@ -223,7 +223,7 @@ class EdgeStore(Store):
     def retrieve(self, ids: Sequence[str], vectors: bool) -> dict[str, StoredPage]:
         with _reading():
             records = self.shard.retrieve(list(ids), with_payload=True, with_vector=vectors)
-        return {str(record.id): read_page(record) for record in records}
+        return {str(record.id): read_page(record.payload, record.vector or {}) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
         offset = None
@@ -231,7 +231,7 @@ class EdgeStore(Store):
             request = edge.ScrollRequest(offset, 1000, _make_filter(some), with_payload=["file", "number", "image"])
             records, offset = self.shard.scroll(request)
             for record in records:
-                yield read_page(record)
+                yield read_page(record.payload, record.vector or {})
             if offset is None:
                 return
 
@@ -347,7 +347,7 @@ def _make_request(request: Nearest, *, num_listed: int = 0, ids: Collection[Any]
         prefetches=by_sketch,
         params=params,
         filter=some,
-        with_payload=False if num_listed else ["file", "number"],
+        with_payload=False if num_listed else request.with_pages or ["file", "number"],
     )
 
 

@@ -129,15 +129,14 @@ def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
     return payload
 
 
-def read_page(record: Any) -> StoredPage:
-    """Return the page of a record, as much as was read of it; both engines have records of one shape."""
-    payload, vectors = record.payload, record.vector or {}
+def read_page(payload: Any, vectors: Any) -> StoredPage:
+    """Return the page of a point, as much as was read of it; the engines have types of their own."""
     own = np.array(vectors[VECTOR_NAME], np.float32) if VECTOR_NAME in vectors else None
     text = None
     if "origin" in payload:
         sparse = vectors.get(TERMS_NAME)
         terms = Terms(tuple(sparse.indices), tuple(sparse.values)) if sparse else Terms()
-        boxes = base64.b64decode(payload.get("boxes", ""))
+        boxes = base64.b64decode(payload["boxes"]) if "boxes" in payload else b""
         fields = payload.get("fields", {})
         text = StoredText(payload["origin"], payload["text"], boxes, payload["words"], terms, fields)
     cut = payload.get("read") == PART

@@ -177,12 +177,12 @@ class ServerStore(Store):
         records = self.connection.ask(
             "retrieve", collection_name=self.name, ids=valid, with_payload=True, with_vectors=vectors
         )
-        return {str(record.id): read_page(record) for record in records}
+        return {str(record.id): read_page(record.payload, record.vector or {}) for record in records}
 
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
         fields = ["file", "number", "image"]
         for record in self.connection.scroll(self.name, _make_filter(some), with_payload=fields):
-            yield read_page(record)
+            yield read_page(record.payload, record.vector or {})
 
     def count(self, some: Filter) -> int:
         return self.connection.count(self.name, _make_filter(some))
@@ -300,7 +300,7 @@ def _make_request(request: Nearest, tuning: Tuning) -> models.QueryRequest:
         limit=request.limit,
         filter=some,
         params=params,
-        with_payload=["file", "number"],
+        with_payload=request.with_pages or ["file", "number"],
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -29,12 +29,14 @@ from .points import (
     make_payload,
     make_vectors,
     measure_page,
+    read_page,
     split_by_size,
 )
 
 if TYPE_CHECKING:
     from ..sketches import Sketches
 
+MAX_WITH_PAGES = 100  # hits that come with their pages; more are read in several requests
 MAX_NUMBERS = 2**22  # of vectors in memory at once: engines take and return Python lists, some 30 bytes a number
 
 
@@ -104,17 +106,23 @@ class Where:
 
 @dataclass(frozen=True)
 class StoreHit:
-    """A page that was found. score: MaxSim by vectors, BM25 by words, a sum of normalised scores by both."""
+    """A page that was found. score: MaxSim by vectors, BM25 by words, a sum of normalised scores by both.
+
+    page: what is stored of it, if the request asked for it.
+    """
 
     id: str
     file: str
     number: int
     score: float
+    page: StoredPage | None = field(default=None, compare=False, repr=False)
 
 
 def make_hit(point: Any) -> StoreHit:
     """Return the hit of a scored point; both engines have points of one shape."""
-    return StoreHit(str(point.id), str(point.payload["file"]), int(point.payload["number"]), float(point.score))
+    payload = point.payload  # Qdrant Edge converts it at each access
+    page = read_page(payload, {}) if "image" in payload else None
+    return StoreHit(str(point.id), str(payload["file"]), int(payload["number"]), float(point.score), page)
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ class Nearest:
     """A request for the nearest points by one field.
 
     corpus: points among which the engine counts how rare terms are. sketch: score only `num_candidates` points, those
-    nearest by their sketches. by_codes: compare codes first, and score only the best points in full.
+    nearest by their sketches. by_codes: compare codes first, and score only the best points in full. with_pages: hits
+    come with their pages, without vectors.
     """
 
     field: str
@@ -142,6 +151,7 @@ class Nearest:
     sketch: Vectors | None = None
     num_candidates: int = 0
     by_codes: bool = False
+    with_pages: bool = False
 
 
 class Store(ABC):
@@ -229,10 +239,11 @@ class Store(ABC):
     def _add_rewards(self, hits: list[StoreHit], reward: Reward) -> list[StoreHit]:
         """Sort the first hits again; the others stay below them for every k."""
         num = self.tuning.rewarded
-        bonuses = reward(self.read([hit.id for hit in hits[:num]], vectors=False))
-        first = []
-        for hit in hits[:num]:
-            first.append(StoreHit(hit.id, hit.file, hit.number, hit.score + bonuses.get(hit.id, 0.0)))
+        pages = {hit.id: hit.page for hit in hits[:num] if hit.page is not None}
+        if not pages:
+            pages = self.read([hit.id for hit in hits[:num]], vectors=False)
+        bonuses = reward(pages)
+        first = [replace(hit, score=hit.score + bonuses.get(hit.id, 0.0)) for hit in hits[:num]]
         return sorted(first, key=lambda hit: -hit.score) + hits[num:]
 
     def _make_requests(self, query: StoreQuery, k: int, where: Where, exact: bool) -> list[Nearest]:
@@ -245,7 +256,8 @@ class Store(ABC):
         requests = []
         if query.terms is not None:
             num = max(k, self.tuning.rewarded) if query.reward is not None else k
-            requests.append(Nearest(TERMS_NAME, query.terms, num, some, corpus=visible))
+            with_pages = query.reward is not None and num <= MAX_WITH_PAGES
+            requests.append(Nearest(TERMS_NAME, query.terms, num, some, corpus=visible, with_pages=with_pages))
         if query.vectors is not None:
             request = Nearest(VECTOR_NAME, query.vectors, k, some)
             if self.sketches is not None and self.sketches.candidates and not exact:
