@@ -104,6 +104,7 @@ def index(
     randslot index 2023/*.pdf -l mylib --meta year=2023
     randslot index /shared/papers -l qdrant://host:6334/papers --ray
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in a search
     from ..library.facets import check_metadata
     from ..library.sharing import LibraryClient, open_library, share
     from ..library.sources import expand

@@ -111,6 +111,7 @@ def search(
     randslot search "deferred tax" -l mylib --query-model light
     randslot search "deferred tax" -l mylib --rerank cross-encoder/ms-marco-MiniLM-L6-v2
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads take 0.1 s of CPU to start
     from ..library.sharing import open_library
     from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_waiting
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import lru_cache
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -81,6 +82,7 @@ class Library:
         self._writing = Lock()
         self._opening = Lock()
         self._pool: WorkerPool | None = None  # opens files when a search asks for boxes
+        self._boxes = lru_cache(1000)(self._read_boxes)
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
         self.models = LibraryModels(self.name, trust_remote_code)
@@ -454,15 +456,20 @@ class Library:
         """Return the text of a page with the boxes of its words from its file, unless that has changed or is gone."""
         if text.boxes or not text.has_layer:
             return text
+        try:
+            return replace(text, boxes=self._boxes(source, number, text.text))
+        except RandSlotError:
+            return text
+
+    def _read_boxes(self, source: str, number: int, text: str) -> bytes:
         from .workers import WorkerPool
 
         with self._opening:
             self._pool = self._pool or WorkerPool(1, seconds=20)
-        try:
-            found = self._pool.read_text(source, number, with_boxes=True)
-        except RandSlotError:
-            return text
-        return found if found.text == text.text else text
+        found = self._pool.read_text(source, number, with_boxes=True)
+        if found.text != text:
+            raise RandSlotError(f"{source} has changed")
+        return found.boxes
 
     def find_on_page(self, query: str, page: str, *, prefix: bool = False, vector: int = 0) -> Found:
         """Return where the words of a query are on a page, which is given by its id.

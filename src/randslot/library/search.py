@@ -42,7 +42,7 @@ NEARNESS_WEIGHT, COVERAGE_WEIGHT, MAX_COVERED = 0.8, 0.5, 4  # coverage counts u
 class Asked:
     """One query of a search: its text, its words, what the store is asked, and what was found.
 
-    pages: those that were found, by their ids. unknown: words that no page has.
+    pages: those that were found, and files: those they are in, by their ids. unknown: words that no page has.
     """
 
     text: str
@@ -50,6 +50,7 @@ class Asked:
     store: StoreQuery
     result: QueryResult
     pages: dict[str, StoredPage] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
     unknown: list[NamedWord] = field(default_factory=list)
 
 
@@ -187,7 +188,7 @@ def make_reward(library: Library, one: Asked) -> Reward:
 
     def reward(pages: Mapping[str, StoredPage]) -> dict[str, float]:
         one.pages.update(pages)
-        files = library.manifest.get({page.file for page in pages.values()})
+        files = one.files = library.manifest.get({page.file for page in pages.values()})
         bonuses: dict[str, float] = {}
         texts: dict[str, list[str]] = {}  # of pages, then of their fields
         for id, page in pages.items():
@@ -229,7 +230,8 @@ def find_pages(
             pages |= {hit.id: hit.page for hit in some if hit.page is not None}
         missing = {hit.id for some in found for hit in some}.difference(pages)
         pages |= library.store.read(list(missing), vectors=has_vectors)
-        files = library.manifest.get({hit.file for some in found for hit in some})
+        files = {id: file for one in waiting for id, file in one.files.items()}
+        files |= library.manifest.get({hit.file for some in found for hit in some} - files.keys())
         again = []
         for one, some in zip(waiting, found, strict=True):
             if forms := find_excluded_forms(one, some, pages):
