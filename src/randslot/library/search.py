@@ -402,7 +402,10 @@ def sign(matches: Sequence[Match], text: StoredText | None) -> str | None:
 def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> None:
     """Add snippets to hits, the fields that have words of the query, whether the file is gone, and boxes if asked."""
     gone = {source for source in {hit.source for hit in one.result.hits} if is_gone(source)}
-    for place, hit in enumerate(one.result.hits):
+    places = list(enumerate(one.result.hits))
+    if boxes:
+        places.sort(key=lambda place: place[1].source)  # the worker keeps one file open
+    for place, hit in places:
         if hit.source in gone:
             hit = one.result.hits[place] = replace(hit, gone=True)
         text = one.pages[hit.id].text
