@@ -5,6 +5,7 @@
     python benchmarks/words.py speed                  # 10k and 100k pages
     python benchmarks/words.py shell                  # a search by words from the shell, everything included
     python benchmarks/words.py index                  # CPU and disk that indexing takes, beside reading plain text
+    python benchmarks/words.py search                 # ten hits with snippets and boxes, also over 100k pages
 
 All engines get the text that the library has read from the files. Libraries are kept in --folder and used again.
 `python benchmarks/peers.py` compares how good they are, from PDFs on.
@@ -42,6 +43,7 @@ from manuals import HALVES, HITS, open_half
 from numpy.typing import NDArray
 from record import check_found, keep, list_heavy, list_imports, print_table, time_command
 
+import randslot
 from randslot.library.languages import LibraryWords
 from randslot.library.stores.edge import EdgeStore
 from randslot.library.stores.points import StoredPage
@@ -439,6 +441,51 @@ def measure_disk(folder: Path) -> int:
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
 
 
+# -- whole searches of a library
+
+
+def measure_searches(manuals: Path, folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Measure searches of the first half of the manuals, and of text files with pages made of theirs."""
+    half = open_half("dev", manuals, folder)
+    questions = [one.text for one in half.questions]
+    rows = time_searches("PDFs", half.library, questions)
+    half.library.close()
+    real = [page for page in half.pages.values() if page.text]
+    for num in sizes:
+        with randslot.Library(folder / f"library-text-{num}") as library:
+            if len(library) < num:
+                files = folder / f"text-{num}"
+                files.mkdir(exist_ok=True)
+                pages = generate(real, num)
+                for i in range(num // 100):
+                    texts = [text.text for _, _, text in islice(pages, 100)]
+                    (files / f"{i}.txt").write_text("\f".join(texts), encoding="utf-8", errors="replace")
+                start = time.perf_counter()
+                library.add(files)
+                print(f"{len(library):,} pages in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            rows += time_searches("text files", library, questions)
+    return rows
+
+
+def time_searches(what: str, library: randslot.Library, questions: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the CPU of ten hits with snippets: questions that are new, asked again, and without the last letter."""
+    ways: dict[str, dict[str, Any]] = {"new": {}, "again": {}, "last word unfinished": {"prefix": True}}
+    if what == "PDFs":
+        ways |= {"boxes too": {"boxes": True}, "boxes too, again": {"boxes": True}}
+    rows = []
+    for name, options in ways.items():
+        spent, seconds = [], []
+        for question in questions:
+            start, cpu = time.perf_counter(), time.process_time()
+            library.search(question[:-1] if "prefix" in options else question, HITS, by="words", **options)
+            spent.append(1000 * (time.process_time() - cpu))
+            seconds.append(1000 * (time.perf_counter() - start))
+        row = {"library": what, "pages": len(library), "search": name, "CPU mean ms": statistics.mean(spent)}
+        row |= {"CPU p50 ms": statistics.median(spent), "CPU p95 ms": float(np.quantile(spent, 0.95))}
+        rows.append(row | {"wall p50 ms": statistics.median(seconds), "load": os.getloadavg()[0]})
+    return rows
+
+
 # -- all
 
 
@@ -448,15 +495,16 @@ def main() -> None:
         run_part(part, name, int(num), Path(folder), Path(place))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["speed", "shell", "index"])
+    parser.add_argument("part", choices=["speed", "shell", "index", "search"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
-    parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000], help="for speed")
+    parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000], help="for speed and search")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     manuals, folder = options.manuals.resolve(), options.folder.resolve()
-    if options.part == "speed":
-        rows = measure_speed(manuals, folder, options.pages)
+    if options.part in ("speed", "search"):
+        measure = measure_speed if options.part == "speed" else measure_searches
+        rows = measure(manuals, folder, options.pages)
     else:
         rows = measure_shell(manuals, folder) if options.part == "shell" else measure_index(manuals, folder)
     print_table(rows)

@@ -414,8 +414,7 @@ def mark_hits(library: Library, one: Asked, boxes: bool, deadline: float) -> Non
                 one.result.is_cut = True
                 return
             page = read_stored_text(text)
-            if boxes:
-                page = library.add_boxes(page, hit.source, hit.page)
+            page = library.add_boxes(page, hit.source, hit.page) if boxes else replace(page, boxes=b"")
             marked = find_words(page, one.words)
             fields = find_fields({**library.words.name_fields(hit.source), **text.fields}, one.words)
             if marked.snippet.marks:
