@@ -74,7 +74,7 @@ class WorkerPool:
         self.idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
             self.idle.put(worker)
-        self.threads = ThreadPoolExecutor(num)
+        self.threads = ThreadPoolExecutor(num + 1)  # one waits with the next request, so that no worker idles
         self.kept: dict[tuple[str, int], PageText] = {}
         self.used: defaultdict[str, float] = defaultdict(float)  # seconds by file
         self.unpacked: defaultdict[str, int] = defaultdict(int)  # bytes of text by file

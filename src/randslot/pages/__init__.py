@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
         for module in ("formats", "text", "pdf", "images", "page"):
             found = import_module(f".{module}", __name__)
             if hasattr(found, name):
-                return getattr(found, name)
+                return globals().setdefault(name, getattr(found, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,6 @@ from .text import (
     SOFT_BREAK,
     Box,
     PageText,
-    clean_characters,
     clean_word,
     decode,
     find_known,
@@ -308,16 +307,23 @@ def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
         part.close()
 
 
+# By whether soft hyphens break words.
+WORDS = (re.compile(r"\S+"), re.compile(rf"(?:{SOFT_BREAK}|\S)+"))
+LINES = (re.compile(r"[^\r\n]+"), re.compile(rf"(?:{SOFT_BREAK}|[^\r\n])+"))
+
+
 class TextLayer:
     """The lines and words that were read of a page so far.
 
-    lines: their texts. sizes: of the first character of each line, in points. boxes: of the words, in fractions of the
-    page, packed, for each part of the page. raw_words: as the PDF has them, also those that cannot be read.
+    lines: their texts. starts: index of the first character of each line of this part of the page. sizes: font size of
+    that character, in points. boxes: packed boxes of the words, for each part of the page. raw_words: words as the PDF
+    has them, also illegible ones.
     """
 
     def __init__(self, page: pdfium.PdfPage, with_boxes: bool) -> None:
         self.frame, self.rotation, self.with_boxes = page.get_bbox(), page.get_rotation(), with_boxes
         self.lines: list[str] = []
+        self.starts: list[int] = []
         self.sizes: list[float] = []
         self.boxes: list[bytes] = []
         self.raw_words: list[str] = []
@@ -326,66 +332,69 @@ class TextLayer:
         """Add the lines and words of the first characters of a text page."""
         self.address = ctypes.cast(text_page.raw, ctypes.c_void_p).value
         characters = _read_characters(text_page, num)
+        self.starts.clear()
         is_soft = re.search(SOFT_BREAK, characters) is not None
-        word_pattern = rf"(?:{SOFT_BREAK}|\S)+" if is_soft else r"\S+"
-        line_pattern = rf"(?:{SOFT_BREAK}|[^\r\n])+" if is_soft else r"[^\r\n]+"
         boxes: NDArray[np.float64] | None = None
-        kept: NDArray[np.bool_] | None = None  # whether each word is seen; None if all are
+        kept: NDArray[np.bool_] | None = None  # whether each word is visible; None if all are
         if self.with_boxes or self._is_cropped():
-            spans = [found.span() for found in re.finditer(word_pattern, characters)]
+            spans = [found.span() for found in re.finditer(WORDS[is_soft], characters)]
             boxes = self._turn(self._find_boxes(text_page, spans))
             kept = self._find_seen(boxes)
-        is_seen = kept is None or bool(kept.all())
-        if is_seen and is_plain(unbroken := characters.replace("\r\n", " ")):  # most pages
-            self._add_plain(characters, unbroken)
-            if self.with_boxes and boxes is not None:
-                self.boxes.append(pack_boxes(boxes))
-            return
-        is_simple = is_seen and not is_soft and not re.search("[\ud800-\udfff]", characters)
+        is_all_plain = is_plain(characters.replace("\r\n", " "))
         known = set(find_known(characters)) if HYPHEN in characters else set()
-        num_words = first = 0  # first: where the first word of a line stands
-        for found in re.finditer(line_pattern, characters):
-            line, start = found[0], found.start()
-            if is_simple and HYPHEN not in line:
-                raws = line.split()
-                words = raws if is_plain(line) else list(map(clean_characters, raws))
-                if all(words):  # most lines
-                    num_words += len(raws)
-                    self.raw_words += raws
-                    if words:
-                        self._end_line(words, start + line.index(raws[0]))
-                    continue
-            words = []
-            for found_word in re.finditer(word_pattern, line):
+        if is_all_plain if kept is not None and kept.all() else kept is None and not is_soft:
+            self._add_lines(characters, known, is_all_plain)
+        else:
+            self._add_words(characters, 0, known, kept, is_soft)
+        self.sizes += [round(_get_font_size(self.address, start), 1) for start in self.starts]
+        if self.with_boxes and boxes is not None:
+            self.boxes.append(pack_boxes(boxes[kept]))
+
+    def _add_lines(self, characters: str, known: set[str], is_all_plain: bool) -> None:
+        """Add lines whose words are all visible; most lines are plain, and their words need no cleaning."""
+        start = 0
+        for raw in characters.split("\r\n"):
+            if not (is_all_plain or is_plain(raw)):
+                self._add_words(raw, start, known)
+            elif line := raw.strip():
+                self.raw_words += raw.split()
+                self.lines.append(line if "  " not in line else " ".join(line.split()))
+                self.starts.append(start + raw.index(line[0]))
+            start += len(raw) + 2
+
+    def _add_words(
+        self,
+        characters: str,
+        start: int,
+        known: set[str],
+        kept: NDArray[np.bool_] | None = None,
+        is_soft: bool = False,
+    ) -> None:
+        """Clean words one by one, join broken ones, and add their lines.
+
+        start: index of the first character. kept: whether each word is visible; unset for words that clean to nothing.
+        """
+        num_words = first = 0  # first: index of the first word of a line
+        for found in re.finditer(LINES[is_soft], characters):
+            words: list[str] = []
+            for found_word in re.finditer(WORDS[is_soft], found[0]):
                 raw = found_word[0]
-                text = raw if is_plain(raw) else clean_word(raw, known)
+                text, decoded = (raw, raw) if is_plain(raw) else (clean_word(raw, known), decode(raw))
                 if kept is None or kept[num_words]:
-                    self.raw_words.append(raw if is_plain(raw) else decode(raw).replace(HYPHEN, ""))
+                    self.raw_words.append(decoded.replace(HYPHEN, ""))
                 else:
                     text = ""
                 if kept is not None:
                     kept[num_words] = bool(text)
                 num_words += 1
                 if text:
-                    first = first if words else start + found_word.start()
+                    first = first if words else start + found.start() + found_word.start()
                     words.append(text)
                 if words and (HYPHEN in raw or (is_soft and re.search(SOFT_BREAK, raw))):
                     self._end_line(words, first)  # the word ends on the next line
                     words = []
             if words:
                 self._end_line(words, first)
-        if self.with_boxes and boxes is not None:
-            self.boxes.append(pack_boxes(boxes[kept]))
-
-    def _add_plain(self, characters: str, unbroken: str) -> None:
-        """Add lines whose words need no cleaning."""
-        self.raw_words += unbroken.split()
-        start = 0
-        for raw in characters.split("\r\n"):
-            if line := raw.strip():
-                self.lines.append(line if "  " not in line else " ".join(line.split()))
-                self.sizes.append(round(_get_font_size(self.address, start + raw.index(line[0])), 1))
-            start += len(raw) + 2
 
     def _is_cropped(self) -> bool:
         """Whether characters may be outside of what is seen of the page: some are beside, above or below it."""
@@ -396,7 +405,7 @@ class TextLayer:
 
     def _end_line(self, words: list[str], start: int) -> None:
         self.lines.append(" ".join(words))
-        self.sizes.append(round(_get_font_size(self.address, start), 1))
+        self.starts.append(start)
 
     def _find_boxes(self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]) -> NDArray[np.float64]:
         """Return left, bottom, right, top in points around each span of characters.

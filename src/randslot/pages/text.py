@@ -201,8 +201,13 @@ def is_legible(words: Sequence[str]) -> bool:
     They are not if more words are lost than found, or if they become text when their letters are moved.
     """
     distinct = set(words)
-    lost_words = set(filter(_is_lost, distinct))
-    if lost_words:
+    suspicious = _find_suspicious(distinct - _harmless)
+    if len(_harmless) > 200_000:
+        _harmless.clear()
+    _harmless.update(distinct - suspicious)
+    if not suspicious:  # most pages
+        return True
+    if lost_words := set(filter(_is_lost, suspicious)):
         # A word is found by three letters in a row, a number, or one sign of a script that has no spaces.
         sign = re.compile(r"[^\W\d_]{3}|\d\d|[\u0900-\u11ff\u2e80-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
         num_lost = sum(word in lost_words for word in words)
@@ -212,7 +217,21 @@ def is_legible(words: Sequence[str]) -> bool:
     return not _is_shifted(distinct)
 
 
-@lru_cache(100_000)
+_harmless: set[str] = set()  # words of earlier pages that are neither lost nor shifted
+CONTROLS = re.compile("[\x01-\x04]")  # which become spaces if letters are moved
+ACCENTED = "[\xa1-\xbf\xc0-\xd6\xd8-\xf6\xf8-\u024f]{5}"  # no language has so many letters with accents in a row
+MAY_BE_LOST = re.compile(rf"\(cid:|(?<!\S)[!-/:-@\[-`{{-~]{{4,}}(?!\S)|{ACCENTED}")
+
+
+def _find_suspicious(words: AbstractSet[str]) -> set[str]:
+    """Return the words that may be lost or shifted."""
+    found = set(words & _list_moved())
+    text = " ".join(words)
+    if not is_plain(text) or MAY_BE_LOST.search(text):
+        found.update(word for word in words if CONTROLS.search(word) or _is_lost(word))
+    return found
+
+
 def _is_lost(word: str) -> bool:
     """Whether what looks like a word cannot be read: a few glyphs, as in music and formulae, are not words."""
     if word.isalnum() and word.isascii():
@@ -224,9 +243,7 @@ def _is_lost(word: str) -> bool:
     unreadable = [character for character in word if is_unreadable(character)]
     if len(set(unreadable)) >= 3 and 2 * len(unreadable) >= len(word):
         return True
-    # Letters with accents do not follow each other like this in any language, but they do where the letters of another
-    # script are taken for Latin ones.
-    if re.search(r"[\xa1-\xbf\xc0-\xd6\xd8-\xf6\xf8-\u024f]{5}", word):
+    if re.search(ACCENTED, word):  # the letters of another script, taken for Latin ones
         return True
     controls = sum(unicodedata.category(character) == "Cc" for character in unreadable)
     return len(word) >= 4 and 5 * controls >= len(word) > len(unreadable)
@@ -238,9 +255,7 @@ def _is_shifted(words: AbstractSet[str]) -> bool:
     Fonts without a map give the numbers of their glyphs: the letters of the alphabet, moved by as much.
     """
     text = " ".join(words)
-    has_controls = re.search("[\x01-\x04]", text) is not None  # which become spaces
-    if not has_controls and words.isdisjoint(_list_moved()):  # most pages
-        return False
+    has_controls = CONTROLS.search(text) is not None
     num_common = len(COMMON_WORDS.intersection(text.lower().split()))
     for shift in SHIFTS:
         if has_controls:
@@ -257,8 +272,8 @@ def _is_shifted(words: AbstractSet[str]) -> bool:
 
 @cache
 def _list_moved() -> frozenset[str]:
-    """Return what becomes a common word by any shift."""
-    return frozenset().union(*map(_find_moved, SHIFTS))
+    """Return what becomes a common word by any shift, and is no common word itself."""
+    return frozenset().union(*map(_find_moved, SHIFTS)) - COMMON_WORDS
 
 
 @cache

@@ -146,13 +146,16 @@ class Analyzer:
 
         fields: the texts of some of `FIELD_WEIGHTS`. mean_length: terms of a page, in the mean of the library.
         """
-        read = list(map(self._known.__getitem__, text.split()))
-        numbers, owns = zip(*read, strict=True) if read else ((), ())
-        counts = Counter(chain.from_iterable(numbers))
-        words = " ".join(filter(None, owns))
+        raw = text.split()
+        scores: dict[int, float] = {}
+        known: dict[str, str] = {}
+        for word, num in Counter(raw).items():
+            numbers, known[word] = self._known[word]
+            for number in numbers:
+                scores[number] = scores.get(number, 0) + num
+        words = " ".join(filter(None, map(known.__getitem__, raw)))
         k1, b = 1.6, 0.4  # saturation, and how much the length of a page counts
-        norm = k1 * (1 - b + b * counts.total() / mean_length)
-        scores: dict[int, float] = dict(counts)
+        norm = k1 * (1 - b + b * sum(scores.values()) / mean_length)
         named: set[int] = set()
         for field, content in (fields or {}).items():
             found, as_names = self._known_fields(content)
