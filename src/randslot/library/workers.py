@@ -45,6 +45,7 @@ MAX_MEMORY = 4 * 2**30  # bytes that one file may take; a quarter of the machine
 MAX_CPU = 300  # seconds of one request, if nobody is left to end it
 FILE_SECONDS, FILE_RATE = 2.0, 10_000  # of a page of a file, in the mean; bytes of a file a second, at least
 FILE_BYTES = 2**16  # of text of a page of a file, in the mean
+PIPE_BYTES = 2**20  # an answer fits in, so that a worker does not wait until the parent reads it
 
 
 class WorkerEnded(RandSlotError):
@@ -137,10 +138,11 @@ class WorkerPool:
 
     def read_texts(self, file: str, numbers: Sequence[int]) -> list[PageText | RandSlotError]:
         """Read the texts of some pages together; an error in place of a page that cannot be read."""
-        if len(numbers) > 1 and not any((file, number) in self.kept for number in numbers):
+        wanted = [number for number in numbers if (file, number) not in self.kept]
+        if len(wanted) > 1:
             with suppress(RandSlotError):  # one page fails: which one is found out below
-                request = {"file": file, "numbers": list(numbers), "text": True}
-                return [*_unpack_texts(*self._ask(request, self.seconds))]
+                read = _unpack_texts(*self._ask({"file": file, "numbers": wanted, "text": True}, self.seconds))
+                self.kept.update(((file, number), text) for number, text in zip(wanted, read, strict=True))
         texts: list[PageText | RandSlotError] = []
         for number in numbers:
             try:
@@ -251,6 +253,8 @@ class Worker:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=_make_environment(),
+                    bufsize=PIPE_BYTES,
+                    pipesize=PIPE_BYTES,
                 )
                 if passwords := pages.list_passwords():  # not in its arguments or environment, which others can see
                     assert self.process.stdin is not None
