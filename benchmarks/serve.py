@@ -238,6 +238,7 @@ def serve_fts5(file: str) -> None:
         return {"hits": [dict(zip(keys, row, strict=True)) for row in rows]}
 
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio would not set it on this socket
     print(f"serving at http://127.0.0.1:{listener.getsockname()[1]} ", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 

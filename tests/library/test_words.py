@@ -233,7 +233,7 @@ def test_pages_without_text_are_stored_first_and_read_later(tmp_path, ocr_engine
         assert (summary.pages, summary.without_text) == (3, 2)
         assert found(library, "invoice") == []
         assert library.read_words(ocr="missing", workers=1) == 1
-        (hit,) = library.search("invoices")
+        (hit,) = library.search("invoices", boxes=True)
         assert Path(hit.source).name == "scan.png"
         assert hit.boxes != ()
         assert library.status().origins == {"layer": 1, "ocr": 1, "blank": 1}

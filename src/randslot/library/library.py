@@ -457,11 +457,11 @@ class Library:
         if text.boxes or not text.has_layer:
             return text
         try:
-            return replace(text, boxes=self._boxes(source, number, text.text))
-        except RandSlotError:
+            return replace(text, boxes=self._boxes(source, os.stat(source).st_mtime_ns, number, text.text))
+        except (RandSlotError, OSError):
             return text
 
-    def _read_boxes(self, source: str, number: int, text: str) -> bytes:
+    def _read_boxes(self, source: str, _modified: int, number: int, text: str) -> bytes:
         from .workers import WorkerPool
 
         with self._opening:
