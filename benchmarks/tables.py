@@ -154,6 +154,7 @@ def keep_ways(*ways: str) -> Callable[[Rows], Rows]:
 
 
 SEARCH = pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048")
+OTHER_ENGINES = ("maxsim-cpu, fp32", "LanceDB multivector, fp16", "qdrant-client local mode")
 PEERS = ("set", "engine", "index s", "first hit s", "p50 ms", "p95 ms", "nDCG@5", "nDCG@5 of documents")
 CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "plan": make_plan,
@@ -167,7 +168,7 @@ CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "ocr-short": pick("engine", "recall", "precision", "CPU s a page", "peak MB", image="scan", megapixels=2.0),
     "codes-short": pick("vectors", "CPU ms of the default", "CPU ms exact", "times faster", "recall@5 of the default"),
     "search-short": SEARCH,
-    "search-peers": keep_ways("randslot, default", "maxsim-cpu, fp32", "LanceDB multivector, fp16", "qdrant-client local mode"),
+    "search-peers": keep_ways("randslot, default", *OTHER_ENGINES),
     "serve-questions-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
     "serve-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
     "feel-short": pick("what", "wall s", "CPU s"),
