@@ -20,17 +20,17 @@ PLACES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((RO
 # Tables that are made from the rows of another one.
 SOURCES = {"plan": "search", "reader-short": "reader-test"}
 # Scripts that have another name since their rows were made.
+MOVED = ("embedded", "encoding", "families", "growth", "imports", "languages", "neighbours", "ocr", "text", "waiting")
 RENAMED = {
     "benchmarks/compare.py": "benchmarks/manuals.py --model",
     "benchmarks/feel.py": "benchmarks/serve.py waits",
     "benchmarks/fits.py": "benchmarks/training.py fits",
     "benchmarks/loading.py": "benchmarks/scale.py load",
-    "benchmarks/ocr.py": "-m research.experiments.ocr",
     "benchmarks/scale.py": "benchmarks/scale.py hand",
     "benchmarks/sketches.py": "benchmarks/scale.py sketches",
     "benchmarks/training.py": "benchmarks/training.py steps",
     "benchmarks/training_count.py": "benchmarks/training.py count",
-}
+} | {f"benchmarks/{name}.py": f"-m research.experiments.{name}" for name in MOVED}
 Rows = list[dict[str, Any]]
 
 
