@@ -90,6 +90,7 @@ def read_query(
     analyzer: Analyzer,
     completions: Sequence[str] = (),
     find_rarity: Callable[[str], float] = lambda word: 1.0,
+    foreign: frozenset[str] = frozenset(),
 ) -> WordQuery:
     """Read a query. A quote that nobody closed is ignored; a query that only excludes has no terms.
 
@@ -117,12 +118,12 @@ def read_query(
     rest.append(text[end:])
     outside.append(rest[-1])
     plain = " ".join("".join(rest).split())
-    grammar = analyzer.find_grammar(plain)
+    grammar = analyzer.find_grammar(plain) | foreign
     content = {token.text for token in tokenize(plain) if not token.extra} - grammar
     asking = list_function_words()["asking"]
     if len(content) >= 8 and len(content - asking) >= 2:  # in a short query they may be what is looked for
         grammar |= asking
-    weights = _weigh_terms(plain, analyzer, grammar)
+    weights = _weigh_terms(plain, analyzer, grammar, foreign)
     marked = _choose_marked(plain, analyzer, grammar) or frozenset(weights)
     joined: list[JoinedWord] = []
     for part in outside:
@@ -185,7 +186,7 @@ def choose_longest(words: list[NamedWord]) -> list[NamedWord]:
     return shown
 
 
-def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> dict[str, float]:
+def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str], foreign: frozenset[str]) -> dict[str, float]:
     """Return the terms of a query with their weights: in the usual language, then in others.
 
     Of characters that are written without spaces only pairs count, where there are any: single ones are everywhere.
@@ -201,6 +202,8 @@ def _weigh_terms(text: str, analyzer: Analyzer, grammar: frozenset[str]) -> dict
     terms: dict[str, float] = {}
     others: dict[str, float] = {}
     for token in tokens:
+        if has_content and token.text in foreign:
+            continue
         weight = GRAMMAR_WEIGHT if has_content and token.text in grammar else token.weight
         first, *rest = analyzer.find_terms(token)
         terms[first] = max(weight, terms.get(first, 0.0))
