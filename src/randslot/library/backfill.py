@@ -36,13 +36,14 @@ class Backfill:
     def complete(self, reader: FileReader) -> int:
         """Read and encode what stored pages lack; return how many were encoded."""
         binding = self.library.binding
-        if self.library.words.begun:
+        is_changed = self.library.words.begun
+        if is_changed:
             self._count_again()
         num_read = self._read(("",), by_ocr=False)
         encoded = 0
         if binding is not None:
             encoded = self._encode_texts(again=False) if binding.reads == "text" else self._encode(reader)
-        if num_read or encoded:
+        if is_changed or num_read or encoded:
             self.library.store.optimize()
         return encoded
 
