@@ -22,7 +22,7 @@ def check_space(folder: Path, needed: int, reserve: int = 64 * 2**20) -> None:
     if free < needed + reserve:
         raise DiskFullError(
             f"the disk of {folder} is full: {free / 1e6:.0f} MB are free, and {(needed + reserve) / 1e6:.0f} MB are "
-            "needed. Free some space, and run it again"
+            "needed. Free some space, then retry"
         )
 
 

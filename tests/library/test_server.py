@@ -93,10 +93,10 @@ def test_addresses_are_read():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("http://host/papers", "is not the address of a library"),
-        ("qdrant://a,b:x/papers", "is not the address of a library"),
-        ("qdrant://host", "is not the address of a library"),
-        ("qdrant://a,b,a:6334/papers", "is not the address of a library"),
+        ("http://host/papers", "is not a library address"),
+        ("qdrant://a,b:x/papers", "is not a library address"),
+        ("qdrant://host", "is not a library address"),
+        ("qdrant://a,b,a:6334/papers", "is not a library address"),
         ("qdrant://me:secret@host/papers", "an address must not contain a key"),
         ("qdrant://host/papers-files", "list of files of another"),
         ("qdrant://host/papers?shard=2", "shard=2 in .*takes shards and replicas"),

@@ -115,7 +115,7 @@ def test_nonsense_on_the_socket_is_answered(served, tmp_path):
         for nonsense in (b"nonsense\n", b"[]\n", b'"x"\n', b"{}\n"):
             client.file.write(nonsense)
             client.file.flush()
-            assert "not a request" in json.loads(client.file.readline())["error"]
+            assert "invalid request" in json.loads(client.file.readline())["error"]
         assert client.status().pages == 3
 
 
@@ -140,7 +140,7 @@ def test_nobody_else_can_connect_and_nothing_is_left_behind(tmp_path):
             owner = json.loads((tmp_path / "lib" / "owner").read_text())
             assert owner == {"pid": os.getpid(), "socket": service.path}
         assert not os.path.exists(service.path)
-        with pytest.raises(RandSlotError, match="is in use by another process"):
+        with pytest.raises(RandSlotError, match="is open in process"):
             open_library(tmp_path / "lib")
 
 
@@ -174,5 +174,5 @@ def test_a_stale_socket(tmp_path, monkeypatch):  # a short name: the path of a s
             assert client.status().pages == 0
         assert not os.path.exists(server.path)
         (tmp_path / f"randslot-{os.getuid()}").chmod(0o777)
-        with pytest.raises(RandSlotError, match="not a folder of your own"):
+        with pytest.raises(RandSlotError, match="not private to this user"):
             LibraryServer(library)

@@ -257,7 +257,7 @@ def test_sketches_that_find_too_little_are_not_used(tmp_path, papers, monkeypatc
     place = tmp_path / "lib"
     with Library(place, ToyReader()) as library:
         library.add(papers)
-        monkeypatch.setattr(sketching, "ENOUGH", 1.01)
+        monkeypatch.setattr(sketching, "MIN_RECALL", 1.01)
         with pytest.raises(RandSlotError, match=r"reach 100\.0% recall@5, less than 101%"):
             library.make_sketches(QUERIES)
         assert library.store.sketches is None
@@ -311,8 +311,8 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
 
 @pytest.mark.nightly
 def test_who_searches_follows_sketches_that_another_process_makes_anew(papers, node, monkeypatch):
-    monkeypatch.setattr("randslot.library.sketches.LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("randslot.library.library.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("randslot.library.sketches.REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr("randslot.library.library.REFRESH_SECONDS", 0.2)
     with new_collection(node) as url, Library(url, ToyReader()) as first:
         first.add(papers)
         first.make_sketches(QUERIES)
@@ -350,7 +350,7 @@ def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place,
                 with pytest.raises(KeyboardInterrupt):
                     library.make_sketches([f"{method} {query}" for query in QUERIES])
             with monkeypatch.context() as patch:  # what another process would do
-                patch.setattr(library.sketches, "noted", None)
+                patch.setattr(library.sketches, "settings", None)
                 library.sketches.take(library.location.read() or {})
                 assert names(library, "x") == names(library, "x", exact=True)
             library.make_sketches(QUERIES)

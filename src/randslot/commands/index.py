@@ -109,13 +109,13 @@ def index(
     from ..library.sharing import LibraryClient, open_library, share
     from ..library.sources import expand
     from ..library.terminal import (
-        measure_again,
         print_end,
         print_files,
         print_summary,
         show_languages,
         show_progress,
         show_waiting,
+        update_size,
     )
     from ..pages.ocr import find_engine
     from ..words.language import find_language
@@ -185,7 +185,7 @@ def index(
         if not no_ocr:
             read_scans(opened, ocr, summary, workers, silent)
         status = opened.status()
-    status = measure_again(status)
+    status = update_size(status)
     if as_json:
         totals = {"library_pages": status.pages, "library_bytes": status.bytes}
         print(json.dumps(asdict(summary) | totals, indent=2))

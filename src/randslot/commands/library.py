@@ -41,11 +41,11 @@ def status(library: Place, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from ..library.sharing import open_library
-    from ..library.terminal import measure_again, print_status
+    from ..library.terminal import print_status, update_size
 
     with open_library(library, create=False) as opened:
         found = opened.status()
-    found = measure_again(found)
+    found = update_size(found)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:

@@ -16,7 +16,7 @@ from ..extras import needs_extra
 from ..library.address import default_library
 
 if TYPE_CHECKING:
-    from ..library.terminal import Progressing
+    from ..library.terminal import ProgressReporter
 
 ADVANCED = "Advanced"  # the help panel of options that few people need
 DEFAULT = "your default library"
@@ -210,7 +210,7 @@ def confirm(what: str, sources: list[str]) -> bool:
 
 
 @contextmanager
-def say_stopped(progress: Progressing) -> Iterator[None]:
+def say_stopped(progress: ProgressReporter) -> Iterator[None]:
     """On Ctrl-C, say how far the run got."""
     from ..library.terminal import plural
 
