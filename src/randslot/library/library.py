@@ -360,7 +360,7 @@ class Library:
     ) -> list[Hit]:
         """Return the k best pages for a query, best first; ties by source and page.
 
-        by: "words", "vectors" or "both"; default: both if the model can read the pages, else whichever the library has.
+        by: "words", "vectors" or "both"; default: both if the model can read the pages, else what the library has.
         Quotes make a phrase; a minus before a word excludes pages that have it. filters: "source" (a path, name, folder
         or wildcards), "page" (a number, or first and last), and metadata by key; all must match. exact: score every
         page in full, not only candidates. query_vectors: vectors per query; default: the model's. collapse: merge
@@ -410,7 +410,7 @@ class Library:
             self._load(self._read_about())
 
     def choose_by(self, by: By | None = None) -> By:
-        """Return how to search: as asked, else by both if the model can read the pages, else whichever is available."""
+        """Return how to search: as asked, else by both if the model can read the pages, else what is available."""
         self._refresh()
         has_words, has_vectors = self.words.language is not None, self.binding is not None
         if by is None:
