@@ -259,7 +259,7 @@ def test_a_server_that_is_away_is_told(tmp_path, monkeypatch):
             service.library.add(tmp_path / "a.pdf", workers=1)
             client = client_of(service)
             assert client.get("/api/health").json() == {"status": "ok"}
-            service.library.location.connection.waits = ()
+            service.library.location.connection.backoffs = ()
             standin.fail = lambda method: grpc.StatusCode.UNAVAILABLE
             for answer in (
                 client.post("/api/search", json={"query": "words"}),
