@@ -67,7 +67,7 @@ class ServerStore(Store):
             wanted = getattr(self.address, name)
             if wanted not in (None, now):
                 raise UsageError(
-                    f"{self.address} was created with {name}={now}, not {wanted}: choose another collection"
+                    f"{self.address} has {name}={now}, not {wanted}: choose another collection"
                 )
 
     def _create(self) -> None:
