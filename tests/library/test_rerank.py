@@ -307,7 +307,7 @@ def test_a_server_reranks(library: Library, monkeypatch: pytest.MonkeyPatch, ans
 @pytest.mark.parametrize(
     ("answer", "note"),
     [
-        (lambda body: (500, {"error": {"message": "out of memory"}}), "answers 500: out of memory; hits are in their"),
+        (lambda body: (500, {"error": {"message": "out of memory"}}), "answers 500: out of memory; hits are not"),
         (lambda body: (200, {"results": []}), "cannot rerank with http://.*; hits are not reranked"),
         (lambda body: (200, {"hello": "world"}), "cannot rerank with http://.*: 'results'"),
         (lambda body: (time.sleep(1.0), (200, {}))[1], "took longer than 0.3 s; hits are not reranked"),

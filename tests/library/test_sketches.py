@@ -380,11 +380,11 @@ def test_lost_and_missing_sketches_are_told_and_made_again(tmp_path, papers):
 def test_too_few_queries_and_a_library_without_vectors_are_refused(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
-        with pytest.raises(UsageError, match="there are 0 lines of pages with vectors"):
+        with pytest.raises(UsageError, match="found 0 lines of pages with vectors"):
             library.make_sketches()
         with pytest.raises(UsageError, match="there are 3 different queries"):
             library.make_sketches(100 * QUERIES[:3])
-        with pytest.raises(UsageError, match="there are 0 different queries"):
+        with pytest.raises(UsageError, match="found 0 different queries"):
             library.make_sketches([])
         assert library.status().format == 2
     with Library(tmp_path / "words") as library, pytest.raises(UsageError, match="has no vectors"):
@@ -403,7 +403,7 @@ def test_the_command(tmp_path, papers, monkeypatch):
     assert "vector search rescores 100 candidates" in " ".join(status.stdout.split())
     (tmp_path / "empty.txt").touch()
     empty = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "empty.txt")])
-    assert "there are 0 different queries" in str(empty.exception)
+    assert "found 0 different queries" in str(empty.exception)
     assert CliRunner().invoke(app, [*words, "--remove"], catch_exceptions=False).exit_code == 0
     with Library(tmp_path / "lib", ToyReader()) as library:
         assert (library.status().sketches, library.status().format, library.store.sketches) == ("", 2, None)
