@@ -71,7 +71,7 @@ def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_pa
 def test_too_many_pages_are_not_read(tmp_path):
     with serving(tmp_path / "lib", ToyReader(), upload_limits=UploadLimits(pages=2)) as service:
         job = upload(client_of(service), "long.pdf", pdf(tmp_path, 3))
-        assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages, more than 2")
+        assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages: the limit is 2")
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_full_queue_is_refused():
     batches.ask("a", 1)
     wait_for(lambda: gate.calls)
     batches.ask("a", 2)
-    with pytest.raises(Refused, match="1 searches are waiting"):
+    with pytest.raises(Refused, match="too many searches in the queue \\(1\\)"):
         batches.ask("a", 3)
     gate.door.set()
     batches.close()

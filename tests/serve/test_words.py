@@ -286,6 +286,6 @@ def test_a_library_that_takes_too_long_is_not_healthy(words, visitor, monkeypatc
     monkeypatch.setattr(serving_module, "HEALTH_SECONDS", 0.2)
     monkeypatch.setattr(words.library.manifest, "totals", lambda: door.wait(60) and (0, 0))
     wait_for(lambda: visitor.get("/api/health").status_code == 503)
-    assert "searches are not answered: TimeoutError" in caplog.messages
+    assert "the library does not answer: TimeoutError" in caplog.messages
     door.set()
     wait_for(lambda: visitor.get("/api/health").status_code == 200)

@@ -66,9 +66,7 @@ class ServerStore(Store):
         for name, now in zip(SETTINGS, (params.shard_number, params.replication_factor), strict=True):
             wanted = getattr(self.address, name)
             if wanted not in (None, now):
-                raise UsageError(
-                    f"{self.address} has {name}={now}, not {wanted}: choose another collection"
-                )
+                raise UsageError(f"{self.address} has {name}={now}, not {wanted}: choose another collection")
 
     def _create(self) -> None:
         """Create the collection, also with a field for sketches: older servers cannot add one later."""
