@@ -159,7 +159,7 @@ def test_copies_are_made_by_the_service_that_has_one_of_the_two_open(served, tmp
     assert "2 files with 3 pages copied" in run("library", "copy", "lib", "copied")
     write_pages(papers / "second.pdf", [["Solar panels on the roof"]])
     run("index", papers, "-l", "copied")
-    assert "1 file with 1 page copied, 2 files there already" in run("library", "copy", "copied", "lib")
+    assert "1 file with 1 page copied, 2 files already there" in run("library", "copy", "copied", "lib")
     assert [hit.page for hit in served.search("solar")] == [1]
 
 
