@@ -119,7 +119,7 @@ def test_large_bodies_and_large_images_are_refused(client, monkeypatch):
     assert client.post("/api/search", content=b"x" * (64 * 1024 + 1)).status_code == 413, "others stay small"
     monkeypatch.setattr(embeddings, "MAX_PIXELS", 100)
     answer = client.post("/pooling", json={"messages": as_messages(as_url(noise(20, 20)))})
-    assert "the image has 400 pixels, and 100 are allowed" in answer.json()["error"]["message"]
+    assert "the image has 400 pixels: the limit is 100" in answer.json()["error"]["message"]
 
 
 def test_remote_gives_the_vectors_of_the_model_itself(model, service, pages):

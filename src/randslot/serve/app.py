@@ -142,7 +142,7 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
     async def health() -> Health:
         """Check that the whole library answers; needs no token."""
         if not await service.is_reachable():
-            raise Refused(503, "searches fail: the library is unreachable, or a part of it")
+            raise Refused(503, "searches fail: the library, or part of it, is unreachable")
         return Health()
 
     @app.get("/api/live", tags=["service"])
