@@ -107,7 +107,7 @@ def _show_vectors(folder: Path, queries: list[str]) -> Part:
     marks = {2: ANSWERS, 1: "related", 0: ""}
     searches = {}
     with Library(folder / "library", EMBEDDED) as library:
-        asked = _ask_samples()
+        asked = _choose_questions()
         (folder / "reports").mkdir(exist_ok=True)
         for file in (SAMPLES / "pages").iterdir():
             (folder / "reports" / file.name).write_bytes(file.read_bytes())
@@ -135,7 +135,7 @@ def _show_vectors(folder: Path, queries: list[str]) -> Part:
     return Part(title, text, searches)
 
 
-def _ask_samples() -> dict[str, dict[str, int]]:
+def _choose_questions() -> dict[str, dict[str, int]]:
     """Choose a sample question of each kind, about different reports, with the grades of relevant pages."""
     by_kind: dict[str, list[dict[str, str]]] = {}
     for line in (SAMPLES / "queries.jsonl").read_text(encoding="utf-8").splitlines():

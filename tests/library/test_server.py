@@ -555,10 +555,10 @@ def test_an_upload_waits_while_another_writes(standin, model):
             tries = len(standin.asked)
             while len(standin.asked) < tries + 8:
                 time.sleep(0.01)
-            assert not service.uploads.find_job(job.id).is_over
+            assert not service.uploads.find_job(job.id).is_finished
             assert file.is_file()
         until = time.monotonic() + 60
-        while not service.uploads.find_job(job.id).is_over and time.monotonic() < until:
+        while not service.uploads.find_job(job.id).is_finished and time.monotonic() < until:
             time.sleep(0.02)
         service.close()
         assert service.uploads.find_job(job.id).state == "done"

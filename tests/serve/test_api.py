@@ -15,7 +15,7 @@ from randslot.library.stores.points import page_id
 from randslot.model import open_model
 from randslot.serve.access import Access, Refused
 from randslot.serve.app import make_app
-from randslot.serve.service import Batches
+from randslot.serve.service import Batcher
 from randslot.serve.uploads import UploadLimits
 from support import others
 from support.libraries import ToyReader
@@ -128,7 +128,7 @@ class Gate:
 
 def test_requests_that_wait_together_are_answered_together():
     gate = Gate(lambda kind, items: [f"{kind} {item}" for item in items])
-    batches = Batches("searches", gate, batch=32, max_waiting=100)
+    batches = Batcher("searches", gate, batch=32, max_waiting=100)
     first = batches.ask("a", 0)
     wait_for(lambda: gate.calls)
     others = [batches.ask("ab"[i % 2], i) for i in range(10)]
@@ -140,7 +140,7 @@ def test_requests_that_wait_together_are_answered_together():
 
 
 def test_a_request_that_fails_does_not_stop_the_others():
-    batches = Batches("searches", lambda kind, items: [1 / item for item in items], batch=1, max_waiting=100)
+    batches = Batcher("searches", lambda kind, items: [1 / item for item in items], batch=1, max_waiting=100)
     with pytest.raises(ZeroDivisionError):
         batches.ask("a", 0).result(60)
     assert batches.ask("a", 2).result(60) == 0.5
@@ -149,7 +149,7 @@ def test_a_request_that_fails_does_not_stop_the_others():
 
 def test_a_full_queue_is_refused():
     gate = Gate(lambda kind, items: items)
-    batches = Batches("searches", gate, batch=1, max_waiting=1)
+    batches = Batcher("searches", gate, batch=1, max_waiting=1)
     batches.ask("a", 1)
     wait_for(lambda: gate.calls)
     batches.ask("a", 2)

@@ -39,7 +39,7 @@ from .options import (
     option,
     read_pairs,
     read_passwords,
-    say_stopped,
+    report_interrupt,
     use_own_code,
 )
 
@@ -114,7 +114,7 @@ def index(
         print_summary,
         show_languages,
         show_progress,
-        show_waiting,
+        show_spinner,
         update_size,
     )
     from ..pages.ocr import find_engine
@@ -141,7 +141,7 @@ def index(
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
-    with show_waiting("opening the library" if model is None else "loading the model", silent):
+    with show_spinner("opening the library" if model is None else "loading the model", silent):
         settings: dict[str, Any] = {"page_vectors": page_vectors, "width": width}
         settings |= {"reduction": reduction, "inference": inference}
         settings["slots"] = use_own_code(strategy)
@@ -154,14 +154,14 @@ def index(
             print_files("would be removed", opened.list_gone(paths))
             return
         if language is not None:
-            with show_progress(silent) as progress, say_stopped(progress):
+            with show_progress(silent) as progress, report_interrupt(progress):
                 opened.read_words(language=language, progress=progress)
             status = opened.status()
             if status.languages and not silent:
                 print(f"language: {show_languages(status)}")
         if model is None:
             gc.set_threshold(100_000, 50, 50)  # with the default, collections take a fifth of the indexing time
-        with show_progress(silent) as progress, say_stopped(progress):
+        with show_progress(silent) as progress, report_interrupt(progress):
             summary = opened.add(
                 paths,
                 metadata=metadata,
@@ -216,7 +216,7 @@ def read_scans(opened: Library | LibraryClient, ocr: str, summary: Summary, work
     if ocr == "auto" and (find_engine() is None or not summary.without_text):
         return
     which: Literal["missing", "all"] = "all" if ocr == "all" else "missing"
-    with show_progress(silent) as progress, say_stopped(progress):
+    with show_progress(silent) as progress, report_interrupt(progress):
         start = time.monotonic()
         summary.by_ocr = opened.read_words(ocr=which, workers=workers, progress=progress)
         summary.ocr_seconds = round(time.monotonic() - start, 3)

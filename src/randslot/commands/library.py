@@ -26,7 +26,7 @@ from .options import (
     confirm,
     flag,
     make_app,
-    say_stopped,
+    report_interrupt,
 )
 
 app = make_app("Inspect, change, copy or check a library.")
@@ -70,7 +70,7 @@ def words(
     from ..library.terminal import plural, print_end, show_languages, show_progress
 
     with open_library(library, create=False) as opened, share(opened):
-        with show_progress(False) as progress, say_stopped(progress):
+        with show_progress(False) as progress, report_interrupt(progress):
             num = opened.read_words(language=language, workers=workers, progress=progress)
         summary = Summary(without_text=opened.count_without_text())
         if not no_ocr:
@@ -228,16 +228,15 @@ def copy(
     real = [os.path.realpath(os.path.expanduser(place)) for place in (source, target)]
     if real[0] == real[1] and not is_address(source):
         raise UsageError(SAME)
-    with show_progress(as_json) as progress, say_stopped(progress):
+    with show_progress(as_json) as progress, report_interrupt(progress):
         copied = copy_between(source, target, progress, page_vectors, width)
     if as_json:
         print(json.dumps(asdict(copied), indent=2))
     else:
         what = f"{plural(copied.files, 'file')} with {plural(copied.pages, 'page')} copied"
         print(f"{what}, {plural(copied.known, 'file')} already there")
-        print(
-            f"verified: page counts of {plural(copied.compared, 'file')}, content of {plural(copied.sampled, 'page')}"
-        )
+        checked = f"page counts of {plural(copied.compared, 'file')}, content of {plural(copied.sampled, 'page')}"
+        print(f"verified: {checked}")
         for note in copied.notes:
             print(f"note: {readable(note)}")
     for line in copied.problems:

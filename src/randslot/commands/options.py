@@ -210,7 +210,7 @@ def confirm(what: str, sources: list[str]) -> bool:
 
 
 @contextmanager
-def say_stopped(progress: ProgressReporter) -> Iterator[None]:
+def report_interrupt(progress: ProgressReporter) -> Iterator[None]:
     """Report progress on Ctrl-C."""
     from ..library.terminal import plural
 

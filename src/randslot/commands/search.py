@@ -113,7 +113,7 @@ def search(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads take 0.1 s of CPU to start
     from ..library.sharing import open_library
-    from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_waiting
+    from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_spinner
 
     if as_json + as_csv + bool(template) + null > 1:
         raise UsageError("use only one of --json, --csv, --format and --null")
@@ -133,7 +133,7 @@ def search(
     notes: list[str] = []
     for place in places:
         with (
-            show_waiting("searching"),
+            show_spinner("searching"),
             open_library(
                 place, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
             ) as opened,

@@ -102,28 +102,28 @@ class Backfill:
         wanted = self._list_wanted(self.library.store.find(origins))
         num = 0
 
-        def read_some(some: WantedPages) -> list[PageText | RandSlotError]:
+        def read_batch(batch: WantedPages) -> list[PageText | RandSlotError]:
             if not by_ocr:
-                return self.pool.read_texts(some.source, some.numbers)
+                return self.pool.read_texts(batch.source, batch.numbers)
             try:
-                return [self.pool.read_by_ocr(some.source, some.numbers[0])]
+                return [self.pool.read_by_ocr(batch.source, batch.numbers[0])]
             except RandSlotError as error:
                 return [error]
 
         def read() -> Iterator[tuple[int, list[StoredPage]]]:
             nonlocal num
-            work = (some for pages in wanted for some in pages.split(1 if by_ocr else 16))
-            for some, future in self.pool.ahead(read_some, work, 4 * len(self.pool.workers)):
+            work = (batch for pages in wanted for batch in pages.split(1 if by_ocr else 16))
+            for batch, future in self.pool.ahead(read_batch, work, 4 * len(self.pool.workers)):
                 stored = []
-                for number, text in zip(some.numbers, future.result(), strict=True):
+                for number, text in zip(batch.numbers, future.result(), strict=True):
                     if isinstance(text, RandSlotError):
                         page = StoredText("failed" if by_ocr else "none")
                     elif by_ocr:
-                        page = words.read_page(text, "ocr", some.source, "blank")
+                        page = words.read_page(text, "ocr", batch.source, "blank")
                     else:
-                        page = words.read_page(text, "layer", some.source)
+                        page = words.read_page(text, "layer", batch.source)
                     num += bool(page.text)
-                    stored.append(StoredPage(some.file, number, "", None, page))
+                    stored.append(StoredPage(batch.file, number, "", None, page))
                 yield len(stored), stored
 
         self._update("scans" if by_ocr else "words", sum(len(pages.numbers) for pages in wanted), read())
@@ -200,9 +200,8 @@ class Backfill:
             if pages:
                 store.update(pages)
             done += num
-            if (
-                stage in ("scans", "vectors") or time.monotonic() - flushed_at >= SAFE_SECONDS
-            ):  # expensive work is flushed at once
+            is_expensive = stage in ("scans", "vectors")
+            if is_expensive or time.monotonic() - flushed_at >= SAFE_SECONDS:
                 store.flush()
                 flushed_at = time.monotonic()
             self.report(Progress(0, 0, done, total, stage=stage))

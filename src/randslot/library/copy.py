@@ -70,7 +70,7 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
             one, other = (source, target) if source.binding else (target, source)
             raise UsageError(f"library {one.name} has vectors and {other.name} has none: choose another target")
         _join_languages(source, target)
-        _copy_files(source, target, [_move_kept(file, source, target) for file in files], copied, report)
+        _copy_files(source, target, [_copy_own_file(file, source, target) for file in files], copied, report)
         target.store.optimize()
     _compare(source, target, files, copied)
     if source.sketches.settings and not target.sketches.settings:
@@ -103,10 +103,10 @@ def export_library(library: Library, file: Path, progress: Callable[[Progress], 
     try:
         with ParquetWriter(part, schema, compression="zstd") as writer:
             for start in range(0, len(places), step):
-                some = places[start : start + step]
-                pages = library.store.read([page_id(one.id, number) for one, number in some])
+                batch = places[start : start + step]
+                pages = library.store.read([page_id(one.id, number) for one, number in batch])
                 rows = []
-                for one, number in some:
+                for one, number in batch:
                     page = pages.get(page_id(one.id, number))
                     row = {"id": page_id(one.id, number), "source": one.source, "page": number}
                     row["text"] = page.text.text if page and page.text else ""
@@ -115,7 +115,7 @@ def export_library(library: Library, file: Path, progress: Callable[[Progress], 
                     row["vectors"] = page.vectors.tolist() if page and page.vectors is not None else None
                     rows.append(row)
                 writer.write_table(pa.Table.from_pylist(rows, schema))
-                progress(Progress(0, 0, start + len(some), len(places), stage="export"))
+                progress(Progress(0, 0, start + len(batch), len(places), stage="export"))
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
@@ -192,7 +192,7 @@ def _join_languages(source: Library, target: Library) -> None:
         raise UsageError(f"{what}. Run randslot library words -l {target.name} --language auto first")
 
 
-def _move_kept(file: File, source: Library, target: Library) -> File:
+def _copy_own_file(file: File, source: Library, target: Library) -> File:
     """Return the target's record of a file; copy a file that the source keeps in its own folder."""
     if not is_kept(file.source, str(source.folder.absolute())):
         return file
@@ -222,10 +222,10 @@ def _copy_files(
     safe_at = time.monotonic()
     step = pages_at_once(source.store, PAGES)
     for start in range(0, len(pages), step):
-        some = pages[start : start + step]
-        copied.pages += _copy_pages(source, target, some, known)
-        complete += [file for file, number in some if number == file.num_pages]
-        done = start + len(some)
+        batch = pages[start : start + step]
+        copied.pages += _copy_pages(source, target, batch, known)
+        complete += [file for file, number in batch if number == file.num_pages]
+        done = start + len(batch)
         finished: list[File] = []
         if time.monotonic() - safe_at >= SAFE_SECONDS or done == len(pages):
             target.store.flush()
@@ -241,8 +241,8 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     """Copy pages that an earlier run did not copy; return how many."""
     files = {file.id: file for file, _ in pages}
     target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden before the first page
-    there = {id: target.store.images(id) if id in known else {} for id in files}
-    wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
+    stored = {id: target.store.images(id) if id in known else {} for id in files}
+    wanted = {page_id(file.id, number): file for file, number in pages if number not in stored[file.id]}
     found = source.store.read(list(wanted))
     new, ours, theirs = target.binding, source.words, target.words
     same_settings = (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)

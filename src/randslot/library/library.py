@@ -87,23 +87,23 @@ class Library:
         self.name, self.folder = self.location.name, self.location.folder
         self.models = LibraryModels(self.name, trust_remote_code)
         try:
-            about = self.location.read()
-            if about is None:
+            description = self.location.read()
+            if description is None:
                 described = None if model is None else self.models.bind(model).as_dict()
-                about = {"format": FORMAT, "model": described, "words": {"language": None, "each": True}}
-                self.location.write(about)
+                description = {"format": FORMAT, "model": described, "words": {"language": None, "each": True}}
+                self.location.write(description)
             else:
-                check_format(about, self.name)
-                if about["model"] is not None:
-                    self.models.open(about["model"], model)
-            self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
+                check_format(description, self.name)
+                if description["model"] is not None:
+                    self.models.open(description["model"], model)
+            self.location.open(description["model"] and description["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
             vocabulary = Vocabulary(self.location)
             self.words = LibraryWords({}, lambda settings: self._update({"words": settings}), vocabulary)
-            self.models.reading_check = ReadingCheck(**about["trust"]) if about.get("trust") else None
+            self.models.reading_check = ReadingCheck(**description["trust"]) if description.get("trust") else None
             self.sketches = LibrarySketches(self.location)
-            self._load(about)
-            if about["model"] is None and model is not None:  # the next `add` backfills vectors
+            self._load(description)
+            if description["model"] is None and model is not None:  # the next `add` backfills vectors
                 if not create:
                     self.models.need_binding()
                 binding = self.models.bind(model)
@@ -118,21 +118,21 @@ class Library:
             self.location.abandon()
             raise
 
-    def _read_about(self) -> dict[str, Any]:
-        about = self.location.read()
-        assert about is not None, "the library exists"
-        return about
+    def _read_description(self) -> dict[str, Any]:
+        description = self.location.read()
+        assert description is not None, "the library exists"
+        return description
 
     def _update(self, changes: dict[str, Any]) -> None:
         """Update the description of the library."""
-        self.location.write(self._read_about() | changes)
+        self.location.write(self._read_description() | changes)
 
-    def _load(self, about: dict[str, Any]) -> None:
+    def _load(self, description: dict[str, Any]) -> None:
         """Load languages and sketches from the description of the library; another process may have changed it."""
         self.refreshed_at = time.monotonic()
-        self.words.load(about.get("words") or {})
-        self.sketches.load(about)
-        self.models.remembered_reranker = about.get("rerank")
+        self.words.load(description.get("words") or {})
+        self.sketches.load(description)
+        self.models.remembered_reranker = description.get("rerank")
 
     def close(self) -> None:
         """Close the library; another process can open it then."""
@@ -154,7 +154,7 @@ class Library:
     def write(self) -> Iterator[None]:
         """Hold the write lease; finish deletions that an earlier process began."""
         with self._writing, self.location.hold_lease():
-            self._load(self._read_about())
+            self._load(self._read_description())
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
             yield
             if self.words.vocabulary and self.words.vocabulary.is_changed:
@@ -407,7 +407,7 @@ class Library:
     def _refresh(self) -> None:
         """Reload languages and sketches, if stale: another process may have changed them."""
         if self.location.shared and time.monotonic() - self.refreshed_at > REFRESH_SECONDS:
-            self._load(self._read_about())
+            self._load(self._read_description())
 
     def choose_by(self, by: By | None = None) -> By:
         """Return how to search: as asked, else by both if the model can read the pages, else what is available."""
@@ -512,7 +512,7 @@ class Library:
             bytes_per_page=size // max(pages, 1),
             vector_bytes_per_page=BYTES_PER_NUMBER * num_numbers,
             model=self.binding.as_dict() if self.binding else None,
-            format=int(self._read_about()["format"]),
+            format=int(self._read_description()["format"]),
             language=self.words.language,
             languages=self.words.languages,
             with_vectors=contents.with_vectors,
@@ -558,13 +558,14 @@ class Library:
         return verify_library(self, progress, repair=repair) + self.sketches.find_problems()
 
 
-def check_format(about: dict[str, Any], library: str) -> None:
+def check_format(description: dict[str, Any], library: str) -> None:
     """Raise RandSlotError if this version cannot read the library."""
-    if about.get("format") not in FORMATS:
+    found = description.get("format")
+    if found not in FORMATS:
         known = " and ".join(map(str, FORMATS))
-        raise RandSlotError(f"library {library} has format {about.get('format')!r}, but this version reads {known}")
-    language = (about.get("words") or {}).get("language")
-    if "model" not in about or not isinstance(language, str | None):
+        raise RandSlotError(f"library {library} has format {found!r}, but this version reads {known}")
+    language = (description.get("words") or {}).get("language")
+    if "model" not in description or not isinstance(language, str | None):
         raise RandSlotError(f"library.json of {library} is damaged: restore a backup, or index into another folder")
 
 

@@ -57,7 +57,7 @@ class Location(ABC):
         """Return the description of the library; None if there is none."""
 
     @abstractmethod
-    def write(self, about: dict[str, Any]) -> None:
+    def write(self, description: dict[str, Any]) -> None:
         """Write the description of the library; this creates it."""
 
     @abstractmethod
@@ -168,8 +168,8 @@ class FolderLocation(Location):
         file = self.folder / LIBRARY_FILE
         return read_json(file) if file.is_file() else None
 
-    def write(self, about: dict[str, Any]) -> None:
-        write_json(self.folder / LIBRARY_FILE, {**about, "folder": str(self.folder.absolute())})
+    def write(self, description: dict[str, Any]) -> None:
+        write_json(self.folder / LIBRARY_FILE, {**description, "folder": str(self.folder.absolute())})
 
     def open(self, dim: int | None, *, repair: bool) -> None:
         pages, files = self.folder / "pages", self.folder / "files.sqlite"
@@ -180,12 +180,12 @@ class FolderLocation(Location):
         if not (repair or pages.exists()) and self.manifest.find():
             raise report_lost(f"the pages of library {self.name} are", self.name)
         self.store = EdgeStore(pages, dim)
-        about, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
-        before = str(about.get("folder", now))
+        description, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
+        before = str(description.get("folder", now))
         if before != now:  # the library was moved, with its images and uploads
             kept = [file for file in self.manifest.find() if is_kept(file.source, before)]
             self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
-            self.write(about)
+            self.write(description)
         clear(self.manifest, self.store, self.manifest.find(state="gone"))
 
     def read_blob(self, kind: str, file: str) -> bytes | None:

@@ -117,8 +117,8 @@ class FileManifest(Manifest):
         found: dict[str, File] = {}
         wanted = sorted(set(ids))
         for start in range(0, len(wanted), 500):
-            some = wanted[start : start + 500]
-            for file in self._read(f"select * from files where id in ({', '.join('?' * len(some))})", some):
+            batch = wanted[start : start + 500]
+            for file in self._read(f"select * from files where id in ({', '.join('?' * len(batch))})", batch):
                 found[file.id] = file
         return found
 

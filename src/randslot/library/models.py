@@ -237,11 +237,11 @@ class LibraryModels:
         None if too few pages have both text and vectors.
         """
         ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
-        dice = random.Random(0)
-        pages = list(store.read(dice.sample(ids, min(len(ids), 100))).values())
+        rng = random.Random(0)
+        pages = list(store.read(rng.sample(ids, min(len(ids), 100))).values())
         lines: dict[int, str] = {}
         for i, page in enumerate(pages[:40]):
-            if line := choose_line(page, dice):
+            if line := choose_line(page, rng):
                 lines[i] = line
         if len(pages) < 8 or len(lines) < 8:
             return None
@@ -262,11 +262,11 @@ class LibraryModels:
         return STRONG if reads_well else LIGHT
 
 
-def choose_line(page: StoredPage, dice: random.Random) -> str:
+def choose_line(page: StoredPage, rng: random.Random) -> str:
     """Return a random line of a page, with the next ones if it is short; "" if the page has fewer than 5 words."""
     assert page.text is not None
     lines = page.text.text.splitlines()
-    start = dice.randrange(len(lines)) if lines else 0
+    start = rng.randrange(len(lines)) if lines else 0
     words: list[str] = []
     for line in [*lines[start:], *lines[:start]]:
         words += line.split()

@@ -69,8 +69,8 @@ class RayReader:
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model, rows = self.load_model(), []
         for pages in wanted:
-            for some in pages.split(PAGES_PER_ROW):  # one task
-                rows.append({"wanted": pickle.dumps(some), "reads": model.reads, "pixels": model.page_pixels})
+            for task in pages.split(PAGES_PER_ROW):  # one task
+                rows.append({"wanted": pickle.dumps(task), "reads": model.reads, "pixels": model.page_pixels})
         started = not ray.is_initialized()  # the user's program may have connected already
         if started:
             _connect(self.address)

@@ -55,8 +55,8 @@ def score_windows(pages: list[list[Any]], score: Callable[[list[Any]], Any], bat
     owners = [(number, window) for number, windows in enumerate(pages) for window in windows]
     scores = [-math.inf] * len(pages)
     for start in range(0, len(owners), batch):
-        some = owners[start : start + batch]
-        for (number, _), found in zip(some, score([window for _, window in some]), strict=True):
+        chunk = owners[start : start + batch]
+        for (number, _), found in zip(chunk, score([window for _, window in chunk]), strict=True):
             scores[number] = max(scores[number], float(found))
     return scores
 
@@ -120,7 +120,7 @@ class ServedReranker:
     def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
         windows = [cut_evenly(page, math.ceil(len(page.split()) / 200)) for page in pages]
         # Text Embeddings Inference accepts at most 32.
-        return score_windows(windows, lambda some: self._ask(query, some, deadline), 32)
+        return score_windows(windows, lambda chunk: self._ask(query, chunk, deadline), 32)
 
     def _ask(self, query: str, windows: list[str], deadline: float) -> list[float]:
         self.client.timeout = min(deadline - time.monotonic(), 600.0)

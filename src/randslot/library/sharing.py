@@ -41,8 +41,8 @@ def name_socket(library: str) -> str:
     """Return the path of a library's socket, in a folder that only this user can access."""
     folder = os.path.join(tempfile.gettempdir(), f"randslot-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    about = os.lstat(folder)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+    info = os.lstat(folder)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise RandSlotError(f"{folder} is not private to this user: delete it, or set TMPDIR to another folder")
     key = f"{os.getpid()}" if is_address(library) else os.path.realpath(os.path.expanduser(library))
     return os.path.join(folder, blake2b(key.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest())

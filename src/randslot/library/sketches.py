@@ -65,8 +65,8 @@ class Sketcher:
     def sketch_pages(self, pages: Sequence[Vectors]) -> Vectors:
         """Return the sketches of pages, a row each."""
         made = [np.empty((0, len(self.page_mean_S)), np.float32)]
-        for some in _split(pages, MAX_PRODUCTS // len(self.anchors_XD)):
-            made.append(find_nearest(self.anchors_XD, some).T @ self.page_map_XS - self.page_mean_S)
+        for batch in _split(pages, MAX_PRODUCTS // len(self.anchors_XD)):
+            made.append(find_nearest(self.anchors_XD, batch).T @ self.page_map_XS - self.page_mean_S)
         return np.concatenate(made)
 
     def to_bytes(self) -> bytes:
@@ -114,9 +114,9 @@ def _split(pages: Sequence[Vectors], max_vectors: int) -> Iterator[Sequence[Vect
 
 def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketcher:
     """Fit a sketcher to vectors of queries and of sampled pages."""
-    dice = np.random.default_rng(0)
-    anchors_XD = _choose(np.concatenate(queries), 4096, dice)
-    centres_CD = _choose(np.concatenate(pages), 512, dice)
+    rng = np.random.default_rng(0)
+    anchors_XD = _choose(np.concatenate(queries), 4096, rng)
+    centres_CD = _choose(np.concatenate(pages), 512, rng)
     length = np.linalg.norm(anchors_XD, axis=1).mean() * np.linalg.norm(centres_CD, axis=1).mean()
     sharpness = 4.0 / float(length)  # 4 for vectors of unit length
     features = make_features(anchors_XD, centres_CD, sharpness).astype(np.float64)
@@ -127,8 +127,8 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     root = np.linalg.cholesky(moments)
     to_weights = np.linalg.solve(root, features.T) / num
     weights = []
-    for some in _split(pages, MAX_PRODUCTS // len(anchors_XD)):
-        weights.append((to_weights @ find_nearest(anchors_XD, some)).T)
+    for batch in _split(pages, MAX_PRODUCTS // len(anchors_XD)):
+        weights.append((to_weights @ find_nearest(anchors_XD, batch)).T)
     sample = np.concatenate(weights)
     mean = sample.mean(0)
     # The directions in which pages differ most; zeros where there are fewer than a sketch has.
@@ -146,8 +146,8 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     )
 
 
-def _choose(vectors: Vectors, max_num: int, dice: np.random.Generator) -> Vectors:
-    return np.asarray(vectors[dice.permutation(len(vectors))[:max_num]], np.float32)
+def _choose(vectors: Vectors, max_num: int, rng: np.random.Generator) -> Vectors:
+    return np.asarray(vectors[rng.permutation(len(vectors))[:max_num]], np.float32)
 
 
 # -- of a library
@@ -188,9 +188,9 @@ class LibrarySketches:
         self.location = location
         self.settings: dict[str, Any] | None = None
 
-    def load(self, about: dict[str, Any]) -> None:
+    def load(self, description: dict[str, Any]) -> None:
         """Reload sketches if the description of the library has changed: another process may have written it."""
-        settings = about.get("sketches")
+        settings = description.get("sketches")
         if settings == self.settings:
             return
         self.settings = settings
@@ -203,9 +203,9 @@ class LibrarySketches:
     def _save(self, settings: dict[str, Any] | None) -> None:
         """Update the description of the library, and wait until readers drop the old sketches."""
         was_used = bool(self.settings and self.settings["candidates"])
-        about = self.location.read() or {}
+        description = self.location.read() or {}
         # Versions without sketches refuse format 3: they would add pages without sketches.
-        self.location.write(about | {"sketches": settings, "format": 3 if settings else FORMAT})
+        self.location.write(description | {"sketches": settings, "format": 3 if settings else FORMAT})
         self.settings = settings
         if was_used and self.location.shared:
             time.sleep(2 * REFRESH_SECONDS)
@@ -271,28 +271,28 @@ class LibrarySketches:
 
     def _choose_queries(self, texts: Sequence[str] | None) -> list[list[str]]:
         """Return groups of distinct queries: the given ones, if any, and lines of pages."""
-        dice = random.Random(0)
-        lines = list(dict.fromkeys(self._choose_lines(dice)))
+        rng = random.Random(0)
+        lines = list(dict.fromkeys(self._choose_lines(rng)))
         groups = [lines] if texts is None else [list(dict.fromkeys(texts)), lines]
         if len(groups[0]) < 2 * NUM_HELD_OUT:
             kind = "lines of pages with vectors" if texts is None else "different queries"
             num = f"{2 * NUM_HELD_OUT} queries, but found {len(groups[0])} {kind}"
             raise UsageError(f"sketches need {num}: pass a file with more, one per line, as --queries")
         for group in groups:
-            dice.shuffle(group)
+            rng.shuffle(group)
         return [group[:2000] for group in groups if len(group) >= NUM_HELD_OUT]
 
-    def _choose_lines(self, dice: random.Random) -> list[str]:
+    def _choose_lines(self, rng: random.Random) -> list[str]:
         """Return a line of each of up to 600 sampled pages."""
         store = self.location.store
         visible = {file.id for file in self.location.manifest.find(state="done")}
         ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
-        chosen = dice.sample(ids, min(len(ids), 600))
+        chosen = rng.sample(ids, min(len(ids), 600))
         step = pages_at_once(store, AT_ONCE)
         lines = []
         for start in range(0, len(chosen), step):
             for page in store.read(chosen[start : start + step]).values():
-                if line := choose_line(page, dice):
+                if line := choose_line(page, rng):
                     lines.append(line)
         return lines
 
@@ -315,9 +315,9 @@ class LibrarySketches:
         ids = [page.id for page in store.find(None, vectors=True, sketch=False)]
         step = pages_at_once(store, AT_ONCE)
         for start in range(0, len(ids), step):
-            some = ids[start : start + step]
-            store.add_sketches(list(store.read(some).values()))
-            progress(Progress(0, 0, start + len(some), len(ids), stage="sketches"))
+            batch = ids[start : start + step]
+            store.add_sketches(list(store.read(batch).values()))
+            progress(Progress(0, 0, start + len(batch), len(ids), stage="sketches"))
         store.flush()
         store.optimize(wait=True)
         return store.contents(self.location.manifest.hidden()).with_vectors
@@ -330,12 +330,12 @@ class LibrarySketches:
         store = self.location.store
         assert store.sketches is not None
         where = Where(hidden=self.location.manifest.hidden())
-        asked = [[StoreQuery(query) for query in group] for group in groups]
-        exact = [store.search(group, HITS, where, True) for group in asked]
+        queries = [[StoreQuery(query) for query in group] for group in groups]
+        exact = [store.search(group, HITS, where, True) for group in queries]
         for candidates in CANDIDATES:
             store.sketches = Sketches(store.sketches.sketcher, candidates)
             recall = 1.0
-            for group, best in zip(asked, exact, strict=True):
+            for group, best in zip(queries, exact, strict=True):
                 shared = total = 0
                 for hits, wanted in zip(store.search(group, HITS, where, False), best, strict=True):
                     shared += len({hit.id for hit in hits} & {hit.id for hit in wanted})

@@ -92,7 +92,7 @@ def show_progress(quiet: bool) -> Iterator[ProgressReporter]:
         yield ProgressReporter(bar, lines=not (quiet or console.is_terminal))
 
 
-def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
+def show_spinner(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
     """Show a spinner on stderr, in a terminal."""
     if quiet or not sys.stderr.isatty():
         return nullcontext()

@@ -33,9 +33,9 @@ def verify_library(library: Library, report: Callable[[Progress], None], *, repa
     damaged: Counter[str] = Counter()
     step = pages_at_once(library.store, 256)
     for start in range(0, len(pages), step):
-        some = {page_id(file, number): file for file, number in pages[start : start + step]}
-        damaged.update(some[id] for id in _find_damaged(library.store, list(some), unit))
-        report(Progress(0, 0, start + len(some), len(pages)))
+        batch = {page_id(file, number): file for file, number in pages[start : start + step]}
+        damaged.update(batch[id] for id in _find_damaged(library.store, list(batch), unit))
+        report(Progress(0, 0, start + len(batch), len(pages)))
     lines, hidden = [], set(damaged)
     for file in files.values():
         num = counts.get(file.id, 0)

@@ -77,8 +77,8 @@ class Watch:
             stop_event=self.stop,
         )
         scanned_at = -RESCAN_SECONDS
-        for some in changes:
-            for _, path in some:
+        for batch in changes:
+            for _, path in batch:
                 self._enqueue(path)
             if time.monotonic() - scanned_at >= RESCAN_SECONDS:
                 self._scan()

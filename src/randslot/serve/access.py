@@ -202,7 +202,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         path = scope["path"]
-        receive = limit_pace(receive)
+        receive = limit_rate(receive)
         has_begun = False
 
         async def respond(message: Message) -> None:
@@ -236,7 +236,7 @@ class Guard:
             await JSONResponse(describe_error(path, status, reason), status, headers)(scope, receive, respond)
 
 
-def limit_pace(receive: Receive) -> Receive:
+def limit_rate(receive: Receive) -> Receive:
     """Wrap `receive` to refuse slow bodies; each received byte extends the deadline."""
     deadline, is_complete = time.monotonic() + BODY_SECONDS, False
 

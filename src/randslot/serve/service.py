@@ -114,7 +114,7 @@ class Choice(Filters):
         return self.metadata.keys() <= file.metadata.keys() and super().allows(file, root)
 
 
-class Batches:
+class Batcher:
     """A dynamic batcher: requests of one kind that queue up while threads are busy are answered together.
 
     name: of requests, as in "searches". answer: returns one result per item of one kind. batch: maximum batch size.
@@ -197,7 +197,7 @@ class Service:
         self.pool = WorkerPool(2, 20.0)
         self.threads = ThreadPoolExecutor(2, "images")
         self.drawing: Counter[str] = Counter()  # pending images, by client address
-        self.searches = Batches("searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3)
+        self.searches = Batcher("searches", self._search_together, batch=32, max_waiting=1_000, num_threads=3)
         self.embeddings = Embeddings(library)
         self.uploads = None if read_only else Uploads(library, upload_limits or UploadLimits())
         self._draw_cached = lru_cache(300)(self._draw)

@@ -42,15 +42,15 @@ MAX_ATTEMPTS = 3
 class UploadLimits:
     """Limits of uploads.
 
-    coming, coming_from: uploads in transit, in total and per address. waiting: length of the queue. page_seconds:
-    timeout per page. turn_seconds: time slice. retry_seconds: delay before a retry, as while another process writes.
+    max_in_transit, max_per_address: uploads being received. max_waiting: length of the queue. page_seconds: timeout per
+    page. turn_seconds: time slice. retry_seconds: delay before a retry, as while another process writes.
     """
 
     bytes: int = 100 * 2**20
     pages: int = 2_000
-    coming: int = 40
-    coming_from: int = 8
-    waiting: int = 20
+    max_in_transit: int = 40
+    max_per_address: int = 8
+    max_waiting: int = 20
     page_seconds: float = 20.0
     turn_seconds: float = 10.0
     retry_seconds: float = 5.0
@@ -71,7 +71,7 @@ class UploadJob:
     )
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self.state not in ("waiting", "reading")
 
 
@@ -100,7 +100,7 @@ class Uploads:
         self.library, self.limits = library, limits
         self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, UploadJob] = {}
-        self.coming: Counter[str] = Counter()  # uploads in transit, by address
+        self.in_transit: Counter[str] = Counter()  # uploads in transit, by address
         self.queue: list[str] = []  # ids of waiting jobs
         self.used: defaultdict[str, float] = defaultdict(float)  # worker seconds per file
         self.pool: WorkerPool | None = None  # of the current upload
@@ -142,30 +142,31 @@ class Uploads:
         """
         check_name(name)
         self._check_size(size)
-        self._check_room()
+        self._check_queue()
         await asyncio.to_thread(check_space, self.folder, size)
-        if self.coming[address] >= self.limits.coming_from or self.coming.total() >= self.limits.coming:
+        limits, num = self.limits, self.in_transit.total()
+        if self.in_transit[address] >= limits.max_per_address or num >= limits.max_in_transit:
             raise Refused(429, "too many uploads in transit: try again later")
-        self.coming[address] += 1
+        self.in_transit[address] += 1
         try:
             part = await self._write(name, content)
         finally:
-            self.coming[address] -= 1
-            self.coming += Counter()  # drops zero counts
+            self.in_transit[address] -= 1
+            self.in_transit += Counter()  # drops zero counts
         try:
-            self._check_room()
+            self._check_queue()
         except Refused:
             part.unlink()
             raise
-        return self._queue(await asyncio.to_thread(self._give_name, part, name))
+        return self._queue(await asyncio.to_thread(self._rename, part, name))
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.bytes:
             raise Refused(413, f"the file is larger than {self.limits.bytes >> 20} MB")
 
-    def _check_room(self) -> None:
-        if self.num_waiting() >= self.limits.waiting:
-            raise Refused(429, f"too many uploads in the queue ({self.limits.waiting}): try again later")
+    def _check_queue(self) -> None:
+        if self.num_waiting() >= self.limits.max_waiting:
+            raise Refused(429, f"too many uploads in the queue ({self.limits.max_waiting}): try again later")
 
     async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
         """Write the content to a temporary file; check its size and first bytes."""
@@ -189,7 +190,7 @@ class Uploads:
                 raise
         return part
 
-    def _give_name(self, part: Path, name: str) -> Path:
+    def _rename(self, part: Path, name: str) -> Path:
         """Rename a temporary file; number the name if it is taken: report-2.pdf."""
         stem, suffix = os.path.splitext(name)
         with self.changed:
@@ -258,15 +259,15 @@ class Uploads:
         try:
             if attempts >= MAX_ATTEMPTS:
                 raise RandSlotError(f"the service crashed {attempts} times while reading it")
-            self._count(file, attempts + 1)
+            self._save_attempts(file, attempts + 1)
             num, same_as = self._add(id, file, pool)
             self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
-            self._forget(file)
+            self._reset(file)
         except (Interrupted, BusyError, DiskFullError) as error:  # its turn ended, or a retry may succeed
             if self.jobs[id].state == "cancelled":
                 self._discard(file)
                 return
-            self._count(file, attempts)
+            self._save_attempts(file, attempts)
             if isinstance(error, Interrupted):
                 is_stalled = self.jobs[id].pages_done == num_before
                 self.stalled[str(file)] = self.stalled[str(file)] + 1 if is_stalled else 0
@@ -307,7 +308,7 @@ class Uploads:
             raise RandSlotError(next(iter(summary.failed.values())))
         return num, None
 
-    def _count(self, file: Path, attempts: int) -> None:
+    def _save_attempts(self, file: Path, attempts: int) -> None:
         """Persist the number of unfinished attempts of a file."""
         self.attempts.pop(file.name, None)
         if attempts:
@@ -315,15 +316,15 @@ class Uploads:
         with suppress(OSError):  # best-effort: the disk may be full
             write_json(self.attempts_file, self.attempts)
 
-    def _forget(self, file: Path) -> None:
+    def _reset(self, file: Path) -> None:
         """Reset the counters of a file: its name may be reused."""
-        self._count(file, 0)
+        self._save_attempts(file, 0)
         self.used.pop(str(file), None)
         self.stalled.pop(str(file), None)
 
     def _discard(self, file: Path) -> None:
         """Delete an upload that is not in the library, with its stored pages."""
-        self._forget(file)
+        self._reset(file)
         manifest = self.library.manifest
         if not manifest.find(source=str(file), state="done"):
             if pending := manifest.find(source=str(file), state="pending"):
@@ -337,7 +338,7 @@ class Uploads:
         """Stop an upload and delete its file."""
         with self.changed:
             job = self.find_job(id)
-            if job.is_over:
+            if job.is_finished:
                 raise Refused(409, "this upload has already ended")
             self._update(id, state="cancelled")
             is_waiting = id in self.queue
@@ -355,8 +356,8 @@ class Uploads:
             job = self.jobs[id]
             if job.state != "cancelled" or changes.get("state") == "done":  # done: too late to cancel
                 self.jobs[id] = replace(job, **changes)
-            over = [one.id for one in self.jobs.values() if one.is_over]
-            for old in over[:-100]:
+            finished = [one.id for one in self.jobs.values() if one.is_finished]
+            for old in finished[:-100]:
                 del self.jobs[old]
 
     def list_jobs(self) -> list[UploadJob]:
@@ -373,4 +374,4 @@ class Uploads:
 
     def num_waiting(self) -> int:
         """Return the number of unfinished uploads."""
-        return sum(not job.is_over for job in self.list_jobs())
+        return sum(not job.is_finished for job in self.list_jobs())

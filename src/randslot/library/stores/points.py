@@ -204,14 +204,14 @@ def split_by_size(
     values: Sequence[T], measure: Callable[[T], int], max_bytes: int, max_num: int = 2**30
 ) -> Iterator[list[T]]:
     """Split values into lists of bounded size; a larger value forms its own list."""
-    some: list[T] = []
+    batch: list[T] = []
     size = 0
     for value in values:
         own = measure(value) + 256  # overhead of a point or query
-        if some and (len(some) == max_num or size + own > max_bytes):
-            yield some
-            some, size = [], 0
-        some.append(value)
+        if batch and (len(batch) == max_num or size + own > max_bytes):
+            yield batch
+            batch, size = [], 0
+        batch.append(value)
         size += own
-    if some:
-        yield some
+    if batch:
+        yield batch

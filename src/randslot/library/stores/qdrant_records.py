@@ -175,7 +175,7 @@ def _read_file(id: str, record: Mapping[str, Any]) -> File:
 # -- the write lease
 
 
-class LeaseNames:
+class LeaseAliases:
     """Aliases of the collection of records; changes are ordered and durable."""
 
     def __init__(self, connection: Connection) -> None:
@@ -209,7 +209,7 @@ def _delete_alias(name: str) -> models.DeleteAliasOperation:
 
 
 @dataclass(frozen=True)
-class Held:
+class LeaseName:
     """A lease, as encoded in its name. number: a counter of acquisitions. until: when it expires.
 
     token: identifies one acquisition, as in "PID.MACHINE.RANDOM.HOST".
@@ -223,12 +223,12 @@ class Held:
         return f"{LEASE_PREFIX}.{self.number}.{round(1000 * self.until)}.{self.token}"
 
 
-def read_name(name: str) -> Held | None:
+def parse_lease_name(name: str) -> LeaseName | None:
     """Parse the name of a lease; None if it is another alias."""
     prefix, *parts = name.split(".", 3)
     if prefix != LEASE_PREFIX or len(parts) != 3:
         return None
-    return Held(int(parts[0]), int(parts[1]) / 1000, parts[2])
+    return LeaseName(int(parts[0]), int(parts[1]) / 1000, parts[2])
 
 
 class WriteLease:
@@ -239,11 +239,11 @@ class WriteLease:
     agree within a few seconds.
     """
 
-    def __init__(self, names: LeaseNames, library: str, seconds: float = 60.0) -> None:
+    def __init__(self, names: LeaseAliases, library: str, seconds: float = 60.0) -> None:
         """library: its name in messages. seconds: lifetime of the lease."""
         self.names, self.library, self.seconds = names, library, seconds
         self.now, self.monotonic = time.time, time.monotonic  # replaced in tests
-        self.held: Held | None = None
+        self.held: LeaseName | None = None
         self.ended: set[str] = set()  # tokens that this process released, even if the server was unreachable
         self.safe_until = 0.0  # by the monotonic clock: writes need no renewal until then
         self.machine = _identify_machine()
@@ -298,7 +298,7 @@ class WriteLease:
     def _expiry(self) -> float:
         return round(self.now() + self.seconds, 3)
 
-    def _rename(self, old: Held, new: Held, drop: Sequence[str] = ()) -> bool:
+    def _rename(self, old: LeaseName, new: LeaseName, drop: Sequence[str] = ()) -> bool:
         """Rename the alias; return whether this process holds the lease now."""
         start = self.monotonic()
         for attempt in range(66 if self.held else 6):
@@ -323,13 +323,13 @@ class WriteLease:
         seen = self._list()
         self._check_free(seen)
         if not seen:
-            seen = [Held(0, 0.0, uuid.uuid4().hex)]
+            seen = [LeaseName(0, 0.0, uuid.uuid4().hex)]
             self.names.add(str(seen[0]))
         last = max(seen, key=lambda held: held.number)
         others = [str(held) for held in seen if held != last]
         host = re.sub(r"[^\w.-]", "_", socket.gethostname()[:100], flags=re.ASCII)
         token = f"{os.getpid()}.{self.machine}.{uuid.uuid4().hex}.{host}"
-        if not self._rename(last, Held(last.number + 1, self._expiry(), token), others):
+        if not self._rename(last, LeaseName(last.number + 1, self._expiry(), token), others):
             self._fail_busy(self._list())
         # Two processes that saw no lease may each have added one: the second one sees the first, and backs off.
         rivals = [held for held in self._list() if held != self.held]
@@ -338,11 +338,11 @@ class WriteLease:
             self.names.drop(str(mine))
             self._fail_busy(rivals)
 
-    def _list(self) -> list[Held]:
-        read = [read_name(name) for name in self.names.list()]
+    def _list(self) -> list[LeaseName]:
+        read = [parse_lease_name(name) for name in self.names.list()]
         return [held for held in read if held is not None]
 
-    def _check_free(self, seen: list[Held]) -> None:
+    def _check_free(self, seen: list[LeaseName]) -> None:
         """Raise BusyError if another process holds the lease, unless it is known to be dead."""
         for held in seen:
             pid, machine, *_ = (*held.token.split("."), "")
@@ -350,7 +350,7 @@ class WriteLease:
             if held.until > self.now() and held.token not in self.ended and not is_dead:
                 self._fail_busy([held])
 
-    def _fail_busy(self, held: Sequence[Held]) -> NoReturn:
+    def _fail_busy(self, held: Sequence[LeaseName]) -> NoReturn:
         process = "another process"
         for one in held:
             pid, *more = one.token.split(".", 3)
@@ -396,7 +396,7 @@ class ServerLocation(Location):
         self.connection = connect(address)
         self.records = ServerRecords(self.connection)
         self.manifest = ServerManifest(self.records)
-        self.lease = WriteLease(LeaseNames(self.connection), self.name)
+        self.lease = WriteLease(LeaseAliases(self.connection), self.name)
         self.records.lease_number = lambda: self.lease.number
         self.connection.check_write = self.lease.check
         self.connection.catch_up = self.lease.renew
@@ -414,14 +414,14 @@ class ServerLocation(Location):
             return None
         return self.records.get([ABOUT_ID]).get(ABOUT_ID)
 
-    def write(self, about: dict[str, Any]) -> None:
+    def write(self, description: dict[str, Any]) -> None:
         """Write the description last: until then there is no library, and creation can be retried."""
         if not self.connection.exists(self.records.name):
             self.records.create()
         if self.read() is None:
-            ServerStore(self.connection, about["model"] and int(about["model"]["dimension"]))
+            ServerStore(self.connection, description["model"] and int(description["model"]["dimension"]))
         with nullcontext() if self.lease.held else self.hold_lease():
-            self.records.put({ABOUT_ID: about})
+            self.records.put({ABOUT_ID: description})
 
     def open(self, dim: int | None, *, repair: bool) -> None:
         if not (repair or self.connection.exists(self.collection)):
@@ -460,10 +460,10 @@ class ServerLocation(Location):
 
     def size(self) -> int:
         """Return the bytes of the vectors: a server does not report its disk usage."""
-        about = self.read() or {}
-        if about.get("model") is None:
+        description = self.read() or {}
+        if description.get("model") is None:
             return 0
-        model = read_identity(about["model"])
+        model = read_identity(description["model"])
         num = model.num_vectors("page")
         numbers = num * model.dimension if num else mean_numbers(self.store)
         return BYTES_PER_NUMBER * numbers * self.connection.count(self.collection)

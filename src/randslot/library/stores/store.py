@@ -171,17 +171,17 @@ class Store(ABC):
 
     def add(self, pages: Sequence[StoredPage]) -> None:
         """Store pages; replace those with the same id."""
-        for some in self.split(pages):
-            sketches = self.sketches.sketch(some) if self.sketches else {}
-            points = [Point(page.id, make_vectors(page, sketches.get(page.id)), make_payload(page)) for page in some]
+        for batch in self.split(pages):
+            sketches = self.sketches.sketch(batch) if self.sketches else {}
+            points = [Point(page.id, make_vectors(page, sketches.get(page.id)), make_payload(page)) for page in batch]
             self.upsert(points)
 
     def update(self, pages: Sequence[StoredPage]) -> None:
         """Update the vectors or the text of stored pages."""
-        for some in self.split(pages):
-            sketches = self.sketches.sketch(some) if self.sketches else {}
+        for batch in self.split(pages):
+            sketches = self.sketches.sketch(batch) if self.sketches else {}
             vectors, payloads, without_terms = {}, {}, []
-            for page in some:
+            for page in batch:
                 if own := make_vectors(page, sketches.get(page.id)):
                     vectors[page.id] = own
                 payloads[page.id] = make_payload(page, is_new=False)
@@ -276,11 +276,11 @@ class Store(ABC):
         found: dict[str, StoredPage] = {}
         start, step = 0, min(8 if vectors else 1000, self.max_read)
         while start < len(ids):
-            some = self.retrieve(ids[start : start + step], vectors)
-            found |= some
+            batch = self.retrieve(ids[start : start + step], vectors)
+            found |= batch
             start += step
             # Adapt the batch size to the size of these pages.
-            largest = max((page.vectors.size for page in some.values() if page.vectors is not None), default=1)
+            largest = max((page.vectors.size for page in batch.values() if page.vectors is not None), default=1)
             step = max(1, min(self.max_read, MAX_NUMBERS // largest))
         return found
 
