@@ -242,7 +242,7 @@ class WriteLease:
     def __init__(self, names: LeaseAliases, library: str, seconds: float = 60.0) -> None:
         """library: its name in messages. seconds: lifetime of the lease."""
         self.names, self.library, self.seconds = names, library, seconds
-        self.now, self.monotonic = time.time, time.monotonic  # replaced in tests
+        self.now, self.monotonic = time.time, time.monotonic  # shared by machines; never set back
         self.held: LeaseName | None = None
         self.ended: set[str] = set()  # tokens that this process released, even if the server was unreachable
         self.safe_until = 0.0  # by the monotonic clock: writes need no renewal until then
