@@ -382,7 +382,7 @@ def test_too_few_queries_and_a_library_without_vectors_are_refused(tmp_path, pap
         library.add(papers)
         with pytest.raises(UsageError, match="found 0 lines of pages with vectors"):
             library.make_sketches()
-        with pytest.raises(UsageError, match="there are 3 different queries"):
+        with pytest.raises(UsageError, match="found 3 different queries"):
             library.make_sketches(100 * QUERIES[:3])
         with pytest.raises(UsageError, match="found 0 different queries"):
             library.make_sketches([])
