@@ -98,8 +98,8 @@ def test_addresses_are_read():
         ("qdrant://host", "is not a library address"),
         ("qdrant://a,b,a:6334/papers", "is not a library address"),
         ("qdrant://me:secret@host/papers", "an address must not contain a key"),
-        ("qdrant://host/papers-files", "list of files of another"),
-        ("qdrant://host/papers?shard=2", "shard=2 in .*takes shards and replicas"),
+        ("qdrant://host/papers-files", "lists the files of a library"),
+        ("qdrant://host/papers?shard=2", "shard=2 in .*set shards and replicas"),
         ("qdrant://host/papers?shards=99999999999999999999", "from 1 to 10,000"),
     ],
 )
